@@ -63,6 +63,8 @@ os.environ.setdefault(
   'PYTHONWARNINGS', 'ignore:Error reading persistent compilation cache entry'
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.2'
+# Where in the code each operation comes from takes a tenth of the time.
+os.environ['JAX_TRACEBACK_IN_LOCATIONS_LIMIT'] = '0'
 # An array whose axes were forgotten is an error. (Of dtypes the same cannot be
 # asked: Flax's own LayerNorm multiplies bfloat16 by float32.)
 os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'
@@ -77,6 +79,13 @@ os.environ['XLA_FLAGS'] = ' '.join(
     COMPILE_QUICKLY,
   )
 ).strip()
+
+
+def pytest_itemcollected(item):
+  """Marks the cases that `fast` does not name as slow."""
+  fast = item.get_closest_marker('fast')
+  if fast and item.callspec.id not in fast.args:
+    item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope='module')

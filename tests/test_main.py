@@ -433,10 +433,13 @@ def test_divergence_names_the_step_and_leaves_the_last_good(command, tmp_path):
     signal.SIGTERM,
     pytest.param(
       signal.SIGINT,
-      marks=pytest.mark.skipif(
-        signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
-        reason='Ctrl-C is ignored here',
-      ),
+      marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+          signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+          reason='Ctrl-C is ignored here',
+        ),
+      ],
     ),
   ],
 )

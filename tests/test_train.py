@@ -163,6 +163,7 @@ def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
   gc.collect()
 
 
+@pytest.mark.slow
 def test_only_when_told_a_run_starts_over(reference, tmp_path, caplog):
   workdir = tmp_path / 'run'
   shutil.copytree(reference, workdir)
@@ -203,6 +204,7 @@ def test_changes_that_cannot_be_resumed_are_refused(reference, key, value):
     train.train(config, str(reference))
 
 
+@pytest.mark.slow
 def test_an_extended_run_is_the_longer_one(tmp_path, caplog):
   """To the bit, where the rate does not depend on the length."""
   constant = {'optimizer.decay': 'constant', 'optimizer.warmup': '1 step'}
@@ -386,6 +388,7 @@ def one_device():
   return run_steps({}, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('mesh', 'gather'),
   [
@@ -409,6 +412,7 @@ def test_any_mesh_equals_one_device(one_device, mesh, gather):
   assert_close(got_metrics, want_metrics, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'gather', ['step', pytest.param('layer', marks=pytest.mark.slow)]
 )

@@ -594,6 +594,7 @@ FETCH = (
 )
 
 
+@pytest.mark.slow
 def test_without_network_the_real_library_says_what_to_do(tmp_path, nobody):
   pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
   proxies = {name: '' for name in os.environ if name.lower().endswith('_proxy')}

@@ -65,6 +65,7 @@ def test_outputs_are_those_of_the_original(name):
     np.testing.assert_allclose(x, golden[key], rtol=0, atol=ATOL, err_msg=key)
 
 
+@pytest.mark.fast('tiny-rep', 'tiny-stem')
 @pytest.mark.parametrize('name', NAMES)
 def test_scanned_layers_give_the_outputs_of_the_original(name):
   checkpoint, golden = open_golden(name)
@@ -177,6 +178,7 @@ def test_without_an_average_the_parameters_open(tmp_path):
   assert_equal(checkpoint.params, saved[3])
 
 
+@pytest.mark.fast('accuracies0-highest-4', 'accuracies2-lowest-4')
 @pytest.mark.parametrize(
   ('accuracies', 'best', 'opened'),
   [

@@ -138,6 +138,7 @@ def test_restores_onto_another_number_of_devices(
   assert {len(x.sharding.device_set) for x in wanted} == {devices}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind', ['flip', pytest.param('truncate', marks=pytest.mark.slow)]
 )
@@ -569,6 +570,7 @@ def test_what_a_killed_run_was_saving_is_removed(tmp_path):
   assert not half.exists()
 
 
+@pytest.mark.fast('nan')
 @pytest.mark.parametrize('fourth', [0.9, float('nan')])
 def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):
   """As sweeps count; and one that is no number is none."""

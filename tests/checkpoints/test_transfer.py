@@ -52,6 +52,7 @@ def random_params(model, image_size, seed):
   )
 
 
+@pytest.mark.fast('scan')
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
 def test_transfer_to_a_larger_size_leaves_the_body_as_the_original_has_it(scan):
   """The old head on the carried-over body gives the original's logits."""
@@ -196,6 +197,13 @@ RESIZED = {
 }
 
 
+@pytest.mark.fast(
+  'learned1d-input-scans0',
+  'learned1d-every_layer-scans1',
+  'learned2d-every_layer-scans1',
+  'sincos2d-scans1',
+  'axial-relative-scans1',
+)
 @pytest.mark.parametrize('scans', [(0, 0), (0, 1)])
 @pytest.mark.parametrize('kind', RESIZED)
 def test_transfer_stretches_position_tables_and_nothing_else(kind, scans):
@@ -277,6 +285,14 @@ BODIES = {
 }
 
 
+@pytest.mark.fast(
+  'every_layer-scans1',
+  'learned2d-scans0',
+  'relative-scans1',
+  'map-scans0',
+  'hybrid-scans1',
+  'axial-resnet-scans0',
+)
 @pytest.mark.parametrize('scans', [(0, 0), (0, 1)])
 @pytest.mark.parametrize('body', BODIES)
 def test_transfer_to_the_same_size_keeps_every_body_bit_for_bit(body, scans):
@@ -375,6 +391,7 @@ class OfPatches(vit.ViT):
     return nn.Dense(5, name='patch_head')(x_BLD), aux
 
 
+@pytest.mark.fast('scan')
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
 def test_what_another_task_learned_is_carried_over(scan):
   """The body alone, whose class is the ViT whatever the class of the whole."""
@@ -481,6 +498,7 @@ def test_two_tokens_before_the_patches_stay_before_them():
     jax.tree.map(np.testing.assert_array_equal, params[name], fresh[name])
 
 
+@pytest.mark.fast('learned2d')
 @pytest.mark.parametrize('posemb', ['none', 'learned2d', 'sincos2d'])
 def test_two_tokens_among_learned_positions(posemb):
   checkpoint = distilled((8, 12), posemb=posemb)
@@ -573,6 +591,7 @@ def test_a_representation_that_is_not_there_cannot_be_kept():
     transfer.with_head(checkpoint, 'representation')
 
 
+@pytest.mark.fast('cls-learned2d', 'gap-sincos2d')
 @pytest.mark.parametrize('kind', ['none', 'learned2d', 'sincos2d'])
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_learned_positions_give_the_same_logits(kind, pool):

@@ -471,12 +471,13 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
 def test_probes_of_all_layers_are_those_of_each(
   command, workdir, tmp_path, figures
 ):
-  status, out, err = command(workdir, 'digits', '--layers=all', '--probe')
+  part = ('--probe', '--train_split=train[:20%]', '--test_split=test[:20%]')
+  status, out, err = command(workdir, 'digits', '--layers=all', *part)
   assert (status, err) == (0, '')
   assert 'not enough to converge' not in out
   (figure,) = figures
   assert figure.axes[0].get_title() == (
-    f'{workdir}\non digits: all of train, accuracy on test'
+    f'{workdir}\non digits: all of train[:20%], accuracy on test[:20%]'
   )
   with open(tmp_path / 'out' / 'layers.csv', newline='') as file:
     rows = {row['layer']: row for row in csv.DictReader(file)}
@@ -484,12 +485,12 @@ def test_probes_of_all_layers_are_those_of_each(
   assert out.count('  best\n') == 1
   assert matplotlib.image.imread(tmp_path / 'out' / 'layers.png').ndim == 3
   assert not (tmp_path / 'out' / 'fewshot.csv').exists()
-  args = ('--probe', '--layer=block_0', *FEW)
+  args = (*part, '--layer=block_0', *FEW)
   assert command(workdir, 'digits', *args)[0] == 0
   with open(tmp_path / 'out' / 'fewshot.csv', newline='') as file:
     (alone,) = [r for r in csv.DictReader(file) if r['shots'] == 'all']
   assert float(rows['block_0']['accuracy']) == pytest.approx(
-    float(alone['accuracy']), abs=0.006
+    float(alone['accuracy']), abs=0.02  # of 72 images, one
   )
 
 

@@ -303,6 +303,7 @@ def test_bad_flags_are_refused(command, args, message):
   assert re.search(message, err)
 
 
+@pytest.mark.slow
 def test_runs_as_a_command(images):
   process = subprocess.run(
     [

@@ -116,6 +116,9 @@ SLOW = (
 )
 
 
+@pytest.mark.fast(
+  'map', 'RMSNorm, registers, rotary', 'gated, more norms', 'hybrid'
+)
 @pytest.mark.parametrize(
   ('fields', 'size'),
   [
@@ -261,6 +264,7 @@ def test_a_pattern_of_other_variables_is_no_match(same):
   assert ('Mish' in {node.op_type for node in nodes}) == same
 
 
+@pytest.mark.fast('map')
 @pytest.mark.parametrize(
   'fields',
   [
@@ -403,6 +407,7 @@ def test_int8_is_smaller_and_close(tmp_path, caplog, fields):
   assert len(json.loads(saved.custom_metadata_map['class_names'])) == 7
 
 
+@pytest.mark.slow
 def test_int8_weights_have_seven_bits(tmp_path):
   """Pairs of products, 2 * 255 * 64 at most, fit in 16 bits everywhere."""
   fields = VIT | {'width': 128, 'mlp_dim': 512}
@@ -418,6 +423,7 @@ def test_int8_weights_have_seven_bits(tmp_path):
   assert all((np.abs(x.astype(int)).max(0) >= 63).all() for x in stored)
 
 
+@pytest.mark.fast('cls')
 @pytest.mark.parametrize(
   'kind',
   [
@@ -460,6 +466,7 @@ def weights_of(path):
   return {name: size for name, size in found.items() if size > 500}
 
 
+@pytest.mark.fast('cls-20-9', 'quick GELU-17-8')
 # What each needs beside the operators that are in every opset.
 @pytest.mark.parametrize(
   ('kind', 'opset', 'ir_version'),
@@ -484,6 +491,7 @@ def test_files_have_the_oldest_versions_that_hold_them(
       onnx.checker.check_model(model)
 
 
+@pytest.mark.fast('22')
 @pytest.mark.parametrize('opset', [20, 22])
 def test_a_later_opset_gives_the_same_numbers(tmp_path, opset):
   checkpoint = random_checkpoint(None, SMALL, **VIT)

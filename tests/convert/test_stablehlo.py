@@ -89,6 +89,7 @@ def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
     assert relative_difference(got, want[:batch]) < tolerance
 
 
+@pytest.mark.fast('vit', 'map', 'relative', 'hybrid')
 @pytest.mark.parametrize(
   'name',
   [
@@ -119,6 +120,7 @@ def test_large_published_models_give_our_logits(tmp_path, variant):
   check_logits(random_checkpoint(variant), tmp_path / 'x')
 
 
+@pytest.mark.fast('7')
 @pytest.mark.parametrize('num_classes', [0, 7])
 def test_bfloat16_is_computed_in_bfloat16(tmp_path, num_classes):
   checkpoint = small_checkpoint(num_classes=num_classes)

@@ -79,6 +79,9 @@ def test_predictions_are_those_of_scikit_learn(n, d, scales):
     )
 
 
+@pytest.mark.fast(
+  '20-30-even', '30-30-worse', '31-30-worse', '32-30-even', '80-30-worse'
+)
 @pytest.mark.parametrize('scales', ['even', 'worse'])
 @pytest.mark.parametrize(('n', 'd'), SHAPES)
 def test_leaving_one_out_is_refitting_without_it(n, d, scales):
@@ -112,6 +115,7 @@ def test_equal_examples_and_constant_features():
     )
 
 
+@pytest.mark.fast('20-30-0', '20-30-1', '60-30-2')
 @pytest.mark.parametrize('seed', range(4))
 @pytest.mark.parametrize(('n', 'd'), [(20, 30), (60, 30)])
 def test_choice_is_that_of_refitting(n, d, seed):

@@ -56,6 +56,7 @@ def parts(request, monkeypatch):
   monkeypatch.setattr(attention, 'MAX_QUERIES', request.param)
 
 
+@pytest.mark.fast('whole-10-3', 'by parts-7-7', 'by parts-1-9')
 @pytest.mark.parametrize(
   ('queries', 'keys'), [(7, 7), (1, 9), (10, 3)], ids=str
 )
@@ -78,6 +79,7 @@ def test_large_logits_do_not_overflow(parts):
     assert np.isfinite(x).all()
 
 
+@pytest.mark.fast('by parts')
 def test_bfloat16_is_as_close_as_its_rounding(parts):
   """Eight bits: of the operands, the logits and the weights."""
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
@@ -226,6 +228,9 @@ def make_mask(kind, queries, keys):
 MASKS = ('random', 'causal', 'padding', 'one for all')
 
 
+@pytest.mark.fast(
+  'whole-padding', 'whole-one for all', 'by parts-random', 'by parts-causal'
+)
 @pytest.mark.parametrize('kind', MASKS)
 def test_masked_attention_and_its_gradients(parts, kind):
   q, k, v, dy = arrays(10, 6)
@@ -240,6 +245,7 @@ def test_masked_attention_and_its_gradients(parts, kind):
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.fast('whole-causal', 'by parts-padding')
 @pytest.mark.parametrize('kind', MASKS)
 def test_masks_in_bfloat16(parts, kind):
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
@@ -277,6 +283,9 @@ def test_a_mask_of_keys_alone_is_not_repeated_for_every_query(monkeypatch):
   assert 'bool[2,1,64]' in program and 'bool[2,64,64]' not in program
 
 
+@pytest.mark.fast(
+  'random-relative', 'causal-plain', 'padding-plain', 'one for all-relative'
+)
 @pytest.mark.parametrize('relative', [None, 0], ids=['plain', 'relative'])
 @pytest.mark.parametrize('kind', MASKS)
 def test_all_ways_of_attention_take_a_mask(kind, relative):
@@ -470,6 +479,7 @@ def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn, lengths):
   assert like_cudnn == [(q.shape, k.shape, {})]
 
 
+@pytest.mark.fast('8-3-own1')
 @pytest.mark.parametrize(
   ('batch', 'heads', 'own'), [(8, 2, (2, 1)), (8, 3, (2, 3))]
 )

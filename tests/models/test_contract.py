@@ -113,9 +113,8 @@ ARCHITECTURES = (
 
 # Each part of a model is in one of these; the others are slow tests.
 FAST = (
-  *('vit', 'vit-map', 'vit-representation', 'vit-relative-gap'),
-  *('vit-learned2d-every_layer', 'deit', 'vit5', 'clip-gap'),
-  *('axial-map-relative', 'hybrid', 'resnet-2', 'igpt'),
+  *('vit', 'vit-representation', 'vit-learned2d-every_layer', 'deit', 'vit5'),
+  *('clip-gap', 'axial-map-relative', 'hybrid', 'igpt'),
 )
 
 # Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
@@ -407,7 +406,7 @@ ALONE = {
   ('case', 'changes'),
   [
     slow_if(
-      name not in FAST or (change != 'all' and name != 'vit'),
+      name not in FAST or change != 'all',
       name,
       changes,
       name=f'{name}-{change}',
@@ -454,6 +453,13 @@ def recomputed(jaxpr):
       yield from recomputed(inner)
 
 
+@pytest.mark.fast(
+  'vit-2-True',
+  'axial-2-False',
+  'hybrid-5-True',
+  'hybrid-5-False',
+  'igpt-2-False',
+)
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize(
   ('case', 'layers'),
@@ -497,6 +503,7 @@ def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
   assert jax.tree.map(np.shape, stacked) == jax.tree.map(np.shape, wanted)
 
 
+@pytest.mark.slow
 # They are stacked once they are made, as those of all are above.
 @pytest.mark.parametrize(
   'case',
@@ -517,6 +524,7 @@ def test_initial_parameters_do_not_depend_on_scan(case):
       assert np.abs(x[0] - x[1]).max() > 0.01
 
 
+@pytest.mark.fast('vit5', 'clip-gap', 'axial-map-relative', 'hybrid', 'igpt')
 def test_bfloat16_is_close_to_float32(case):
   want, _, _ = case.plain
   model = case.model.clone(dtype=jnp.bfloat16)
@@ -587,6 +595,7 @@ def config_of(case):
   return config
 
 
+@pytest.mark.fast('vit5', 'axial-map-relative', 'hybrid', 'igpt')
 def test_saved_and_opened_it_is_the_same(case, tmp_path):
   meta = {
     'config': json.loads(config_of(case).to_json()),

@@ -92,6 +92,7 @@ def test_parameter_count_is_the_published_one(variant):
   assert f'{got / 1e6:.0f}M' == rounded
 
 
+@pytest.mark.fast('r+ti16', 'r50+b16')
 @pytest.mark.parametrize(
   'variant',
   [
@@ -112,6 +113,7 @@ def test_parameter_count_of_resnets_and_hybrids_is_the_published_one(variant):
   assert (got, rest) == (RESNETS_AND_HYBRIDS[variant], 0)
 
 
+@pytest.mark.fast('1000')
 @pytest.mark.parametrize('classes', [1, 1000])
 def test_parameter_count_of_a_hybrid_that_timm_has_in_parts(classes):
   """Its ResNet (3, 4, 6, 3) with its B of 50 tokens after it."""
@@ -224,6 +226,7 @@ NOT_AS_PRINTED = {
 }
 
 
+@pytest.mark.fast('b32-7', 'b16-7', 'l16-14', 'h14-14', 'r50x1-7', 'r50+b16-7')
 @pytest.mark.parametrize(
   'row',
   [
@@ -265,6 +268,7 @@ def test_flops_are_the_closed_form(variant):
   assert forward_flops(variant) == want
 
 
+@pytest.mark.fast('dots_saveable-True', 'none-False')
 @pytest.mark.parametrize('axial', [False, True])
 @pytest.mark.parametrize('remat', ['none', 'dots_saveable'])
 def test_flops_do_not_depend_on_scan_and_remat(axial, remat):

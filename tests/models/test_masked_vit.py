@@ -53,6 +53,7 @@ def predict(model, params, images, kind, other=None):
   return np.asarray(apply(model, params, images, kind, other))
 
 
+@pytest.mark.fast('gap-downsized')
 @pytest.mark.parametrize(
   ('pool', 'target'), [*zip(('cls', 'gap', 'cls'), TARGETS, strict=True)]
 )

@@ -109,6 +109,7 @@ def test_a_unit_of_version_2_adds_to_its_input():
   np.testing.assert_array_equal(apply(unit, params, x), x)
 
 
+@pytest.mark.fast('128-1-False-1', '128-2-True-2', '64-1-True-1')
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize(
   ('channels', 'stride', 'projects'),
@@ -140,6 +141,7 @@ def test_the_projection_sees_what_the_version_gives_it(version):
   assert bool(np.any(got != 0)) == (version == 1)
 
 
+@pytest.mark.fast('size0-2-True', 'size1-1-False')
 @pytest.mark.parametrize('axial', [False, True])
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('size', [(65, 97), (50, 33)])

@@ -175,6 +175,7 @@ def check_resnet(timm, torch, fields, theirs, size):
     assert_equal('logits', logits, theirs(images))
 
 
+@pytest.mark.fast('1-odd', '2-even')
 # Odd sides are padded unlike even ones, and a square hides swapped axes.
 @pytest.mark.parametrize('size', [(64, 64), (50, 71)], ids=['even', 'odd'])
 @pytest.mark.parametrize('version', [1, 2])
@@ -204,6 +205,7 @@ def test_published_resnet_equals_timm(timm, torch):
   check_resnet(timm, torch, variants.fields('r50x1'), theirs, (64, 64))
 
 
+@pytest.mark.fast('r+ti16-vit_tiny_r_s16_p8_224')
 @pytest.mark.parametrize(
   ('variant', 'name'),
   [

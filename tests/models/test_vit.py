@@ -54,6 +54,7 @@ def logits_and_grads(model, params):
   return logits, grads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'remat', ['none', 'cheap', 'nothing_saveable', 'dots_saveable']
 )
@@ -252,6 +253,7 @@ class OfPatches(vit.ViT):
     return y_BLC, {**captured, 'tokens': x_BLD}
 
 
+@pytest.mark.fast('scan')
 @pytest.mark.parametrize(
   ('pool', 'scan'), [('cls', False), ('gap', True)], ids=['loop', 'scan']
 )

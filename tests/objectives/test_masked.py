@@ -150,6 +150,7 @@ def test_other_steps_hide_other_patches():
   assert (one['kind'] != other['kind']).any()
 
 
+@pytest.mark.fast('downsized')
 @pytest.mark.parametrize('target', TARGETS)
 def test_flipped_images_have_flipped_targets(target):
   made, batch = make(target, flip=True), {'image': uint8_images(64)}
@@ -164,6 +165,7 @@ def test_flipped_images_have_flipped_targets(target):
     )
 
 
+@pytest.mark.fast('downsized', 'mean_colour')
 @pytest.mark.parametrize('target', TARGETS)
 def test_loss_is_that_of_numpy(target):
   made = make(target)

@@ -25,6 +25,7 @@ def run_layer(model, params, images, name):
   return np.asarray(jax.jit(features.layer(model, name))(params, images))
 
 
+@pytest.mark.fast('tiny-rep', 'tiny-stem')
 @pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
 def test_layers_are_those_of_the_original(name):
   checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
@@ -178,6 +179,7 @@ def one_by_one(source, mean=0.5, std=0.5):
   )
 
 
+@pytest.mark.fast('8-8', '3-1')
 @pytest.mark.parametrize(
   ('batch_size', 'devices'), [(8, 8), (3, 1), (2, 2), (1, 1)]
 )

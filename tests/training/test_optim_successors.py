@@ -272,6 +272,7 @@ def test_sam_takes_the_gradient_uphill(accum_steps):
   params, batch = made.new_params(), batch_of(made)
   start = jax.device_get(params)
 
+  @jax.jit
   def gradient(params, _):
     def loss(params):
       key = jax.random.key(0)

@@ -100,6 +100,7 @@ def pictures(folder):
   return sorted(path.stem for path in folder.glob('*.png'))
 
 
+@pytest.mark.fast('gap')
 @pytest.mark.parametrize('name', ['cls', 'gap'])
 def test_rollout_is_that_of_the_captured_attention(
   name, run, checkpoints, files
@@ -122,6 +123,7 @@ def test_rollout_is_that_of_the_captured_attention(
   np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rollout_of_models_and_fusions_side_by_side(run, checkpoints, files):
   """Each map is that of its model, fusion and class on its own."""
   status, said, err, out = run(
@@ -240,6 +242,7 @@ def test_rows_and_columns_have_offsets_of_their_own(run):
   assert arrays['layer_1_column'].shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_another_image_size(run, checkpoints, files):
   status, said, _, out = run('rollout', 'cls', *files, '--image_size=32x40')
   assert status == 0

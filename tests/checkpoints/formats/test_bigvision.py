@@ -76,6 +76,7 @@ def assert_same_numbers(got, checkpoint):
   )
 
 
+@pytest.mark.fast('cls-unrolled', 'map-stacked')
 @load_module
 @pytest.mark.parametrize('form', ['unrolled', 'stacked', 'img'])
 @pytest.mark.parametrize('pool', ['cls', 'map'])
@@ -122,6 +123,7 @@ def test_a_model_that_timm_names_gives_our_logits(timm, torch, tmp_path):
   assert relative_difference(got, logits_of(checkpoint, images)) < 1e-5
 
 
+@pytest.mark.fast('cls')
 @load_module
 @pytest.mark.parametrize('pool', ['cls', 'map'])
 def test_fixed_positions_are_those_of_big_vision(timm, tmp_path, pool):
@@ -215,6 +217,14 @@ def test_the_table_of_a_stack_goes_both_ways(stack):
     np.testing.assert_array_equal(back[key], x, err_msg=key)
 
 
+@pytest.mark.fast(
+  'cls-learned1d-unrolled-float32',
+  'cls-sincos2d-stacked-bfloat16',
+  'gap-learned1d-stacked-bfloat16',
+  'gap-sincos2d-unrolled-float32',
+  'map-learned1d-unrolled-bfloat16',
+  'map-sincos2d-stacked-float32',
+)
 @pytest.mark.parametrize('dtype', bigvision.DTYPES)
 @pytest.mark.parametrize('form', ['unrolled', 'stacked'])
 @pytest.mark.parametrize('posemb', ['learned1d', 'sincos2d'])

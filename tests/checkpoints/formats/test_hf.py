@@ -130,6 +130,14 @@ UNREAD = {
 }
 
 
+@pytest.mark.fast(
+  'tanh, other epsilon, not square',
+  'no biases',
+  'body with pooler',
+  'DeiT',
+  'I-JEPA',
+  'BiT',
+)
 @pytest.mark.parametrize('kind', THEIRS | UNREAD)
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, kind):
   name, config, changes = (THEIRS | UNREAD)[kind]
@@ -199,6 +207,7 @@ def check_ours_there(folder, checkpoint, dtype='float32'):
   return difference, notes
 
 
+@pytest.mark.fast('not square', 'scan', 'distilled', 'pooler', 'mean', 'BiT')
 @pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize('kind', OURS)
 def test_ours_gives_its_numbers_there(tmp_path, kind):
@@ -234,6 +243,7 @@ def test_ours_gives_its_numbers_there(tmp_path, kind):
     np.testing.assert_array_equal(got[key], want[key], err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize(
   'variant', ['ti16', 's32', pytest.param('r50x1', marks=pytest.mark.slow)]

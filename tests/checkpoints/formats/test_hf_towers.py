@@ -211,6 +211,15 @@ def with_positions(torch, model, ours):
   embeddings.resize_positional_embeddings = lambda *_, **__: table_1LD
 
 
+@pytest.mark.fast(
+  'with registers',
+  'gated',
+  'DINOv3, gated, no bias',
+  'CLIP',
+  'CLIP beside its text',
+  'SigLIP that classifies',
+  'SigLIP 2 beside its text',
+)
 @pytest.mark.parametrize('kind', KINDS)
 def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
   model = save(transformers, torch, kind, tmp_path / 'x')

@@ -40,6 +40,7 @@ TIMM = {
 }
 
 
+@pytest.mark.fast('cls', 'gap', 'ratio', 'no head', 'root')
 @load_module
 @pytest.mark.parametrize(
   ('fields', 'size', 'tolerance'), TIMM.values(), ids=TIMM

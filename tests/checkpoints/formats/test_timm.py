@@ -198,6 +198,20 @@ SLOW_THEIRS = (
 )
 
 
+@pytest.mark.fast(
+  'DeiT, distilled',
+  'attention pooling',
+  'class token without position',
+  'no positions',
+  'not square',
+  'no bias, RMSNorm, normalised queries and keys',
+  'hybrid of a root alone',
+  'DINOv2 with registers',
+  'DINOv3',
+  'EVA-02',
+  'register with positions',
+  "OpenAI's CLIP",
+)
 @pytest.mark.parametrize(
   'kind',
   [
@@ -222,6 +236,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   assert difference < (RESNET_TOLERANCE if resnet_of(kind) else TOLERANCE)
 
 
+@pytest.mark.fast('DINOv3', 'register with positions')
 @pytest.mark.parametrize(
   'kind',
   [
@@ -264,6 +279,18 @@ def test_theirs_gives_its_numbers_at_another_size(tmp_path, timm, torch, kind):
   assert relative_difference(got, want) < TOLERANCE
 
 
+@pytest.mark.fast(
+  'DeiT',
+  'DeiT, distilled',
+  'mean',
+  'attention pooling',
+  'class token without position',
+  'not square',
+  'no classes',
+  'no bias, RMSNorm, normalised queries and keys',
+  'hybrid',
+  'BiT',
+)
 @pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])
 def test_theirs_read_and_written_is_the_same(tmp_path, timm, torch, kind):
   save_theirs(timm, torch, kind, tmp_path / 'theirs')
@@ -355,6 +382,7 @@ def test_other_layers_than_those_of_vit_are_refused(tmp_path, timm, torch):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 
+@pytest.mark.fast('vit_small_patch14_reg4_dinov2')
 @pytest.mark.parametrize(
   'name', ['vit_small_patch14_dinov2', 'vit_small_patch14_reg4_dinov2']
 )
@@ -452,6 +480,7 @@ def compare_there(folder, checkpoint):
   return relative_difference(peer.run(images), logits_of(checkpoint, images))
 
 
+@pytest.mark.fast('cls')
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 def test_before_a_norm_positions_take_the_bias_of_the_patches(
   tmp_path, timm, pool
@@ -467,6 +496,14 @@ def test_before_a_norm_positions_take_the_bias_of_the_patches(
   assert compare_there(tmp_path / 'x', checkpoint) < TOLERANCE
 
 
+@pytest.mark.fast(
+  'not square',
+  'attention pooling',
+  'scan',
+  'distilled',
+  'switches',
+  'mean, normalised',
+)
 @pytest.mark.parametrize(
   'kind',
   [
@@ -495,6 +532,7 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
   assert_arrays_equal(back.weights().arrays, checkpoint.weights().arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('variant', 'name', 'resnet'),
   [

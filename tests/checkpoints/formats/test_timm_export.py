@@ -82,6 +82,7 @@ def test_a_name_is_one_that_timm_has(timm, width, patch, has_both):
   assert (args['embed_dim'], args['patch_size']) == (width, patch)
 
 
+@pytest.mark.fast('layers0-64-resnetv2_50x1_bit')
 @pytest.mark.parametrize(
   ('layers', 'width', 'name'),
   [

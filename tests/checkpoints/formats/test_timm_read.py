@@ -438,6 +438,7 @@ def noisy(model, torch):
   return model
 
 
+@pytest.mark.fast('20')
 @pytest.mark.parametrize('representation', [None, 20])
 def test_torchvisions_vit_is_read(
   tmp_path, timm, torch, caplog, representation
@@ -455,6 +456,7 @@ def test_torchvisions_vit_is_read(
   assert 'Assumed are pooling by the class token' in caplog.text
 
 
+@pytest.mark.fast('vit_small_patch16_dinov3_qkvb-64')
 @pytest.mark.parametrize(
   ('name', 'width'),
   [

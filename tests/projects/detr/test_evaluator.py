@@ -95,6 +95,7 @@ def entry_of(split, **changes):
 KINDS = ('near', 'all wrong', 'other classes', 'ties', 'some images')
 
 
+@pytest.mark.fast('all wrong', 'ties', 'some images')
 @pytest.mark.parametrize('kind', KINDS)
 def test_rows_are_those_of_another_implementation(kind):
   """Forty cases of each kind, among them crowds and areas at the borders."""

@@ -112,6 +112,7 @@ def padded(torch):
   )
 
 
+@pytest.mark.fast('Segmentation')
 @pytest.mark.parametrize('task', ['ObjectDetection', 'Segmentation'])
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
   """A ResNet and a batch that is padded; every array away from its start."""

@@ -168,6 +168,7 @@ def test_nearest_is_pytorchs(torch, sizes):
   np.testing.assert_array_equal(got, want.numpy().astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('layers', 'dilated'),
   [
@@ -223,6 +224,7 @@ def resnet_of(layers, dilated):
   return build(FIELDS | fields | {'backbone_width': 64, 'encoder_layers': 1})
 
 
+@pytest.mark.fast('masks')
 @pytest.mark.parametrize('name', ['plain', 'masks'])
 def test_outputs_are_as_documented(name):
   model, params = case(name)
@@ -291,6 +293,7 @@ def gradients(model, params, pad, **kwargs):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', ['plain', pytest.param('masks', marks=pytest.mark.slow)]
 )
@@ -342,6 +345,7 @@ def test_dropout_differs_by_key_and_only_in_training():
   assert np.abs(one - plain).max() > 0.01
 
 
+@pytest.mark.slow
 def test_eight_devices_equal_one():
   model, params = case('plain')
   x, pad = images(4), np.concatenate([padding(), padding()[:1]])
@@ -357,6 +361,7 @@ def test_eight_devices_equal_one():
   assert tuple(hidden) == (('fsdp', 'data'), 'tensor')
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close():
   model, params = case('plain')
   want, _ = run(model, params, images(), padding())
@@ -398,6 +403,7 @@ TRAINED = {
 GFLOPS = {'detr_r50': 86, 'detr_r50_dc5': 187, 'detr_r101': 152}
 
 
+@pytest.mark.fast('detr_r50_dc5')
 @pytest.mark.parametrize('variant', TRAINED)
 def test_parameters_and_gflops_are_the_published_ones(variant):
   size = (800, 1066)

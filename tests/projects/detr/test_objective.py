@@ -217,6 +217,7 @@ def test_gradients_of_the_original():
     )
 
 
+@pytest.mark.fast('all padding')
 @pytest.mark.parametrize('case', ['no objects', 'no area', 'all padding'])
 def test_odd_images_have_finite_gradients(case):
   made = test_every.experiment_of('detection')

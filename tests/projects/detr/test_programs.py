@@ -48,6 +48,7 @@ def outputs(checkpoint, x):
   return found
 
 
+@pytest.mark.fast('boxes-stablehlo')
 @pytest.mark.parametrize('format_name', ['onnx', 'stablehlo'])
 @pytest.mark.parametrize(
   'fields',

@@ -43,6 +43,7 @@ def softmax(x):
   return special.softmax(np.asarray(x, np.float64), -1)
 
 
+@pytest.mark.fast('True-hard', 'False-soft')
 @pytest.mark.parametrize('kind', ['hard', 'soft'])
 @pytest.mark.parametrize('token', [True, False])
 def test_losses_are_the_papers(kind, token):

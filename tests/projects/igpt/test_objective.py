@@ -84,6 +84,7 @@ def in_numpy(params, batch, causal):
   return total / len(batch['image'])
 
 
+@pytest.mark.fast('True-PixelsAndClasses', 'False-Pixels')
 @pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
 @pytest.mark.parametrize('causal', [True, False])
 def test_loss_and_gradient_are_those_of_numpy(objective, causal):
@@ -185,6 +186,7 @@ def test_an_image_with_nothing_hidden_has_no_loss():
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
+@pytest.mark.fast('True-Pixels', 'False-PixelsAndClasses')
 @pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
 @pytest.mark.parametrize('causal', [True, False])
 def test_evaluation_counts_each_image_once(objective, causal):

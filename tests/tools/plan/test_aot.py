@@ -68,6 +68,7 @@ def test_devices_share_the_batch():
   assert parts == {2}
 
 
+@pytest.mark.fast('2')
 @pytest.mark.parametrize('count', [1, 2])
 def test_steps_are_those_of_training(count):
   """The loss of three steps, by hand on one device."""

@@ -363,6 +363,7 @@ def test_a_folder_without_models_says_so(tmp_path):
   assert result.stderr == f'error: There are no models in {tmp_path}/models.\n'
 
 
+@pytest.mark.slow
 def test_objects_are_those_of_predict(tmp_path):
   """A board's, on images that do not fill what the model sees."""
   checkpoint = dataclasses.replace(
