@@ -118,6 +118,7 @@ def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   assert 0.04 < variance < 0.16
 
 
+@pytest.mark.slow
 def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
   train.train(taught(config, 0), str(tmp_path))
   other = Taught.fixed

@@ -137,6 +137,7 @@ def test_gradients_come_through_the_resized_positions():
   assert np.abs(moved).min(-1).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_eight_devices_are_one_at_another_size():
   _, want, *_ = step_of(experiment_of(1), (16, 16))
   mesh = {'mesh.data': 4, 'mesh.fsdp': 2}
@@ -213,6 +214,7 @@ def test_checkpoints_are_of_the_first_and_measured_at_others(whole):
   assert row['test/loss'] != row['test/loss_16x16']
 
 
+@pytest.mark.slow
 def test_a_list_of_one_is_the_number():
   """As the parameters after a step, and as the batches."""
   finals = [

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 # From the lowest; what stands together does not know the others' commands.
@@ -101,6 +103,7 @@ def test_help_loads_nothing_of_training():
   assert not modules & {'vit_jax.train', 'vit_jax.training.run'}
 
 
+@pytest.mark.slow
 def test_training_digits_loads_no_project_and_no_tool(tmp_path):
   fields = {'total': '1 step', 'model.depth': 1, 'batch_size': 16}
   modules = loaded_by(

@@ -461,6 +461,7 @@ def test_a_signal_saves_and_exits_with_its_own_status(tmp_path, number):
   )
 
 
+@pytest.mark.slow
 def test_distributed_without_a_coordinator_is_refused(tmp_path):
   environment = {
     k: v for k, v in os.environ.items() if not k.startswith('JAX_')

@@ -112,6 +112,7 @@ def config(monkeypatch):
   return config
 
 
+@pytest.mark.slow
 def test_it_trains_keeps_the_lowest_and_resumes(
   config, tmp_path, preempt_at, capsys
 ):
@@ -152,6 +153,7 @@ def test_it_trains_keeps_the_lowest_and_resumes(
   jax.tree.map(np.testing.assert_array_equal, one.params, same.params)
 
 
+@pytest.mark.slow
 def test_it_is_measured(config, tmp_path):
   config.update(total='150 steps', eval_every='100%')
   train.train(config, str(tmp_path))

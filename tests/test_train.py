@@ -464,6 +464,7 @@ def test_fsdp_shards_the_state_of_what_is_not_frozen():
   assert not any('encoderblock_1/' in name for name in sizes)
 
 
+@pytest.mark.slow
 def test_batches_are_split_and_their_rows_never_travel():
   """Nor where each device works off its own in parts."""
   step, state, mesh = one_step_setup(

@@ -622,6 +622,7 @@ def test_without_network_the_real_library_says_what_to_do(tmp_path, nobody):
   )
 
 
+@pytest.mark.slow
 def test_a_model_fetched_before_needs_no_network(tmp_path):
   pytest.importorskip('huggingface_hub', reason='needs the extra `hub`')
   commit = '0123456789' * 4

@@ -158,6 +158,7 @@ def test_command_draws_a_grid_and_tells_bits(
   np.testing.assert_array_equal(samples[0], samples[2])
 
 
+@pytest.mark.slow
 def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
   def refusal(*args):
     assert complete.main([*map(str, args), f'--out={tmp_path}/x.png']) == 2

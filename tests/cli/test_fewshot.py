@@ -468,6 +468,7 @@ def test_two_processes_measure_what_one_does(workdir, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_probes_of_all_layers_are_those_of_each(
   command, workdir, tmp_path, figures
 ):
@@ -490,7 +491,8 @@ def test_probes_of_all_layers_are_those_of_each(
   with open(tmp_path / 'out' / 'fewshot.csv', newline='') as file:
     (alone,) = [r for r in csv.DictReader(file) if r['shots'] == 'all']
   assert float(rows['block_0']['accuracy']) == pytest.approx(
-    float(alone['accuracy']), abs=0.02  # of 72 images, one
+    float(alone['accuracy']),
+    abs=0.02,  # of 72 images, one
   )
 
 

@@ -19,6 +19,7 @@ DINOV2 = {
 }
 
 
+@pytest.mark.slow
 def test_dinov2_of_transformers(tmp_path, transformers, torch):
   """Random, with registers, as it comes and as it is read here."""
   torch.manual_seed(0)

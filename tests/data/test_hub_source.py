@@ -174,6 +174,7 @@ def test_what_is_not_there_is_one_message(tmp_path):
     sources.open_source(f'hf://datasets/{tmp_path}/none', 'train')
 
 
+@pytest.mark.slow
 def test_it_is_trained_on(write, tmp_path):
   name = write(datasets.ClassLabel(names=['a', 'b', 'c']), numbers())
   config = small.get_config(f'{name},total=2 steps,batch_size=8')

@@ -179,6 +179,7 @@ def test_several_classes_an_image(table):
   assert not sources.open_source(table(), 'train').several_labels
 
 
+@pytest.mark.slow
 def test_several_classes_an_image_are_learned(table, tmp_path):
   """Of noise: what is trained, measured and saved knows all classes."""
   name = table('file,labels', 'images/{i}.png,{label};b')

@@ -211,6 +211,7 @@ def test_picklable(data_dir):
   assert pickle.loads(pickle.dumps(source))[0]['label'] == source[0]['label']
 
 
+@pytest.mark.slow
 def test_tensorflow_is_never_imported(data_dir, tmp_path):
   (tmp_path / 'tensorflow.py').write_text('raise AssertionError("imported")')
   code = (

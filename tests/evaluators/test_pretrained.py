@@ -99,6 +99,7 @@ def test_layers(vit, images):
     vit.features(images, 'block_9')
 
 
+@pytest.mark.slow
 def test_rollout_of_the_whole_and_of_a_class(vit, images):
   checkpoint = vit.checkpoint
   layers = attention_maps.Layers(

@@ -178,6 +178,7 @@ def test_weights_are_returned_where_they_are_asked_for():
   np.testing.assert_allclose(same, y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_cheap_rematerialisation_does_no_matrix_product_twice():
   """But the logits, L x L, which are the price of not keeping them."""
   x = jax.random.normal(jax.random.key(0), (2, 5, 12))

@@ -356,7 +356,7 @@ def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):
   # A loop around the matching of objects takes 12 seconds to compile.
   changes = {'accum_steps': 1 if name == 'detection' else 2}
   if name == 'classification':
-    # One program tells whether any change moves a number; slow tests tell which.
+    # One program tells whether any of these moves a number, slow tests which.
     changes |= {'model.scan': True, 'model.remat': 'cheap'}
   assert_close(run(name, devices=8, **changes, **MESH), plain(name))
 

@@ -303,6 +303,7 @@ def test_it_is_measured_again_alike(pretrained):
   assert found['test/loss'] == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_from_its_body(pretrained, tmp_path, caplog):
   config = digits.get_config()
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2, pool='gap')

@@ -79,6 +79,7 @@ def test_a_mean_in_bfloat16_is_not_rounded_again():
   np.testing.assert_allclose(got_BD, tokens_BLD.mean(1), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_the_unrolled_ones():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))

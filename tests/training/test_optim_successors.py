@@ -264,7 +264,7 @@ def batch_of(made):
 
 
 @pytest.mark.parametrize(
-  'accum_steps', [pytest.param(1, marks=pytest.mark.slow), 4]
+  'accum_steps', [1, pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_sam_takes_the_gradient_uphill(accum_steps):
   """As `optax.contrib.sam` does with the gradient's function."""

@@ -457,6 +457,7 @@ def test_all_are_refused_a_workdir_in_use(training, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['lock']
 
 
+@pytest.mark.slow
 def test_what_is_wrong_for_all_is_refused_by_all(training, tmp_path):
   args, instead = ['--config.batch_size=63'], {0: PATIENT, 1: PATIENT}
   with started(training, tmp_path, 2, *args, instead=instead) as both:

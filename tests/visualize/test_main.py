@@ -388,6 +388,7 @@ def test_wrong_options_are_refused(args, message, run, capsys):
   assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sheet_has_every_class(run, files):
   widths = []
   for classes in (['--class=2'], ['--class=2', '--class=class 4']):

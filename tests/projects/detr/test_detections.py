@@ -246,6 +246,7 @@ def test_as_likely_as_the_threshold_is_likely_enough(
   assert found.boxes_N4.tolist() == [[0, 0, 96, 36]] * 2 + [[0, 9, 48, 36]]
 
 
+@pytest.mark.slow
 def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
   orbax.write(checkpoint, str(tmp_path / 'detr'), 'float32')
   out = tmp_path / 'seen'

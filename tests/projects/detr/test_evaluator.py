@@ -323,6 +323,7 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
     np.testing.assert_array_equal(x, aux['mask_logits'])
 
 
+@pytest.mark.slow
 def test_the_evaluator_runs_on_a_model(parts):
   entry = entry_of('test[:21]', masks=True)
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)

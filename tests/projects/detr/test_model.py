@@ -328,6 +328,7 @@ def test_scan_and_remat_change_no_number():
     np.testing.assert_allclose(y, x, rtol=0, atol=atol, err_msg=path)
 
 
+@pytest.mark.slow
 def test_dropout_differs_by_key_and_only_in_training():
   model, params = case('plain')
 

@@ -274,6 +274,7 @@ def test_masks_on_eight_devices_are_those_on_one():
   test_every.assert_close(found[1:], found[:1])
 
 
+@pytest.mark.slow
 def test_batches_of_every_bucket_are_learned_from():
   made = test_every.experiment_of(
     'detection',
@@ -327,6 +328,7 @@ def test_a_place_has_the_class_of_the_smallest_box_around_it():
     np.testing.assert_array_equal(got_L, want)
 
 
+@pytest.mark.slow
 def test_places_whose_middle_is_beyond_the_image_teach_nothing():
   """The last of five at 33 pixels: its middle is at 36, not 31.5."""
   made = test_every.experiment_of('detection')
@@ -396,6 +398,7 @@ def test_data_without_classes_or_boxes():
     objective.train_transform()(digit, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_the_originals_recipe():
   """300 epochs, the last 100 at a tenth; the backbone's root stays."""
   config = detr_config.get_config('r50,./coco')

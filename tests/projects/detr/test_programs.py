@@ -108,6 +108,7 @@ def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
     assert difference < TOLERANCE * np.abs(want[key]).max(), key
 
 
+@pytest.mark.slow
 def test_a_served_program_takes_padded_images(tmp_path):
   """Of several sizes at once; also where 1/4 of the side is no whole number."""
   pytest.importorskip('onnx', reason=PEERS)

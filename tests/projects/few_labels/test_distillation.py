@@ -142,6 +142,7 @@ def test_no_gradient_reaches_the_teacher():
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
+@pytest.mark.slow
 def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   config = distilled(total='4 steps', checkpoint_every='2 steps')
   config.data.name = 'digits'

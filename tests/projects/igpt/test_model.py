@@ -202,6 +202,7 @@ def test_keys_and_values_are_kept_in_the_dtype_of_the_computation(monkeypatch):
   assert keys.dtype == values.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_attention_by_parts_is_that_of_the_weights():
   """Of more tokens than are worked off at once."""
   size = (20, 30)

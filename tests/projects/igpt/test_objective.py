@@ -139,6 +139,7 @@ def test_probabilities_of_a_small_world_sum_to_one():
   assert np.sum(np.exp(-np.array(nats))) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_untrained_pixels_are_all_alike():
   made = make()
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
@@ -174,6 +175,7 @@ def test_images_are_mirrored_where_that_is_asked_for():
   np.testing.assert_array_equal(flipped['label'], batch['label'])
 
 
+@pytest.mark.slow
 def test_an_image_with_nothing_hidden_has_no_loss():
   made = make(causal=False)
   params = random_params(made.model, SIZE, np.random.default_rng(5))

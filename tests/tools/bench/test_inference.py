@@ -24,6 +24,7 @@ def test_ours_alone(run, monkeypatch):
   assert_mfu(out, passes=1)
 
 
+@pytest.mark.slow
 @pytest.mark.fast('onnx')
 @pytest.mark.parametrize('name', ['onnx', 'timm-eager'])
 def test_beside_another_framework(run, request, name):

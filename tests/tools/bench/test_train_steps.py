@@ -126,6 +126,7 @@ def test_a_model_that_is_not_compiled_says_what_to_do(timm, monkeypatch):
     torch_peer.contender(config(), False, compiled=True)
 
 
+@pytest.mark.slow
 def test_timm_beside_ours(timm, run, monkeypatch):
   del timm
   monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e9)

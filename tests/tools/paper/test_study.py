@@ -25,6 +25,7 @@ def models(config, num_classes=10):
   }
 
 
+@pytest.mark.slow
 def test_small_models_are_of_every_family_and_overlap_in_compute():
   config = scaling.get_config()
   compute = {}
