@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import gzip
 import importlib
 import json
 import pathlib
@@ -701,3 +702,15 @@ def test_rates_leave_out_the_step_that_compiles(
   preempt_at(12)
   train.train(small_config(), str(tmp_path))
   assert steps == [1, 7]
+
+
+def test_a_profile_has_the_steps_that_were_asked_for(tmp_path, monkeypatch):
+  monkeypatch.setattr(run.Run, 'profiled', range(2, 4))
+  train.train(
+    small_config(total='4 steps', eval_every='4 steps'), str(tmp_path)
+  )
+  (trace,) = tmp_path.glob('profile/plugins/profile/*/*.trace.json.gz')
+  with gzip.open(trace) as f:
+    calls = [event.get('name', '') for event in json.load(f)['traceEvents']]
+  # Once a step, and in no other place.
+  assert sum(name.endswith(' is_checkpoint_step') for name in calls) == 2

@@ -106,6 +106,13 @@ _TIMEOUT_S = flags.DEFINE_float(
   'finished. The first step includes compiling.',
   lower_bound=1.0,
 )
+_PROFILE = flags.DEFINE_string(
+  'profile',
+  '',
+  'START:STEPS: writes a trace of so many steps, from step START on, to '
+  'WORKDIR/profile. TensorBoard shows it with the plugin xprof. Step 1 is '
+  'mostly compiling.',
+)
 
 
 def main(argv: list[str]) -> None:
@@ -133,11 +140,12 @@ def _run() -> None:
   from vit_jax.sweeps import REPORTS, axes, running, stages
   from vit_jax.train import evaluate_only
   from vit_jax.training.preemption import Preempted
-  from vit_jax.training.run import Diverged
+  from vit_jax.training.run import Diverged, Run
 
   # No shell expands what comes after --workdir=.
   workdir = os.path.expanduser(_WORKDIR.value)
   try:
+    Run.profiled = _profiled(_PROFILE.value)
     from_init.resolve(config)
     axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
@@ -160,6 +168,21 @@ def _run() -> None:
   except Preempted as e:
     print(e, file=sys.stderr)
     sys.exit(EXIT_PREEMPTED)
+
+
+def _profiled(flag: str) -> range:
+  """Parses --profile=START:STEPS."""
+  if not flag:
+    return range(0)
+  start, _, steps = flag.partition(':')
+  if not (
+    start.isdecimal() and steps.isdecimal() and int(start) and int(steps)
+  ):
+    raise ValueError(
+      f'--profile is {flag!r}; it must be START:STEPS, such as 10:5 for the '
+      'steps 10 to 14.'
+    )
+  return range(int(start), int(start) + int(steps))
 
 
 if __name__ == '__main__':

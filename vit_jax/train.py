@@ -183,6 +183,7 @@ def _train(
     preemption_notice() as preempted,
   ):
     for step in range(start_step + 1, durations.total + 1):
+      run.profile(step)
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
       # An array on the host would be copied in every step.

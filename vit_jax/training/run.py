@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -49,6 +49,7 @@ class Run:
     start_step: steps taken before.
     batch_size: images a step.
     forward_flops: of one example.
+    profiled: steps whose trace is written to WORKDIR/profile, in every run.
   """
 
   workdir: str
@@ -61,6 +62,7 @@ class Run:
   start_step: int
   batch_size: int
   forward_flops: int
+  profiled: ClassVar[range] = range(0)
 
   def __post_init__(self) -> None:
     """Opens the log and starts the clocks."""
@@ -90,6 +92,21 @@ class Run:
       enabled=enabled,
     )
     self._watch = processes.Watch()
+    self._trace = contextlib.ExitStack()
+
+  def profile(self, step: int) -> None:
+    """Starts a trace if `step`, which comes next, is the first profiled one.
+
+    Stops it after the last one.
+    """
+    if step not in (self.profiled.start, self.profiled.stop):
+      return
+    self._settle(0)
+    self._trace.close()
+    if step in self.profiled:
+      folder = os.path.join(self.workdir, 'profile')
+      self._progress.message(f'writing a profile of the next steps to {folder}')
+      self._trace.enter_context(jax.profiler.trace(folder))
 
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
     """Returns the next batch on the devices, noting how long it took."""
@@ -234,5 +251,6 @@ class Run:
 
   def _close(self, patience_s: float) -> None:
     self._watch.stop()
+    self._trace.close()
     self._log.close(patience_s)
     self._progress.close()
