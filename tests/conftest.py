@@ -146,21 +146,17 @@ def figures(monkeypatch):
   return drawn
 
 
-@pytest.fixture
-def command(monkeypatch, capfd):
-  """Gives a function that runs the command in this process.
+def run_here(*args):
+  """Runs the command in this process and returns its exit status.
 
-  It returns the exit status and what was printed. Starting Python for every
-  refusal would take minutes.
+  Starting Python for every refusal would take minutes.
   """
   from vit_jax import main
 
-  monkeypatch.chdir(ROOT)
-
-  def run(*args):
-    argv = ['main', *args]
-    monkeypatch.setattr(sys, 'argv', argv)
-    capfd.readouterr()
+  argv = ['main', *args]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.chdir(ROOT)
+    patch.setattr(sys, 'argv', argv)
     with flagsaver.flagsaver():  # forgets the flags of the config's fields
       try:
         main.main(main.parse_flags(argv))
@@ -168,7 +164,17 @@ def command(monkeypatch, capfd):
       except SystemExit as e:
         status = e.code
       flags.FLAGS.unparse_flags()
-    return status, *capfd.readouterr()
+  return status
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+  """Gives `run_here`, which also returns the printed text."""
+  monkeypatch.chdir(ROOT)
+
+  def run(*args):
+    capfd.readouterr()
+    return run_here(*args), *capfd.readouterr()
 
   return run
 

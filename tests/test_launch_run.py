@@ -328,6 +328,7 @@ def test_processes_that_fail_together_all_have_their_say(tools):
     assert (tools.folder / f'w/processes/{i}.log').read_text() == 'why\n'
 
 
+@pytest.mark.fast('15')
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_processes_save_when_told_to_end(number, tools):
   body = (

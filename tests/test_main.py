@@ -1,6 +1,8 @@
 """The command as a user types it: messages and exit statuses."""
 
+import contextlib
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -12,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS
+from tests.conftest import ROOT, WITHOUT_ROOTS_RIGHTS, run_here
 from vit_jax import main
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
@@ -154,6 +156,7 @@ def test_errors_in_a_users_config_file_keep_their_traceback(command, tmp_path):
     command(f'--config={path}', f'--workdir={tmp_path}')
 
 
+@pytest.mark.slow
 def test_started_as_a_process_a_misspelt_field_is_one_line(tmp_path):
   status, out, err = started(
     '--config=configs/digits.py',
@@ -190,11 +193,11 @@ def test_help_explains_flags_and_statuses():
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A workdir that the command filled, in a process of its own."""
+  """A workdir that the command filled, and the text it printed."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
-  status, out, err = started(*SMALL, f'--workdir={workdir}')
-  assert status == 0, err
-  return workdir, out
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert run_here(*SMALL, f'--workdir={workdir}') == 0
+  return workdir, out.getvalue()
 
 
 def test_training_prints_progress_and_a_summary(trained):

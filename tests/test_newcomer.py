@@ -254,6 +254,7 @@ def test_its_state_is_the_same_on_a_mesh_and_in_parts(with_state):
   )
 
 
+@pytest.mark.slow
 def test_its_state_serves_images_of_another_size(with_state):
   with_state.data.image_size = '8,16'
   images = np.zeros((16, 16, 16, 3), np.uint8)

@@ -479,6 +479,7 @@ def test_batches_are_split_and_their_rows_never_travel():
   assert not any('8,8,3]' in line for line in moves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'scan',
   [False, pytest.param(True, marks=pytest.mark.slow)],

@@ -178,7 +178,7 @@ def test_without_an_average_the_parameters_open(tmp_path):
   assert_equal(checkpoint.params, saved[3])
 
 
-@pytest.mark.fast('accuracies0-highest-4', 'accuracies2-lowest-4')
+@pytest.mark.fast('accuracies2-lowest-4')
 @pytest.mark.parametrize(
   ('accuracies', 'best', 'opened'),
   [

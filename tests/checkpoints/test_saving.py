@@ -570,6 +570,7 @@ def test_what_a_killed_run_was_saving_is_removed(tmp_path):
   assert not half.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.fast('nan')
 @pytest.mark.parametrize('fourth', [0.9, float('nan')])
 def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):

@@ -471,6 +471,7 @@ def distilled(image_size, **fields):
   return opening.Checkpoint('old', model, params, image_size)
 
 
+@pytest.mark.slow
 def test_two_tokens_before_the_patches_stay_before_them():
   old_size, new_size = (8, 12), (12, 20)
   checkpoint = distilled(old_size)
@@ -670,6 +671,7 @@ def test_a_classifier_becomes_the_backbone_of_a_detector():
     transfer.to_new_task(old, other, size, fresh)
 
 
+@pytest.mark.fast('False')
 @pytest.mark.parametrize('masks', [True, False])
 def test_a_detector_gains_masks_or_loses_them(masks):
   size = (32, 32)

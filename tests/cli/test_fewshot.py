@@ -101,6 +101,7 @@ def one_by_one(checkpoint, source):
   )
 
 
+@pytest.mark.fast('False')
 @pytest.mark.parametrize('whole', [False, True])
 def test_figures_are_those_of_features_by_hand(
   command, workdir, tmp_path, whole
@@ -187,6 +188,7 @@ def test_only_the_images_that_are_needed_are_run(command, workdir, monkeypatch):
   assert counts == [30, 360]
 
 
+@pytest.mark.slow
 def test_splits_and_seeds_of_the_data_are_taken(command, workdir, monkeypatch):
   _, out, _ = command(
     workdir, 'digits', *FEW, '--train_split=train[:50%]', '--test_split=train'
@@ -267,6 +269,7 @@ def test_another_image_size_resizes_the_position_embeddings(
   )
 
 
+@pytest.mark.slow
 def test_the_library_prints_nothing_and_gives_the_same(
   command, workdir, tmp_path, capsys
 ):
@@ -381,6 +384,7 @@ def test_layers_are_refused_before_the_model_runs(
   assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.slow
 def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
   """Through the reader, with a stage for a layer."""
   model = variants.build(

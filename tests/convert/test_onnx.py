@@ -193,6 +193,7 @@ def test_the_graph_has_the_nodes_that_runtimes_are_fast_at(tmp_path):
   assert used <= stored < used + 10
 
 
+@pytest.mark.slow
 def test_an_axial_layer_has_them_for_rows_and_for_columns(tmp_path):
   """Attention and an MLP of each (appendix D.6), and one norm at the end."""
   path = write(tmp_path, random_checkpoint(None, (32, 48), **VIT | AXIAL))
@@ -202,6 +203,7 @@ def test_an_axial_layer_has_them_for_rows_and_for_columns(tmp_path):
   assert found['Gelu'] == found['Softmax'] == blocks
 
 
+@pytest.mark.slow
 def test_a_resnet_is_in_the_layout_of_onnx_throughout(tmp_path):
   """One transposition at its beginning, and one where the pixels are summed."""
   path = write(tmp_path, random_checkpoint(None, LARGE, **RESNET))

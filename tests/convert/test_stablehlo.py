@@ -89,7 +89,7 @@ def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
     assert relative_difference(got, want[:batch]) < tolerance
 
 
-@pytest.mark.fast('vit', 'map', 'relative', 'hybrid')
+@pytest.mark.fast('vit', 'map', 'relative')
 @pytest.mark.parametrize(
   'name',
   [

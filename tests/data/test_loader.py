@@ -241,7 +241,8 @@ def test_eval_has_every_example_once(count, process_count):
   assert (everything['image'][:count, 0, 0, 0] == np.arange(count)).all()
 
 
-@pytest.mark.parametrize('count', [5, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('count', [5, 17])
 def test_eval_workers_change_nothing(count):
   # One and three batches for two workers: an idle one, and uneven shares.
   source = _Numbers(count)

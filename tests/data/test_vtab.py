@@ -189,6 +189,7 @@ def _row(record):
   return _number(decode.decode(record['image'], 'x')[:, :, 0])
 
 
+@pytest.mark.fast('caltech101', 'cifar100', 'dtd', 'eurosat', 'dmlab', 'kitti')
 @pytest.mark.parametrize('task', _PROTOCOL)
 def test_splits_are_those_of_the_benchmark(task, full_size, caplog):
   name, val_split, val, test_split, test, test_size = _PROTOCOL[task]
@@ -219,6 +220,14 @@ def test_splits_are_those_of_the_benchmark(task, full_size, caplog):
   assert 'will not compare' not in caplog.text
 
 
+@pytest.mark.fast(
+  'caltech101',
+  'patch_camelyon',
+  'resisc45',
+  'diabetic_retinopathy',
+  'clevr_distance',
+  'smallnorb_azimuth',
+)
 @pytest.mark.parametrize('task', _PROTOCOL)
 def test_classes(task, full_size):
   source = _open(task, 'val200', full_size(_PROTOCOL[task][0]))

@@ -595,7 +595,7 @@ def config_of(case):
   return config
 
 
-@pytest.mark.fast('vit5', 'axial-map-relative', 'hybrid', 'igpt')
+@pytest.mark.fast('vit5', 'hybrid', 'igpt')
 def test_saved_and_opened_it_is_the_same(case, tmp_path):
   meta = {
     'config': json.loads(config_of(case).to_json()),

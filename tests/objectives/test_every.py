@@ -330,12 +330,10 @@ def test_each_of_several_images_is_mirrored_by_itself(name):
 
 @pytest.mark.fast(
   'classification',
-  'distillation',
   'exemplar',
   'masked',
   'pixels',
   'pseudo_labels',
-  'rotation',
 )
 def test_steps_learn_and_say_their_loss(name):
   history = plain(name)
@@ -351,7 +349,7 @@ def test_steps_learn_and_say_their_loss(name):
 MESH = {'mesh.slice': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
 
 
-@pytest.mark.fast('classification', 'exemplar', 'masked')
+@pytest.mark.fast('classification', 'masked')
 def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):
   # A loop around the matching of objects takes 12 seconds to compile.
   changes = {'accum_steps': 1 if name == 'detection' else 2}

@@ -165,7 +165,7 @@ def test_flipped_images_have_flipped_targets(target):
     )
 
 
-@pytest.mark.fast('downsized', 'mean_colour')
+@pytest.mark.fast('downsized', 'pixels')
 @pytest.mark.parametrize('target', TARGETS)
 def test_loss_is_that_of_numpy(target):
   made = make(target)

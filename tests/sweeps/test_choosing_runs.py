@@ -194,6 +194,7 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
   assert 'nothing chosen for flip=True: all 2 candidates diverged\n' in out
 
 
+@pytest.mark.slow
 def test_grids_of_their_own(fake, tmp_path):
   config = small('data.flip=true,false', 'seed=0,1')
   with_grids(config, ['0.2', '0.3'], ['0.1'])

@@ -146,6 +146,7 @@ def test_rollout_of_models_and_fusions_side_by_side(run, checkpoints, files):
   assert len(pictures(out)) == 1 + 3 * len(files) * 4
 
 
+@pytest.mark.slow
 def test_classes_by_name_or_index(run, checkpoints, files):
   how = ('--fusion=max', '--discard=0.5')
   status, _, err, out = run(

@@ -236,7 +236,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, timm, torch, kind):
   assert difference < (RESNET_TOLERANCE if resnet_of(kind) else TOLERANCE)
 
 
-@pytest.mark.fast('DINOv3', 'register with positions')
+@pytest.mark.fast('register with positions')
 @pytest.mark.parametrize(
   'kind',
   [

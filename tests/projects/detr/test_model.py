@@ -404,6 +404,7 @@ TRAINED = {
 GFLOPS = {'detr_r50': 86, 'detr_r50_dc5': 187, 'detr_r101': 152}
 
 
+@pytest.mark.slow
 @pytest.mark.fast('detr_r50_dc5')
 @pytest.mark.parametrize('variant', TRAINED)
 def test_parameters_and_gflops_are_the_published_ones(variant):

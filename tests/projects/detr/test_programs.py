@@ -95,6 +95,7 @@ def test_programs_put_out_classes_boxes_and_masks(
   assert difference < TOLERANCE * np.abs(both).max()
 
 
+@pytest.mark.slow
 def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
   checkpoint = make(PLAIN)
   orbax.write(checkpoint, str(tmp_path / 'x'), 'float32')

@@ -13,6 +13,7 @@ from vit_jax.tools.plan import aot
 from vit_jax.training import hardware
 
 
+@pytest.mark.slow
 def test_ours_alone(run, monkeypatch):
   monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e9)
   status, out, _ = run('inference', '--variants=ti16', '--batch_sizes=1,3')

@@ -152,6 +152,7 @@ def counts(*args):
   return len(facts.class_names), facts.examples
 
 
+@pytest.mark.slow
 def test_known_and_given_sizes_of_data(tmp_path):
   config = vit.get_config('b16')
   # 51,200 are held out.
