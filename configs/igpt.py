@@ -12,8 +12,8 @@ each of red, green and blue.
 
   model.causal=False               BERT: objective.rate (.15) of the pixels are
                                    hidden, and predicted of the others
-  objective.name=pixels_and_classes --config.init=WORKDIR
-                                   fine-tuning, L_gen + L_clf
+  objective.name=classification --config.init=WORKDIR
+                                   fine-tuning on classes
 
 The default is the paper's: batch 128, a million steps, Adam with beta .9 and
 .95, a warm-up of one epoch, cosine decay to 0, neither dropout nor weight

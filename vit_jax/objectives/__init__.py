@@ -20,7 +20,6 @@ OBJECTIVES = Register(
     'exemplar': 'vit_jax.projects.few_labels.s4l:Exemplar',
     'masked': 'vit_jax.objectives.masked:MaskedPatches',
     'pixels': 'vit_jax.projects.igpt.objective:Pixels',
-    'pixels_and_classes': 'vit_jax.projects.igpt.objective:PixelsAndClasses',
     'pseudo_labels': 'vit_jax.projects.few_labels.pseudo_labels:PseudoLabels',
     'rotation': 'vit_jax.projects.few_labels.s4l:Rotation',
     'video': 'vit_jax.projects.few_labels.video:VideoInvariances',

@@ -15,26 +15,25 @@ from vit_jax.experiment import CheckedConfig
 from vit_jax.models import variants
 from vit_jax.objectives.objective import Facts
 from vit_jax.projects.igpt import model as igpt
-from vit_jax.projects.igpt.objective import Pixels, PixelsAndClasses
+from vit_jax.projects.igpt.objective import Pixels
 
 SIZE = (3, 4)
 L = 12
-COLOURS, CLASSES, N = 7, 3, 4
+COLOURS, N = 7, 4
 PALETTE = tuple(np.random.default_rng(1).uniform(-1, 1, 21).tolist())
 KEY = jax.random.key(0)
 
 
-def make(objective=Pixels, causal=True, flip=False, size=SIZE, **fields):
-  names = ('x', 'y', 'z') if objective is PixelsAndClasses else ()
+def make(causal=True, flip=False, size=SIZE, **fields):
   given = {'width': 8, 'depth': 2, 'mlp_dim': 20, 'heads': 2}
   model = variants.build(
     name='igpt',
-    num_classes=len(names),
+    num_classes=0,
     image_size=size,
     causal=causal,
     **({'palette': PALETTE} | given | fields),
   )
-  return objective(model, Images(size, flip=flip), class_names=names)
+  return Pixels(model, Images(size, flip=flip))
 
 
 def images(n=N):
@@ -78,22 +77,15 @@ def in_numpy(params, batch, causal):
     x = norm(x, p['ln_f']['scale'])
     nats = -log_softmax(x @ p['prediction']['kernel'])[np.arange(L), colours]
     total += nats.mean() if causal else nats[batch['hidden'][b]].mean()
-    if 'head' in p:
-      logits = x.mean(0) @ p['head']['kernel'] + p['head']['bias']
-      total -= log_softmax(logits)[batch['label'][b]]
   return total / len(batch['image'])
 
 
-@pytest.mark.fast('True-PixelsAndClasses', 'False-Pixels')
-@pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
 @pytest.mark.parametrize('causal', [True, False])
-def test_loss_and_gradient_are_those_of_numpy(objective, causal):
-  made = make(objective, causal)
+def test_loss_and_gradient_are_those_of_numpy(causal):
+  made = make(causal)
   rng = np.random.default_rng(3)
   params = random_params(made.model, SIZE, rng)
-  batch = made.augment(
-    {'image': images(), 'label': np.int32([0, 2, 1, 2])}, KEY
-  )
+  batch = made.augment({'image': images()}, KEY)
   if not causal:
     # Not none of an image's, which a mean over them has no value for.
     batch['hidden'] = batch['hidden'].at[:, 5].set(True)
@@ -188,16 +180,13 @@ def test_an_image_with_nothing_hidden_has_no_loss():
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
-@pytest.mark.fast('True-Pixels', 'False-PixelsAndClasses')
-@pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
 @pytest.mark.parametrize('causal', [True, False])
-def test_evaluation_counts_each_image_once(objective, causal):
+def test_evaluation_counts_each_image_once(causal):
   """In whatever batch and order, and no padding."""
-  made = make(objective, causal)
+  made = make(causal)
   params = random_params(made.model, SIZE, np.random.default_rng(6))
   batch = {
     'image': images(),
-    'label': np.int32([0, 2, 1, 2]),
     'index': np.int32([5, 6, 7, 8]),
     'mask': np.float32([1, 1, 0, 1]),
   }
@@ -214,23 +203,10 @@ def test_evaluation_counts_each_image_once(objective, causal):
   # What is hidden of an image follows from its place in the data, for ever.
   keys = [jax.random.fold_in(jax.random.key(0), i) for i in (5, 6, 8)]
   hidden = jnp.stack([jax.random.bernoulli(k, 0.15, (L,)) for k in keys])
-  asked = {
-    'image': made.images.normalize(batch['image'][[0, 1, 3]]),
-    'label': batch['label'][[0, 1, 3]],
-  } | ({} if causal else {'hidden': hidden})
-  loss, metrics = made.loss(params, {}, asked, KEY, train=False)
-  name = 'loss' if objective is Pixels else 'pixel_loss'
-  assert got[name] == pytest.approx(3 * float(metrics[name]), rel=1e-5)
-  if objective is PixelsAndClasses:
-    # The class is told of images with nothing hidden.
-    logits_BC, _ = made.model.apply(
-      {'params': params}, made.images.normalize(batch['image'])
-    )
-    nats_BC = -log_softmax(np.asarray(logits_BC, np.float64))
-    hits_B = nats_BC.argmin(-1) == batch['label']
-    assert got['accuracy'] == hits_B[[0, 1, 3]].sum()
-    nats = nats_BC[[0, 1, 3], batch['label'][[0, 1, 3]]].sum()
-    assert got['loss'] - got['pixel_loss'] == pytest.approx(nats, rel=1e-4)
+  asked = {'image': made.images.normalize(batch['image'][[0, 1, 3]])}
+  asked |= {} if causal else {'hidden': hidden}
+  loss, _ = made.loss(params, {}, asked, KEY, train=False)
+  assert got['loss'] == pytest.approx(3 * float(loss), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -251,29 +227,17 @@ def test_what_cannot_work_is_refused(changes, message):
     CheckedConfig(config)
 
 
-@pytest.mark.parametrize('objective', [Pixels, PixelsAndClasses])
-def test_a_config_says_the_share_and_the_data_the_classes(objective):
+def test_a_config_says_the_share():
   config = digits.get_config()
   config_lib.choose_objective(config, 'pixels')
   config_lib.choose_model(config, 'igpt_s')
   config.objective.rate = 1.0
-  facts = Facts(('a', 'b'), 10)
-  made = objective.from_config(config, (8, 8)).on_data(config, facts)
-  names = ('a', 'b') if objective is PixelsAndClasses else ()
-  assert (made.rate, made.class_names) == (1.0, names)
-  assert made.model.num_classes == len(names)
+  made = Pixels.from_config(config, (8, 8)).on_data(config, Facts((), 10))
+  assert (made.rate, made.class_names, made.model.num_classes) == (1.0, (), 0)
 
 
-def test_other_models_and_data_are_refused():
+def test_other_models_are_refused():
   config = digits.get_config()
   config_lib.choose_objective(config, 'pixels')
   with pytest.raises(ValueError, match="model.name is 'vit'.*igpt_s"):
     Pixels.from_config(config, (8, 8))
-  config_lib.choose_model(config, 'igpt_s')
-  alone, both = (
-    kind.from_config(config, (8, 8)) for kind in (Pixels, PixelsAndClasses)
-  )
-  unlabelled = Facts((), 10)
-  assert alone.on_data(config, unlabelled).class_names == ()
-  with pytest.raises(ValueError, match='digits train has no labels'):
-    both.on_data(config, unlabelled)

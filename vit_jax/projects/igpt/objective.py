@@ -1,30 +1,26 @@
 """Prediction of pixels: "Generative Pretraining from Pixels" (ICML 2020).
 
 A causal iGPT learns the probability of an image, pixel after pixel; one that is
-not learns the pixels that are hidden from it (BERT). Fine-tuning learns classes
-besides.
+not learns the pixels that are hidden from it (BERT).
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import device_augmentation, transforms
+from vit_jax.data import device_augmentation
 from vit_jax.data.images import Images
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import (
   OF_CLASSES,
   Best,
-  Facts,
   Objective,
-  check_classes,
   sums,
 )
 from vit_jax.projects.igpt.model import IGPT
@@ -37,7 +33,7 @@ class Pixels(Objective):
   Attributes:
     model: predicts every pixel.
     images: how images are brought to the model.
-    class_names: C names if classes are learned besides.
+    class_names: none.
   """
 
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
@@ -90,34 +86,23 @@ class Pixels(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over images, and the means of what is measured."""
+    """Returns the mean over images of the nats a predicted pixel."""
     del fixed, key, train
-    found = self._measured(batch, *self._predict(params, batch))
-    means = {name: jnp.mean(x_B) for name, x_B in found.items()}
-    return means['loss'], means
+    loss = jnp.mean(self._losses(params, batch))
+    return loss, {'loss': loss}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
     The hidden pixels of an image follow from its `index` in the data, so that
-    every evaluation asks the same. Its class is told with no pixel hidden.
+    every evaluation asks the same.
     """
     del fixed
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
       jax.random.key(0), batch['index']
     )
-    asked = self._prepared(batch, keys_B)
-    outputs, nats_B = self._predict(params, asked)
-    if self.class_names and not self.model.causal:
-      outputs, _ = self.model.apply({'params': params}, asked['image'])
-    return sums(batch['mask'], self._measured(batch, outputs, nats_B))
-
-  def _measured(
-    self, batch: Batch, logits_BC: jax.Array, nats_B: jax.Array
-  ) -> dict[str, jax.Array]:
-    """Returns metrics of each image, B: the nats a predicted pixel."""
-    del batch, logits_BC
-    return {'loss': nats_B}
+    losses_B = self._losses(params, self._prepared(batch, keys_B))
+    return sums(batch['mask'], {'loss': losses_B})
 
   def _prepared(self, batch: Batch, keys_B: jax.Array) -> Batch:
     found = batch | {'image': self.images.normalize(batch['image'])}
@@ -128,15 +113,13 @@ class Pixels(Objective):
       )(keys_B)
     return found
 
-  def _predict(
-    self, params: Params, batch: Batch
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the model's outputs, and the nats a predicted pixel, B.
+  def _losses(self, params: Params, batch: Batch) -> jax.Array:
+    """Returns the nats a predicted pixel of each image, B.
 
     -log p(pixel i | those before) on average, p(image) to the power -1 / L; or
     -log p(pixel i | those not hidden) over those hidden, 0 where none is.
     """
-    outputs, aux = self.model.apply(
+    _, aux = self.model.apply(
       {'params': params},
       batch['image'],
       capture=('pixels',),
@@ -146,54 +129,7 @@ class Pixels(Objective):
       aux['pixels'], aux['colours']
     )
     if self.model.causal:
-      return outputs, jnp.mean(nats_BL, axis=1)
+      return jnp.mean(nats_BL, axis=1)
     hidden_BL = batch['hidden']
     count_B = jnp.maximum(jnp.sum(hidden_BL, axis=1), 1)
-    return outputs, jnp.sum(nats_BL * hidden_BL, axis=1) / count_B
-
-
-@dataclasses.dataclass(frozen=True)
-class PixelsAndClasses(Pixels):
-  """Learns classes, and the colours of pixels besides: L_gen + L_clf."""
-
-  metrics: ClassVar[Mapping[str, Best]] = {
-    'accuracy': 'highest',
-    'loss': 'lowest',
-    'pixel_loss': 'lowest',
-  }
-
-  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective with the classes of the data.
-
-    Raises:
-      ValueError: for data whose classes cannot be learned.
-    """
-    check_classes(config, facts, one_class=True)
-    model = self.model.clone(num_classes=len(facts.class_names))
-    return dataclasses.replace(self, model=model, class_names=facts.class_names)
-
-  def train_transform(self) -> transforms.TrainTransform:
-    """Returns the function from a record to 'image' and 'label'."""
-    return self.images.train_transform()
-
-  def eval_transform(self) -> transforms.EvalTransform:
-    """Returns the function for evaluation."""
-    return self.images.eval_transform()
-
-  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC and labels int32 B."""
-    label = jax.ShapeDtypeStruct((size,), np.int32)
-    return super().batch_shapes(size) | {'label': label}
-
-  def _measured(
-    self, batch: Batch, logits_BC: jax.Array, nats_B: jax.Array
-  ) -> dict[str, jax.Array]:
-    """Returns metrics of each image, B: both losses added up, and parts."""
-    loss_B = optax.softmax_cross_entropy_with_integer_labels(
-      logits_BC, batch['label']
-    )
-    return {
-      'loss': loss_B + nats_B,
-      'accuracy': jnp.argmax(logits_BC, -1) == batch['label'],
-      'pixel_loss': nats_B,
-    }
+    return jnp.sum(nats_BL * hidden_BL, axis=1) / count_B
