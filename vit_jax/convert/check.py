@@ -2,14 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import archive, hf, npz_peer, tensors, timm
+from vit_jax.checkpoints.formats import hf, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.convert import onnx, stablehlo
 from vit_jax.models.model import Params
@@ -74,9 +73,8 @@ def agree(source: str, target: str, tolerance: float) -> bool:
 def open_peer(path: str) -> Peer:
   """Opens a checkpoint with the framework that its format belongs to.
 
-  For .npz files that is timm, the one library with loaders for all of them.
-  Where it is not installed, or has no such model, this package opens the file,
-  and the peer's name says why.
+  Directories of timm and transformers are opened by this package if the library
+  is not installed, and the peer's name says so. So is every other checkpoint.
 
   Raises:
     FileNotFoundError: if nothing is there.
@@ -87,21 +85,17 @@ def open_peer(path: str) -> Peer:
     return onnx.open_peer(path)
   if os.path.exists(os.path.join(path, stablehlo.MODEL)):
     return stablehlo.open_peer(path)
-  opener: Callable[[str], Peer] = _ours
-  fallible: tuple[type[Exception], ...] = ()
-  if os.path.exists(place := os.path.join(path, 'config.json')):
-    config = tensors.read_json(place)
-    # Nothing runs transformers' wrappers of timm, which have both. ImageGPT and
-    # DETR take other inputs there, and are opened by this package alone.
-    is_wrapped = config.keys() >= {'model_type', 'architecture'}
-    if not is_wrapped and config.get('model_type') not in hf.PROJECTS:
-      module = hf if 'model_type' in config else timm
-      opener, fallible = module.open_peer, (ImportError,)
-  elif os.path.isfile(path) and archive.is_archive(path):
-    opener, fallible = npz_peer.open_peer, (ImportError, ValueError)
+  if not os.path.exists(place := os.path.join(path, 'config.json')):
+    return _ours(path)
+  config = tensors.read_json(place)
+  # Nothing runs transformers' wrappers of timm, which have both. ImageGPT and
+  # DETR take other inputs there.
+  is_wrapped = config.keys() >= {'model_type', 'architecture'}
+  if is_wrapped or config.get('model_type') in hf.PROJECTS:
+    return _ours(path)
   try:
-    return opener(path)
-  except fallible as e:
+    return (hf if 'model_type' in config else timm).open_peer(path)
+  except ImportError as e:
     peer = _ours(path)
     return dataclasses.replace(peer, framework=f'{peer.framework} ({e})')
 

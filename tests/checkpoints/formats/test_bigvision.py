@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.checkpoints import npz_peer
 from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
@@ -14,7 +15,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import bigvision, npz_peer
+from vit_jax.checkpoints.formats import bigvision
 from vit_jax.checkpoints.formats.table import (
   Preprocessing,
   file_to_ours,

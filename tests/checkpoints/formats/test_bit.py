@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.checkpoints import npz_peer
 from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
@@ -12,7 +13,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import bit, npz, npz_peer
+from vit_jax.checkpoints.formats import bit, npz
 
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
 SIZE = (224, 224)

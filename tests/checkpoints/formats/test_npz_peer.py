@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.checkpoints import npz_peer
 from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
@@ -10,7 +11,7 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import npz, npz_peer
+from vit_jax.checkpoints.formats import npz
 
 VIT = {'patch_size': 4, 'width': 48, 'depth': 2, 'mlp_dim': 80, 'heads': 3}
 SIZE = (32, 32)

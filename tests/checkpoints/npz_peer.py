@@ -1,5 +1,4 @@
-"""The .npz files of all three kinds as timm, which has loaders for them, runs
-them."""
+"""The .npz files of all three kinds as timm runs them."""
 
 import functools
 
