@@ -6,10 +6,10 @@
 
 unlabelled: 40 digits have labels and the others none, or one image in 200 of a
 folder of small images. Every method has one budget of 1,200 steps of 64 images
-(VIVI 72) whatever time they take, of which teachers, students before the last
-and pre-training take their part: labels alone; DeiT, hard and soft, from a
-ResNet of the same labels; Noisy Student, four generations; S4L's rotations and
-exemplars; VIVI, on made videos of all; and masked patches of all, then labels.
+whatever time they take, of which teachers, students before the last and
+pre-training take their part: labels alone; DeiT, hard and soft, from a ResNet
+of the same labels; Noisy Student, four generations; S4L's rotations and
+exemplars; and masked patches of all, then labels.
 
 wrong_labels: 40 % of the labels are wrong, and a teacher of the same recipe has
 right ones: no teacher, DeiT hard and soft.
@@ -56,7 +56,6 @@ def unlabelled(config):
   # Of so few images a class would come twice as often as another.
   config.data.update(split=few, balance=1.0)
   config.total = f'{STEPS} steps'
-  copies = {'data.augment': 'randaugment(1, 4)'}
   methods = {
     'labels alone': {},
     'DeiT hard': deit(),
@@ -68,13 +67,7 @@ def unlabelled(config):
       'batch_size': 8,
       'objective.group': 8,
       'objective.copies': 4,
-      **copies,
-    },
-    'VIVI': {
-      'objective': 'video',
-      'batch_size': 8,
-      'objective.group': 8,
-      **copies,
+      'data.augment': 'randaugment(1, 4)',
     },
     'masked patches': masked(),
   }

@@ -1,20 +1,15 @@
 """VIVI: classes of a few images, and invariances of videos (arXiv 1912.02783).
 
-  python -m vit_jax.main --config=configs/vivi.py --workdir=...
-  python -m vit_jax.main --config=configs/vivi.py:./cifar10 --workdir=...
-  ... --config=configs/vivi.py:./cifar10,objective.videos=./clips
+  python -m vit_jax.main --config=configs/vivi.py:./cifar10,./clips ...
 
-The value is the data whose classes are learned: digits, of which 40 count as
-labelled, or a folder of small images or another data set, of which one in 200
-does. The videos are made of all of them, each image drifting, turning and
-growing; or those of a folder with a folder of frames for each. A batch has as
-many videos as labelled images, of each `shots` times `frames` times `copies`
-images, 8 unless told: a step computes nine times the images of `batch_size`.
+The first value is the data whose classes are learned: digits, of which 40 count
+as labelled, or a folder of small images or another data set, of which one in
+200 does. The second is a folder with a folder of frames for each video,
+./clips/NAME/000001.jpg and so on. A batch has as many videos as labelled
+images, of each `shots` times `frames` times `copies` images, 8 unless told: a
+step computes nine times the images of `batch_size`.
 
   data.split=train[:40]            the labelled
-  objective.videos=./clips         ./clips/NAME/000001.jpg and so on
-  objective.unlabelled=train       without videos, the images that move: a split
-  objective.unlabelled_data=PATH   of the same data, or of other data
   objective.shots=2                in their order, each in its part of a video
   objective.frames=2               of a shot
   objective.length=16              neighbouring frames that a shot goes over
@@ -27,9 +22,12 @@ from vit_jax import config as config_lib
 
 
 def get_config(argument='digits'):
-  (data,), pairs = config_lib.parse_argument(argument, ['digits'])
+  (data, videos), pairs = config_lib.parse_argument(
+    argument, ['digits', './clips']
+  )
   config = config_lib.base()
   config_lib.choose_objective(config, 'video')
+  config.objective.videos = videos
   config.batch_size = 16
   if data == 'digits':
     digits(config)

@@ -7,6 +7,7 @@ import atexit
 import dataclasses
 import functools
 import json
+import pathlib
 import shutil
 import tempfile
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
@@ -73,6 +75,20 @@ def teacher():
   return f'{folder}/teacher'
 
 
+@functools.cache
+def clips():
+  """Returns the path of a folder with 24 frames of each of four videos."""
+  folder = pathlib.Path(tempfile.mkdtemp())
+  atexit.register(shutil.rmtree, folder)
+  rng = np.random.default_rng(0)
+  for video in 'abcd':
+    (folder / video).mkdir()
+    for i in range(24):
+      pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
+      Image.fromarray(pixels).save(folder / video / f'{i:02}.png')
+  return str(folder)
+
+
 def config_of(name, **changes):
   config = digits.get_config()
   config_lib.choose_objective(config, name)
@@ -91,6 +107,8 @@ def config_of(name, **changes):
     config.teacher = teacher()
   if name in ('exemplar', 'video'):
     config.objective.update(copies=2, group=4)
+  if name == 'video':
+    config.objective.videos = clips()
   if name == 'pseudo_labels':
     # It is as unsure as its parameters are random.
     config.objective.update(
@@ -262,7 +280,6 @@ UNUSED = {
   'video': UNMIXED,
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
-  'pixels_and_classes': OF_CLASSES,
   'detection': OF_CLASSES
   | {
     'data.augment': '3augment',

@@ -9,15 +9,7 @@ import numpy as np
 Record = dict[str, Any]
 
 
-class RecordsByIndex(Protocol):
-  """Records, their images decoded or not."""
-
-  def __len__(self) -> int: ...
-
-  def __getitem__(self, index: int) -> Record: ...
-
-
-class Source(RecordsByIndex, Protocol):
+class Source(Protocol):
   """Records that the loader and the image check read; sources derive from it.
 
   Attributes:
@@ -30,6 +22,10 @@ class Source(RecordsByIndex, Protocol):
   class_names: tuple[str, ...] = ()
   several_labels: bool = False
   skips_unreadable: bool = False
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> Record: ...
 
   def fingerprint(self) -> str | None:
     """Changes whenever the images may have; None if they need no check."""

@@ -28,15 +28,14 @@ import functools
 import pathlib
 from typing import Any, ClassVar
 
-import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images, decode, folder, image_files, transforms
-from vit_jax.data.source import Record, RecordsByIndex, Source
+from vit_jax.data import bad_images, folder, image_files
+from vit_jax.data.source import Record, Source
 from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
@@ -48,12 +47,6 @@ from vit_jax.projects.few_labels.s4l import (
   unit_vectors,
 )
 from vit_jax.projects.few_labels.second_heads import VideoViT
-
-# How far an image moves: across and down in shares of the side, turned by
-# degrees, and grown by the logarithm of the size. A shot changes one of the
-# tuples of columns, in so many frames; smaller images are enlarged.
-_MOST = np.array([0.25, 0.25, 30.0, 0.3])
-_SHOTS, _FRAMES, _SIDE = ((0, 1), (2,), (3,)), 8, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +60,7 @@ class VideoInvariances(Exemplar):
 
   copies: int = field(2, 'K.', valid='[2, inf)')
   group: int = field(16, 'As `Exemplar` has it.', valid='[2, inf)')
-  videos: str = field('', 'Their folder; empty for moving images.')
+  videos: str = field('', 'Their folder, see `open_videos`.')
   shots: int = field(2, 'S.', valid='[2, inf)')
   frames: int = field(2, 'F.', valid='[2, inf)')
   length: int = field(16, 'Most frames that a shot goes over.')
@@ -78,6 +71,11 @@ class VideoInvariances(Exemplar):
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
     o = config.objective
+    if not o.videos:
+      raise ValueError(
+        'objective.videos is empty: name a folder that has a folder of frames '
+        'for each video, as in --config.objective.videos=./clips.'
+      )
     if o.length < o.frames:
       raise ValueError(
         f'objective.length is {o.length}: a shot has objective.frames='
@@ -87,7 +85,7 @@ class VideoInvariances(Exemplar):
 
   def train_transform(self) -> Any:
     """Returns the function that makes an example of a record and a video."""
-    videos = open_videos(self.videos, self.data)
+    videos = open_videos(self.videos, self.data.on_bad_image)
     lengths, least = np.diff(videos.edges), self.shots * self.frames
     if min(lengths) < least:
       first = videos.edges[np.argmin(lengths)]
@@ -256,7 +254,7 @@ class Videos:
       edges[v + 1].
   """
 
-  frames: RecordsByIndex
+  frames: Source
   edges: np.ndarray
 
   def __len__(self) -> int:
@@ -285,22 +283,17 @@ class Videos:
     return np.stack(found)
 
 
-def open_videos(path: str, data: ConfigDict) -> Videos:
-  """Opens the videos of a folder, or makes some of images; frames are checked.
+def open_videos(path: str, on_bad_image: str) -> Videos:
+  """Opens the videos of a folder, whose frames are checked.
 
   Args:
     path: of a folder with a folder of frames for each video, which come in the
-      order of their numbers. Empty for a video of every image of `data`, which
-      moves.
-    data: as `config.data`.
+      order of their numbers.
+    on_bad_image: as `config.data.on_bad_image`.
 
   Raises:
     ValueError: if there is no video, or frames are unreadable.
   """
-  if not path:
-    images = bad_images.open_checked(data, data.split)
-    edges = np.arange(len(images) + 1) * len(_SHOTS) * _FRAMES
-    return Videos(MovingImages(images), edges)
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):
     raise ValueError(
@@ -312,56 +305,9 @@ def open_videos(path: str, data: ConfigDict) -> Videos:
   files.sort(key=lambda file: (file[1], len(file[0]), file[0]))
   paths, videos = map(list, zip(*files, strict=True))
   frames = bad_images.checked(
-    folder.LabelledFiles(paths, videos, names), data.on_bad_image
+    folder.LabelledFiles(paths, videos, names), on_bad_image
   )
   # Videos without a readable frame are left out.
   labels = frames.labels()  # type: ignore[attr-defined]
   starts = np.unique(labels, return_index=True)[1]
   return Videos(frames, np.append(starts, len(frames)))
-
-
-class MovingImages:
-  """A video of each image: it drifts, turns and grows, a shot each.
-
-  The first frame is the image; the shots come in random order, and each goes on
-  evenly from the end of the shot before. Pixels from outside mirror the image.
-  A video follows from the name of its image.
-  """
-
-  def __init__(self, images: Source):
-    """Takes the images."""
-    self._images = images
-
-  def __len__(self) -> int:
-    return len(self._images) * len(_SHOTS) * _FRAMES
-
-  def __getitem__(self, index: int) -> Record:
-    video, frame = divmod(index, len(_SHOTS) * _FRAMES)
-    record = self._images[video]
-    image = decode.decode(record['image'], record['name'])
-    pose = poses(transforms.seed_of(record['name']))[frame]
-    across, down, turn, grow = pose
-    height, width = image.shape[:2]
-    scale = max(1.0, _SIDE / min(height, width))
-    size = round(width * scale), round(height * scale)
-    centre = (width - 1) / 2, (height - 1) / 2
-    matrix = cv2.getRotationMatrix2D(centre, turn, scale * np.exp(grow))
-    matrix[:, 2] += (
-      (size[0] - width) / 2 + across * size[0],
-      (size[1] - height) / 2 + down * size[1],
-    )
-    moved = cv2.warpAffine(image, matrix, size, borderMode=cv2.BORDER_REFLECT)
-    return {'image': moved, 'name': f'{record["name"]}, frame {frame}'}
-
-
-def poses(seed: int) -> np.ndarray:
-  """Returns (across, down, turn, grow) of the frames of a moving image."""
-  rng = np.random.RandomState(seed)
-  pose, found = np.zeros(len(_MOST)), []
-  for shot in rng.permutation(len(_SHOTS)):
-    columns = list(_SHOTS[shot])
-    ends = rng.uniform(-1, 1, len(columns)) * _MOST[columns]
-    for share in np.linspace(0, 1, _FRAMES):
-      pose[columns] = share * ends
-      found.append(pose.copy())
-  return np.array(found)
