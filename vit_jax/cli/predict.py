@@ -5,9 +5,8 @@
 
 Prints one row a prediction, the likeliest first, as soon as it is known; those
 of DETR have boxes (x0, y0, x1, y1) in pixels, and --out receives each image
-with its boxes drawn, and masks where it has them, and COCO's results. A file
-that cannot be read is reported on standard error and the others go on; the exit
-status is then 1.
+with its boxes drawn, and masks where it has them. A file that cannot be read is
+reported on standard error and the others go on; the exit status is then 1.
 """
 
 import argparse
@@ -77,8 +76,7 @@ def main() -> int:
   )
   add(
     '--out',
-    help="of DETR: folder for the images with boxes and masks, and COCO's "
-    'results',
+    help='of DETR: folder for the images with boxes and masks',
   )
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
@@ -130,7 +128,7 @@ def _run(args: argparse.Namespace) -> int:
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # for whoever waits at the end of a pipe
   if args.out:
-    flags.say(f'written {args.out}: an image for each file read, coco.json')
+    flags.say(f'written {args.out}: an image for each file read')
   return 1 if unreadable else 0
 
 

@@ -1,4 +1,4 @@
-"""What DETR finds in files: boxes in their pixels, pictures, COCO's results."""
+"""What DETR finds in files: boxes in their pixels, and pictures."""
 
 import colorsys
 import csv
@@ -180,20 +180,6 @@ def test_names_stand_above_their_boxes_or_below_the_upper_edge(shape, written):
   assert near.any() and (above == 255).all(-1).any()
 
 
-def test_results_are_rounded_as_coco_takes_them():
-  found = detections.Detections(
-    np.array([2]), np.array([0.1234567]), np.array([[1.234, 2.341, 11.2, 22.9]])
-  )
-  assert detections.coco_results('a.png', found) == [
-    {
-      'image_id': 'a.png',
-      'category_id': 2,
-      'bbox': [1.23, 2.34, 9.97, 20.56],
-      'score': 0.12346,
-    }
-  ]
-
-
 class TwoLayers:
   """A model whose layers say different things, each query the same."""
 
@@ -262,15 +248,7 @@ def test_the_command(checkpoint, files, tmp_path, monkeypatch, capsys):
   for row, box_4 in zip(rows[:4], found.boxes_N4, strict=True):
     got = [float(row[side]) for side in predict.BOX]
     np.testing.assert_allclose(got, box_4, atol=0.051)
-  results = json.loads((out / 'coco.json').read_text())
-  assert [r['image_id'] for r in results] == [7] * 4 + [files[1]] * 4
-  x0, y0, x1, y1 = found.boxes_N4[0]
-  assert results[0]['bbox'] == pytest.approx(
-    [x0, y0, x1 - x0, y1 - y0], abs=0.01
-  )
-  assert results[0]['category_id'] == found.labels_N[0]
   assert sorted(p.name for p in out.iterdir()) == [
-    'coco.json',
     'objects-7.png',
     'objects-tall.png',
   ]
@@ -290,7 +268,6 @@ def with_masks():
 
 
 def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
-  coco_mask = pytest.importorskip('hotcoco.mask')
   detector = detections.Detector(with_masks, 0.0)
   _, found = detector(files[0])
   assert found.masks_NHW.shape == (4, 36, 96)
@@ -312,12 +289,6 @@ def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
   want_HW = np.asarray(fine_HW)[rows[:, None], columns] > 0
   assert np.mean(found.masks_NHW[0] != want_HW) < 1e-3
   assert 0 < want_HW.mean() < 1
-  for result, mask_HW in zip(
-    detections.coco_results(7, found), found.masks_NHW, strict=True
-  ):
-    written = json.loads(json.dumps(result['segmentation']))
-    assert written['size'] == [36, 96]
-    np.testing.assert_array_equal(coco_mask.decode(written), mask_HW)
 
 
 def test_a_picture_has_the_mask_where_it_is():

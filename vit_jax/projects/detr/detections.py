@@ -1,7 +1,5 @@
-"""Objects that DETR finds in photographs: boxes, masks, COCO's results."""
+"""Objects that DETR finds in photographs: boxes, masks and pictures."""
 
-import collections
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -112,37 +110,26 @@ def find(
   """Yields (class, probability, x0, y0, x1, y1) of each object, file by file.
 
   The likeliest objects come first, none below the threshold. An unreadable file
-  yields its error. A folder `out` receives pictures and COCO's results.
+  yields its error. A folder `out` receives pictures.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))
   detector = Detector(checkpoint, threshold)
-  results: list[dict[str, Any]] = []
   if out:
-    if checkpoint.model.masks:
-      segments.require_library(f'--out with the masks of {checkpoint.path}')
     os.makedirs(out, exist_ok=True)
-  each = zip(paths, photos.unique_names(paths), coco_ids(paths), strict=True)
-  try:
-    for path, stem, image_id in each:
-      try:
-        shown_HWC, found = detector(path)
-      except decode.UnreadableImage as e:
-        yield e
-        continue
-      if out:
-        results += coco_results(image_id, found)
-        drawn = picture(shown_HWC, found, names)
-        atomic_files.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
-      yield [
-        (names[c], float(p), *(round(float(x), 1) for x in box_4))
-        for c, p, box_4 in zip(*found[:3], strict=True)
-      ]
-  finally:
-    # Results so far are written on Ctrl-C too.
+  for path, stem in zip(paths, photos.unique_names(paths), strict=True):
+    try:
+      shown_HWC, found = detector(path)
+    except decode.UnreadableImage as e:
+      yield e
+      continue
     if out:
-      text = json.dumps(results, indent=1)
-      atomic_files.replace(os.path.join(out, 'coco.json'), text.encode())
+      drawn = picture(shown_HWC, found, names)
+      atomic_files.replace(os.path.join(out, f'objects-{stem}.png'), drawn)
+    yield [
+      (names[c], float(p), *(round(float(x), 1) for x in box_4))
+      for c, p, box_4 in zip(*found[:3], strict=True)
+    ]
 
 
 def picture(
@@ -176,42 +163,3 @@ def picture(
 def _colour(label: int) -> str:
   # Neighbouring classes differ by the golden angle.
   return f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)'
-
-
-def coco_ids(paths: Sequence[str]) -> list[int | str]:
-  """Returns by what COCO's tools know images.
-
-  An id is the file's name where that is a number, as COCO's are, and no other
-  file's, and else its path.
-  """
-  stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
-  numbers = [int(x) if x.isascii() and x.isdigit() else None for x in stems]
-  counts = collections.Counter(numbers)
-  return [
-    path if number is None or counts[number] > 1 else number
-    for path, number in zip(paths, numbers, strict=True)
-  ]
-
-
-def coco_results(
-  image_id: int | str, found: Detections
-) -> list[dict[str, Any]]:
-  """Returns the objects of an image as COCO's tools read them.
-
-  Masks are compressed RLE, which needs hotcoco.
-  """
-  results: list[dict[str, Any]] = [
-    {
-      'image_id': image_id,
-      'category_id': int(label),
-      'bbox': [round(float(x), 2) for x in (x0, y0, x1 - x0, y1 - y0)],
-      'score': round(float(score), 5),
-    }
-    for label, score, (x0, y0, x1, y1) in zip(*found[:3], strict=True)
-  ]
-  if found.masks_NHW is not None:
-    for result, mask_HW in zip(results, found.masks_NHW, strict=True):
-      written = segments.run_lengths(mask_HW, mask_HW.shape)
-      counts = written['counts'].decode()
-      result['segmentation'] = written | {'counts': counts}
-  return results
