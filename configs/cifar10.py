@@ -97,7 +97,7 @@ def full(config):
   config.batch_size = 128
   config.data.update(
     crop_min_area=0.5,
-    augment='autoaugment(cifar10)',
+    augment='randaugment(2, 9)',
     erasing=0.25,
     repeats=3,
     workers=8,

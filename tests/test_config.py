@@ -754,7 +754,7 @@ PUBLISHED = {
     'total': '300 epochs',
     'model.depth': 9,
     'model.width': 192,
-    'data.augment': 'autoaugment(cifar10)',
+    'data.augment': 'randaugment(2, 9)',
   },
 }
 

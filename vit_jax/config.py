@@ -135,7 +135,7 @@ def base() -> ConfigDict:
         'crop_resize': 0.0,
         'flip': True,
         # randaugment(2, 9), which takes the deviation of the magnitude third,
-        # autoaugment(imagenet) or (cifar10), 3augment(0.3), or nothing.
+        # 3augment(0.3), or nothing.
         'augment': '',
         # Probability that a rectangle of an image becomes noise.
         'erasing': 0.0,

@@ -93,66 +93,6 @@ OPERATIONS = {
   'Equalize': Operation(
     lambda image, _: ImageOps.equalize(image), signed=False
   ),
-  'Invert': Operation(lambda image, _: ImageOps.invert(image), signed=False),
-}
-# RandAugment has all of AutoAugment's but inversion.
-RANDAUGMENT = tuple(name for name in OPERATIONS if name != 'Invert')
-
-# AutoAugment's policies, tables 7 and 9 of its paper: a line is two operations,
-# each with its probability in tenths and its magnitude, 0 where it has none.
-_POLICIES = {
-  'cifar10': """
-    Invert 1 0, Contrast 2 6
-    Rotate 7 2, TranslateX 3 9
-    Sharpness 8 1, Sharpness 9 3
-    ShearY 5 8, TranslateY 7 9
-    AutoContrast 5 0, Equalize 9 0
-    ShearY 2 7, Posterize 3 7
-    Color 4 3, Brightness 6 7
-    Sharpness 3 9, Brightness 7 9
-    Equalize 6 0, Equalize 5 0
-    Contrast 6 7, Sharpness 6 5
-    Color 7 7, TranslateX 5 8
-    Equalize 3 0, AutoContrast 4 0
-    TranslateY 4 3, Sharpness 2 6
-    Brightness 9 6, Color 2 8
-    Solarize 5 2, Invert 0 0
-    Equalize 2 0, AutoContrast 6 0
-    Equalize 2 0, Equalize 6 0
-    Color 9 9, Equalize 6 0
-    AutoContrast 8 0, Solarize 2 8
-    Brightness 1 3, Color 7 0
-    Solarize 4 5, AutoContrast 9 0
-    TranslateY 9 9, TranslateY 7 9
-    AutoContrast 9 0, Solarize 8 3
-    Equalize 8 0, Invert 1 0
-    TranslateY 7 9, AutoContrast 9 0""",
-  'imagenet': """
-    Posterize 4 8, Rotate 6 9
-    Solarize 6 5, AutoContrast 6 0
-    Equalize 8 0, Equalize 6 0
-    Posterize 6 7, Posterize 6 6
-    Equalize 4 0, Solarize 2 4
-    Equalize 4 0, Rotate 8 8
-    Solarize 6 3, Equalize 6 0
-    Posterize 8 5, Equalize 10 0
-    Rotate 2 3, Solarize 6 8
-    Equalize 6 0, Posterize 4 6
-    Rotate 8 8, Color 4 0
-    Rotate 4 9, Equalize 6 0
-    Equalize 0 0, Equalize 8 0
-    Invert 6 0, Equalize 10 0
-    Color 6 4, Contrast 10 8
-    Rotate 8 8, Color 10 2
-    Color 8 8, Solarize 8 7
-    Sharpness 4 7, Invert 6 0
-    ShearX 6 5, Equalize 10 0
-    Color 4 0, Equalize 6 0
-    Equalize 4 0, Solarize 2 4
-    Solarize 6 5, AutoContrast 6 0
-    Invert 6 0, Equalize 10 0
-    Color 6 4, Contrast 10 8
-    Equalize 8 0, Equalize 6 0""",
 }
 
 
@@ -178,45 +118,9 @@ class RandAugment:
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
     image = Image.fromarray(pixels_HWC)
-    for name in rng.choice(RANDAUGMENT, self.count):
+    for name in rng.choice([*OPERATIONS], self.count):
       magnitude = rng.normal(self.magnitude, self.deviation)
       image = OPERATIONS[name](image, magnitude, rng)
-    return np.array(image)
-
-
-@dataclasses.dataclass(frozen=True)
-class AutoAugment:
-  """One pair of operations, drawn from a policy of its paper.
-
-  Attributes:
-    policy: 'imagenet' or 'cifar10', the data that it was found on.
-  """
-
-  policy: str = 'imagenet'
-
-  def __post_init__(self) -> None:
-    self.pairs()  # raises KeyError for another policy
-
-  def pairs(self) -> list[list[tuple[str, float, int]]]:
-    """Returns the pairs of (operation, probability, magnitude)."""
-    return [
-      [
-        (name, int(tenths) / 10, int(magnitude))
-        for name, tenths, magnitude in (
-          part.split() for part in line.split(',')
-        )
-      ]
-      for line in _POLICIES[self.policy].strip().splitlines()
-    ]
-
-  def __call__(
-    self, pixels_HWC: np.ndarray, rng: np.random.Generator
-  ) -> np.ndarray:
-    image = Image.fromarray(pixels_HWC)
-    pairs = self.pairs()
-    for name, probability, magnitude in pairs[rng.integers(len(pairs))]:
-      if rng.random() < probability:
-        image = OPERATIONS[name](image, magnitude, rng)
     return np.array(image)
 
 
@@ -264,7 +168,6 @@ def parse(text: str) -> Augmentation | None:
     return None
   kinds: dict[str, Callable[..., Augmentation]] = {
     'randaugment': lambda n=2, *m: RandAugment(int(n), *map(float, m)),
-    'autoaugment': AutoAugment,
     '3augment': lambda *jitter: ThreeAugment(*map(float, jitter)),
   }
   match = re.fullmatch(r'(\w+)(?:\((.*)\))?', text.strip())
@@ -276,6 +179,5 @@ def parse(text: str) -> Augmentation | None:
     raise ValueError(
       f'data.augment is {text!r}: write randaugment(n, m), with n of 1 or more '
       f'and m from 0 to {_MOST}, maybe with a deviation of 0 or more behind '
-      'them; autoaugment(imagenet) or autoaugment(cifar10); 3augment(j), with '
-      'j from 0 to 1; or nothing.'
+      'them; 3augment(j), with j from 0 to 1; or nothing.'
     ) from None
