@@ -23,8 +23,8 @@ SIZE = (32, 32)
 
 # Libraries that a format needs, and the options that it is given.
 TARGETS = {
-  'npz': (('timm',), []),
-  'bigvision': (('timm',), []),
+  'npz': ((), []),
+  'bigvision': ((), []),
   'timm': (('timm', 'torch'), []),
   'hf': (('transformers', 'torch'), []),
   'onnx': (('onnxruntime', 'onnx'), []),
