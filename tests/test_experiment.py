@@ -16,7 +16,6 @@ from vit_jax import config as config_lib
 from vit_jax import experiment
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.table import Preprocessing
-from vit_jax.models import flops
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
@@ -241,19 +240,6 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
   want = [x.sharding.spec for x in jax.tree.leaves(params)]
   assert split[-len(want) :] == want
   assert sum('fsdp' in spec for spec in want) > 5
-
-
-def test_an_image_takes_what_those_of_all_sizes_take_on_average(config):
-  config.data.image_size = '8,8x16'
-  made = made_of(config)
-  counts = [
-    flops.forward_flops(each.model, size)
-    for size, each in made.objectives.items()
-  ]
-  assert list(made.objectives) == [(8, 8), (8, 16)]
-  assert counts[0] < counts[1]
-  assert made.forward_flops == sum(counts) // 2
-  assert ' of 8x8, 8x16 pixels' in made.story()
 
 
 @pytest.mark.parametrize(

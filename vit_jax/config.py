@@ -124,9 +124,7 @@ def base() -> ConfigDict:
         # takes the order of text and says so where the two differ; a teacher
         # or a checkpoint without class names is then refused.
         'class_order': '',
-        # Side in pixels, or height x width, as in '384x512'. Of several, as in
-        # '224,160,128', each step has one, drawn evenly; checkpoints are of the
-        # first, which is also what evaluators measure at.
+        # Side in pixels, or height x width, as in '384x512'.
         'image_size': '224',
         # Smallest share of the image that the inception crop takes.
         'crop_min_area': 0.05,
@@ -169,14 +167,8 @@ def base() -> ConfigDict:
       # By the name before their metrics, as in test/accuracy; those that are
       # `on` run.
       'evaluators': {
-        # Means of what the objective measures; at `other_sizes` as well, as in
-        # '160,128', where metrics are called as in test/accuracy_160x160.
-        'test': {
-          'type': 'mean',
-          'on': True,
-          'split': 'test',
-          'other_sizes': '',
-        },
+        # Means of what the objective measures.
+        'test': {'type': 'mean', 'on': True, 'split': 'test'},
         # ImageNet's validation images with ReaL's labels: path of real.json.
         'real': {
           'type': 'real',

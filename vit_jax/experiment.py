@@ -8,6 +8,7 @@ compiles or measures is what the others run.
 import dataclasses
 import functools
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,11 +20,11 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.data import sources, transforms
+from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params, Partitions
-from vit_jax.objectives.objective import Facts
-from vit_jax.objectives.sizes import objectives_of
+from vit_jax.objectives import objective_type
+from vit_jax.objectives.objective import Facts, Objective
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
@@ -68,7 +69,8 @@ class CheckedConfig:
   Attributes:
     config: from a file in `configs/`.
     mesh: of the devices.
-    objectives: what is learned, by the (H, W) of the images.
+    image_size: (H, W) in pixels.
+    objective: what is learned.
   """
 
   def __init__(
@@ -88,7 +90,8 @@ class CheckedConfig:
     self.config = config
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)
-    self.objectives = objectives_of(config)
+    self.image_size = images.size_of(config.data.image_size)
+    self.objective = _objective_of(config, self.image_size)
 
 
 class Experiment:
@@ -98,9 +101,8 @@ class Experiment:
     config: from a file in `configs/`.
     facts: of the data.
     mesh: of the devices.
-    objectives: what is learned, by the (H, W) of the images; each step has one.
-    image_size: the first (H, W), of which checkpoints are.
-    objective: the objective at `image_size`.
+    image_size: (H, W) in pixels.
+    objective: what is learned.
     durations: of the run.
     lr: learning rate at each step.
     optimizer: of all parameters.
@@ -114,11 +116,8 @@ class Experiment:
     """
     self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
     config = self.config
-    self.objectives = {
-      size: objective.on_data(config, facts)
-      for size, objective in checked.objectives.items()
-    }
-    self.image_size, self.objective = next(iter(self.objectives.items()))
+    self.image_size = checked.image_size
+    self.objective = checked.objective.on_data(config, facts)
     self.durations = durations_of(config, facts.examples)
     o = config.optimizer
     self.lr = optim.schedule(
@@ -207,36 +206,23 @@ class Experiment:
     """Returns the keys of the initial parameters and of the steps."""
     return jax.random.split(jax.random.key(self.config.seed))
 
-  def train_transform(self) -> Any:
-    """Returns the function from a record to an example of the step's size."""
-    each = [x.train_transform() for x in self.objectives.values()]
-    return transforms.OneOf(tuple(each)) if len(each) > 1 else each[0]
-
   @functools.cached_property
   def forward_flops(self) -> int:
-    """FLOPs of an image's forward pass, averaged over the sizes."""
-    sizes = self._batch_sizes()
-    counts = {}
-    for size in set(sizes):
-      objective = self.objectives.get(size, self.objective)
-      counts[size] = flops.forward_flops(objective.model, size)
-    return sum(counts[size] for size in sizes) // len(sizes)
-
-  def _batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) that a batch may have, all equally likely."""
-    found = list(self.objectives)
-    # Several image sizes and buckets exclude each other.
-    return found if len(found) > 1 else self.objective.batch_sizes()
+    """FLOPs of an image's forward pass, averaged over the sizes of batches."""
+    sizes = self.objective.batch_sizes()
+    model = self.objective.model
+    return sum(flops.forward_flops(model, size) for size in sizes) // len(sizes)
 
   def story(self) -> str:
     """Describes model, data and run in three lines."""
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
-    sizes = ', '.join(f'{h}x{w}' for h, w in dict.fromkeys(self._batch_sizes()))
+    sizes = dict.fromkeys(self.objective.batch_sizes())
+    pixels = ', '.join(f'{h}x{w}' for h, w in sizes)
     return (
       f'model  {type(model).__name__}, '
       f'{flops.count_params(model, self.image_size):,} parameters, '
-      f'{self.forward_flops / 1e9:.3g} GFLOPs an image of {sizes} pixels\n'
+      f'{self.forward_flops / 1e9:.3g} GFLOPs an image of {pixels} pixels\n'
       f'data   {config.data.name} {config.data.split}: '
       f'{facts.examples:,} images'
       + (f', {classes:,} classes\n' if classes else ' without labels\n')
@@ -264,14 +250,10 @@ class Experiment:
   ) -> tuple[TrainState, Metrics]:
     key = jax.random.fold_in(self._keys()[1], step)
     key_augment, key_loss = jax.random.split(key)
-    size = self.image_size
-    if len(self.objectives) > 1:  # the step is compiled for each
-      *_, height, width, _ = batch['image'].shape
-      size = height, width
-    batch = self.objectives[size].augment(batch, key_augment)
+    batch = self.objective.augment(batch, key_augment)
 
     def gradients(params: Params) -> tuple[Params, tuple[Metrics, Any]]:
-      given = self._to_use(params), size, fixed, state.objective_state
+      given = self._to_use(params), fixed, state.objective_state
       of_part = functools.partial(self._gradients, *given)
       return self._accumulated(of_part, batch, key_loss)
 
@@ -339,30 +321,40 @@ class Experiment:
   def _gradients(
     self,
     params: Params,
-    size: tuple[int, int],
     fixed: Params,
     state: Any,
     batch: Batch,
     key: jax.Array,
   ) -> tuple[Params, tuple[Metrics, Any]]:
-    objective = self.objectives[size]
-    structure: Any = jax.tree.structure(params)
-
-    def at_size(tree: Any) -> Any:
-      is_like = structure == jax.tree.structure(tree)
-      if size == self.image_size or not is_like:
-        return tree
-      return transfer.at_size(objective.model, tree, self.image_size, size)
-
     def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Any]]:
-      params = at_size(optim.stop_frozen(params, self.config.optimizer.frozen))
-      sized = {name: at_size(tree) for name, tree in state.items()}
-      return objective.loss_and_seen(params, fixed, sized, batch, key)
+      params = optim.stop_frozen(params, self.config.optimizer.frozen)
+      return self.objective.loss_and_seen(params, fixed, state, batch, key)
 
     with sharding.activations(self.mesh):
       grads, seen = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, self.mesh, self._partitions)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), seen
+
+
+def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
+  """Returns the objective of a config, before its data are open.
+
+  Raises:
+    ValueError: naming every field that is on and that the objective ignores, or
+      as `Objective.from_config`.
+  """
+  kind = objective_type(config)
+  on = [
+    f'{field}={value!r} (off: {off!r})'
+    for field, off in kind.unused.items()
+    if (value := operator.attrgetter(field)(config)) != off
+  ]
+  if on:
+    raise ValueError(
+      f'objective.name={config.objective.name} makes no use of '
+      f'{", ".join(on)}: switch that off.'
+    )
+  return kind.from_config(config, image_size)
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import classes, from_init, opening, saving
-from vit_jax.data import bad_images, images, loader, sources
+from vit_jax.data import bad_images, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
@@ -155,7 +155,7 @@ def _train(
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,
-    experiment.train_transform(),
+    objective.train_transform(),
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,
@@ -218,16 +218,16 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     config.model = ConfigDict(variants.config_of(checkpoint.model))
     if not checkpoint.model.any_size:
       size = 'x'.join(map(str, checkpoint.image_size))
-      if images.size_of(size) not in images.sizes_of(config.data.image_size):
+      if size not in (asked := config.data.image_size, f'{asked}x{asked}'):
         _log.info(
           'Images have %s pixels, as %s was trained, and not %s.',
-          *(size, checkpoint.path, config.data.image_size),
+          *(size, checkpoint.path, asked),
         )
       config.data.image_size = size
     config.data.update(dataclasses.asdict(checkpoint.preprocessing))
   checked, facts = CheckedConfig(config), facts_of(config, source)
   mesh = checked.mesh
-  objective = next(iter(checked.objectives.values())).on_data(config, facts)
+  objective = checked.objective.on_data(config, facts)
   known, wanted = map(variants.fields_of, (checkpoint.model, objective.model))
   for field in ('name', *known):
     if field != 'num_classes' and known[field] != wanted.get(field):

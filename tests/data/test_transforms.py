@@ -392,22 +392,6 @@ def test_several_classes_of_an_image_stay_what_they_are(photo):
   assert found['label'] is label_C
 
 
-def test_each_step_has_one_of_several_transforms():
-  """Evenly, and one of those that are several themselves."""
-
-  class Inner(transforms.PerStep):
-    def of_batch(self, rng):
-      return f'inner {rng.integers(2)}'
-
-  several = transforms.OneOf(('a', 'b', Inner()))
-  drawn = [several.of_batch(np.random.default_rng(i)) for i in range(600)]
-  counts = {x: drawn.count(x) for x in ('a', 'b', 'inner 0', 'inner 1')}
-  assert sum(counts.values()) == 600
-  # Binomials of 600 draws with deviations of 11.5 and 9.1.
-  assert abs(counts['a'] - 200) < 58 and abs(counts['b'] - 200) < 58
-  assert abs(counts['inner 0'] - 100) < 46
-
-
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [

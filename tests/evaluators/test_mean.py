@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from tests.evaluators.small import SIZE, mesh_of, model_of
 from vit_jax.data import loader, sources, transforms
@@ -72,19 +71,6 @@ def test_few_examples_in_a_large_batch(setup):
   got = run(setup, 16, 8, source)
   assert got['test/examples'] == 1
   assert got['test/accuracy'] in (0, 1)
-
-
-def test_metrics_are_those_at_every_size():
-  best = {'accuracy': 'highest', 'loss': 'lowest'}
-  for given, suffixes in (('', ['']), ('16,8x12', ['', '_16x16', '_8x12'])):
-    entry = ConfigDict({'other_sizes': given})
-    assert MeanEvaluator.metrics(entry, Classification) == {
-      f'{name}{suffix}': x for suffix in suffixes for name, x in best.items()
-    }
-  for wrong in ('16,x', 'x'):
-    with pytest.raises(ValueError, match="^other_sizes is 'x'"):
-      entry = ConfigDict({'other_sizes': wrong})
-      MeanEvaluator.metrics(entry, Classification)
 
 
 def test_sums_of_many_batches_lose_no_digit():

@@ -36,10 +36,7 @@ class Images:
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Reads `config.data`, for one of several image sizes.
-
-    `resize_small` belongs to the first size of `data.image_size` and grows with
-    the size.
+    """Reads `config.data`, for images of a size (H, W).
 
     Raises:
       ValueError: for fields that cannot work.
@@ -48,9 +45,8 @@ class Images:
       'size',
       'preprocessing',
     }
-    first = sizes_of(data['image_size'])[0]
     try:
-      preprocessing = Preprocessing.of(data).scaled(first, size)
+      preprocessing = Preprocessing.of(data)
       images = cls(size, preprocessing, **{name: data[name] for name in names})
       images.eval_transform()
     except ValueError as e:
@@ -113,18 +109,3 @@ def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
       'width, as in 384x512.'
     )
   return int(match[1]), int(match[2] or match[1])
-
-
-def sizes_of(
-  text: str, what: str = 'data.image_size'
-) -> tuple[tuple[int, int], ...]:
-  """Returns the (height, width) of each of '224', or of '(224,160,128x192)'.
-
-  Raises:
-    ValueError: if one is not a size, or is there twice; calls it `what`.
-  """
-  parts = str(text).strip('()').split(',')
-  sizes = tuple(size_of(part.strip(), what) for part in parts)
-  if len(set(sizes)) < len(sizes):
-    raise ValueError(f'{what} is {text!r}: give each size once.')
-  return sizes

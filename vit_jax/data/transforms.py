@@ -125,17 +125,6 @@ class PerStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class OneOf(PerStep):
-  """Draws one of several transforms for all examples of a step, evenly."""
-
-  transforms: tuple[Any, ...]
-
-  def of_batch(self, rng: np.random.Generator) -> Any:
-    drawn = self.transforms[rng.integers(len(self.transforms))]
-    return drawn.of_batch(rng) if isinstance(drawn, PerStep) else drawn
-
-
-@dataclasses.dataclass(frozen=True)
 class EvalTransform:
   """The same pixels every time: a resize, and maybe a central crop.
 

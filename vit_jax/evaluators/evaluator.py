@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, sources
-from vit_jax.data.images import Images, sizes_of
+from vit_jax.data.images import Images, size_of
 from vit_jax.models.model import Params
 from vit_jax.objectives.objective import Best, Facts, Objective
 from vit_jax.training import features
@@ -81,7 +81,7 @@ class Parts:
   @property
   def image_size(self) -> tuple[int, int]:
     """The (H, W) in pixels that evaluators measure at."""
-    return sizes_of(self.config.data.image_size)[0]
+    return size_of(self.config.data.image_size)
 
   @functools.cached_property
   def images(self) -> Images:

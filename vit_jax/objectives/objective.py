@@ -175,8 +175,7 @@ class Objective:
     """Returns the state that each step updates besides parameters.
 
     Examples are a momentum teacher and a centre. A tree with the names and
-    shapes of the parameters is sharded and, at another image size, resized
-    like them.
+    shapes of the parameters is sharded like them.
     """
     del params
     return {}

@@ -375,19 +375,6 @@ def test_fields_that_cannot_work(changes, message):
     objective_type(config).from_config(config, (32, 32))
 
 
-def test_sizes_of_batches_and_of_buckets_are_not_had_together():
-  config = test_every.config_of(
-    'detection',
-    **{
-      'data.image_size': '(32,48)',
-      'objective.short_sides': (24, 32),
-      'objective.buckets': 2,
-    },
-  )
-  with pytest.raises(ValueError, match=r'objective.buckets 2: .*one bucket'):
-    CheckedConfig(config)
-
-
 def test_data_without_classes_or_boxes():
   config = test_every.config_of('detection')
   with pytest.raises(ValueError, match='has no classes, which detection'):

@@ -148,13 +148,3 @@ def test_only_tpus_know_when_each_array_is_needed(platform, peak):
     memory_analysis=lambda: sizes, input_shardings=(devices, {})
   )
   assert aot.peak_bytes(compiled) == peak
-
-
-def test_the_largest_images_have_the_most_pixels():
-  """And not the greatest height or width."""
-  chosen = config()
-  chosen.data.image_size = '80x32,64x64,32x112'
-  experiment = step.experiment_of(chosen, jax.devices()[:1])
-  size, objective = aot.largest(experiment)
-  assert size == (64, 64)
-  assert objective.batch_shapes(1)['image'].shape == (1, 64, 64, 3)

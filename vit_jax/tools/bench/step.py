@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data.images import sizes_of
+from vit_jax.data.images import size_of
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
@@ -81,6 +81,6 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
 
 def objective_of(config: ConfigDict) -> Objective:
   """Returns the objective, with the model, of a config."""
-  size = sizes_of(config.data.image_size)[0]
+  size = size_of(config.data.image_size)
   made = objective_type(config).from_config(config, size)
   return made.on_data(config, _FACTS)

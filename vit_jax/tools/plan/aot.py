@@ -6,7 +6,6 @@ and `bench` runs them.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from vit_jax.data import device_augmentation
 from vit_jax.experiment import Experiment
 from vit_jax.models import attention
-from vit_jax.objectives.objective import Objective
 from vit_jax.training import sharding
 
 
@@ -48,23 +46,16 @@ class Program:
 def training(experiment: Experiment) -> Program:
   """Returns the training step of an experiment as `train` runs it.
 
-  Of several image sizes it is that of the largest, which takes the most memory.
   Its arguments are those of `Experiment.train_step`.
   """
   fixed = experiment.placed(jax.eval_shape(experiment.objective.fixed))
-  _, objective = largest(experiment)
-  batch = objective.batch_shapes(experiment.config.batch_size)
+  batch = experiment.objective.batch_shapes(experiment.config.batch_size)
   rows = _placed(batch, NamedSharding(experiment.mesh, sharding.BATCH))
   number = jax.ShapeDtypeStruct((), np.int32)
   step = _placed(number, sharding.replicated(experiment.mesh))
   return Program(
     experiment.train_step(), (experiment.state_shapes, fixed, rows, step)
   )
-
-
-def largest(experiment: Experiment) -> tuple[tuple[int, int], Objective]:
-  """Returns the largest size (H, W) of the images, and what is learned then."""
-  return max(experiment.objectives.items(), key=lambda x: math.prod(x[0]))
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:

@@ -265,7 +265,7 @@ class Cost:
       self.computing_s + self.sent_bytes * per_chip / speed + self.network_s
     )
     self.images = experiment.config.batch_size
-    size, objective = aot.largest(experiment)
+    size, objective = experiment.image_size, experiment.objective
     image_flops = flops.forward_flops(objective.model, size)
     self.flops = 3 * self.images * objective.images_seen * image_flops
 
@@ -280,7 +280,7 @@ class Cost:
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   """Returns the costs of a step that fits, a line each."""
   total = experiment.durations.total
-  size, objective = aot.largest(experiment)
+  size, objective = experiment.image_size, experiment.objective
   # FLOPs of the mean step as a share of a step at the largest image size.
   share = experiment.forward_flops / flops.forward_flops(objective.model, size)
   a_core = cost.rate(cost.computing_s)
