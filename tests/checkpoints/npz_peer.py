@@ -2,13 +2,13 @@
 
 import functools
 
+from tests.checkpoints import timm_peer
 from vit_jax.checkpoints.formats import (
   archive,
   bigvision,
   recognise,
   timm_config,
 )
-from vit_jax.checkpoints.formats import timm as timm_format
 from vit_jax.checkpoints.formats.table import Peer, Weights
 from vit_jax.models import variants
 
@@ -25,7 +25,7 @@ def open_peer(path: str) -> Peer:
   fields = module.read(path, arrays).fields
   fields |= variants.fields_of(variants.build(**fields))
   config = timm_config.config(Weights({}, fields), {})
-  timm = timm_format.library()
+  timm = timm_peer.library()
   import torch
 
   args = config['model_args']
@@ -49,6 +49,6 @@ def open_peer(path: str) -> Peer:
     raise ValueError(f'{path}: timm cannot read it: {e}') from e
   # timm's mean and deviation for these files, IMAGENET_INCEPTION_MEAN.
   half = (0.5, 0.5, 0.5)
-  return timm_format.peer(
+  return timm_peer.peer(
     f'timm {timm.__version__}', model.eval(), fields['image_size'], half, half
   )

@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from tests.checkpoints import hf_peer, timm_peer
 from tests.test_digits import final_metrics
 from vit_jax.checkpoints import opening
 from vit_jax.convert import __main__ as cli
@@ -51,7 +52,8 @@ def test_digits_are_classified_alike_to_the_image(tmp_path, request):
       request.getfixturevalue('torch')
     target = str(tmp_path / ('digits.onnx' if to == 'onnx' else to))
     assert cli.main([str(workdir), target, f'--to={to}']) == 0
-    peer = check.open_peer(target)
+    peers = {'timm': timm_peer, 'hf': hf_peer}
+    peer = peers.get(to, check).open_peer(target)
     got = peer.run(images)
     print(f'{peer.framework}: {np.mean(got.argmax(-1) == labels):.4f}')
     np.testing.assert_array_equal(

@@ -25,8 +25,8 @@ SIZE = (32, 32)
 TARGETS = {
   'npz': ((), []),
   'bigvision': ((), []),
-  'timm': (('timm', 'torch'), []),
-  'hf': (('transformers', 'torch'), []),
+  'timm': ((), []),
+  'hf': ((), []),
   'onnx': (('onnxruntime', 'onnx'), []),
   'stablehlo': ((), []),
   'orbax': ((), []),
@@ -94,15 +94,11 @@ def test_what_a_format_has_no_task_for_keeps_its_body(
 
 
 @pytest.mark.parametrize('to', TARGETS)
-def test_a_workdir_converts_and_the_check_agrees(
-  run, workdir, tmp_path, to, request
-):
+def test_a_workdir_converts_and_the_check_agrees(run, workdir, tmp_path, to):
   libraries, options = TARGETS[to]
   for library in libraries:
     if importlib.util.find_spec(library) is None:
       pytest.skip(f'{library} is not installed')
-  if 'timm' in libraries or 'torch' in libraries:
-    request.getfixturevalue('torch')
   target = tmp_path / ('model.onnx' if to == 'onnx' else 'model')
   status, out, err = run(workdir, target, f'--to={to}', *options)
   assert (status, err) == (0, '')

@@ -16,8 +16,8 @@ The format of SOURCE is found by looking. TARGET appears whole or not at all.
                   Pillow and starlette alone; with --dtype=int8 in both, of
                   which the faster is taken where it runs
 
---check runs both on the same random images, each in its own framework where
-that is installed, and prints the largest difference.
+--check runs both on the same random images, ONNX and StableHLO files in their
+own runtimes, and prints the largest difference.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 
 def _run(args: argparse.Namespace) -> int | None:
   if args.check:
-    # Here, because it imports every framework's module.
+    # Here, because it imports the exporters.
     from vit_jax.convert import check
 
     return int(not check.agree(args.source, args.target, args.tolerance))

@@ -1,4 +1,4 @@
-"""Whether two checkpoints compute the same, each in its own framework."""
+"""Whether two checkpoints or programs compute the same."""
 
 import dataclasses
 import os
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import hf, tensors, timm
 from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.convert import onnx, stablehlo
 from vit_jax.models.model import Params
@@ -71,10 +70,7 @@ def agree(source: str, target: str, tolerance: float) -> bool:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a checkpoint with the framework that its format belongs to.
-
-  Directories of timm and transformers are opened by this package if the library
-  is not installed, and the peer's name says so. So is every other checkpoint.
+  """Opens a program with its own runtime, and a checkpoint with this package.
 
   Raises:
     FileNotFoundError: if nothing is there.
@@ -85,19 +81,7 @@ def open_peer(path: str) -> Peer:
     return onnx.open_peer(path)
   if os.path.exists(os.path.join(path, stablehlo.MODEL)):
     return stablehlo.open_peer(path)
-  if not os.path.exists(place := os.path.join(path, 'config.json')):
-    return _ours(path)
-  config = tensors.read_json(place)
-  # Nothing runs transformers' wrappers of timm, which have both. ImageGPT and
-  # DETR take other inputs there.
-  is_wrapped = config.keys() >= {'model_type', 'architecture'}
-  if is_wrapped or config.get('model_type') in hf.PROJECTS:
-    return _ours(path)
-  try:
-    return (hf if 'model_type' in config else timm).open_peer(path)
-  except ImportError as e:
-    peer = _ours(path)
-    return dataclasses.replace(peer, framework=f'{peer.framework} ({e})')
+  return _ours(path)
 
 
 def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.checkpoints import hf_peer
 from tests.checkpoints.formats.hf_folder import (
   QUERY,
   SIZE,
@@ -197,7 +198,7 @@ OURS = {
 def check_ours_there(folder, checkpoint, dtype='float32'):
   """Returns the relative difference of the outputs, and the notes."""
   notes = hf.write(checkpoint.weights(), str(folder), dtype)
-  peer = hf.open_peer(str(folder))
+  peer = hf_peer.open_peer(str(folder))
   assert peer.framework.startswith('transformers ')
   assert peer.image_size == checkpoint.image_size
   images = random_images(checkpoint.image_size)
@@ -320,7 +321,7 @@ def test_an_existing_target_is_refused(folder):
 def test_the_peer_makes_nothing_up(folder, change, words):
   folder.change_arrays(change)
   with pytest.raises(ValueError, match=words) as e:
-    hf.open_peer(str(folder.path))
+    hf_peer.open_peer(str(folder.path))
   assert str(folder.path) in str(e.value)
 
 
@@ -330,7 +331,7 @@ def test_the_peer_runs_what_says_little(folder, bit_folder):
   folder.change_config(architectures=...)
   (folder.path / image_configs.FILE).unlink()
   images = random_images(SIZE)
-  peer = hf.open_peer(str(folder.path))
+  peer = hf_peer.open_peer(str(folder.path))
   assert peer.image_size == SIZE
   want = logits_of(folder.open(), images)
   assert relative_difference(peer.run(images), want) < TOLERANCE
@@ -339,4 +340,4 @@ def test_the_peer_runs_what_says_little(folder, bit_folder):
     'do_center_crop': False,
   }
   (bit_folder.path / image_configs.FILE).write_text(json.dumps(stated))
-  assert hf.open_peer(str(bit_folder.path)).image_size == (224, 224)
+  assert hf_peer.open_peer(str(bit_folder.path)).image_size == (224, 224)

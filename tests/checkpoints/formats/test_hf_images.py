@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.checkpoints import hf_peer
 from tests.checkpoints.formats.hf_folder import SIZE, TINY
 from tests.checkpoints.random_weights import (
   logits_of,
@@ -169,7 +170,7 @@ def test_image_processors_scale_as_theirs(folder, kind):
   stated = {'image_processor_type': 'ViTImageProcessor'} | stated
   (folder.path / image_configs.FILE).write_text(json.dumps(stated))
   images = random_images(SIZE)
-  want = hf.open_peer(str(folder.path)).run(images)
+  want = hf_peer.open_peer(str(folder.path)).run(images)
   got = logits_of(folder.open(), images)
   # Sums of float32 in another order.
   assert relative_difference(got, want) < 1e-5

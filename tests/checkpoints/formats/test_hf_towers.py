@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.checkpoints import hf_peer
 from tests.checkpoints.random_weights import (
   logits_of,
   random_images,
   relative_difference,
 )
 from vit_jax.checkpoints import opening, transfer
-from vit_jax.checkpoints.formats import hf
 
 # Sums of float32 in another order.
 TOLERANCE = 1e-5
@@ -241,9 +241,9 @@ def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
   images = random_images(native.image_size)
   if 'SigLIP 2' in kind:
     with pytest.raises(ValueError, match='patches of images of any shape'):
-      hf.open_peer(str(tmp_path / 'x'))
+      hf_peer.open_peer(str(tmp_path / 'x'))
   else:
-    peer = hf.open_peer(str(tmp_path / 'x'))
+    peer = hf_peer.open_peer(str(tmp_path / 'x'))
     assert peer.image_size == native.image_size
     want = logits_of(native, images)
     assert relative_difference(peer.run(images), want) < TOLERANCE

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.checkpoints import timm_peer
 from tests.checkpoints.formats.timm_folder import (
   HYBRID,
   TINY,
@@ -473,7 +474,7 @@ def check_there(folder, checkpoint, resnet, changed_timm, tolerance):
 
 def compare_there(folder, checkpoint):
   """Returns the relative difference of what timm puts out."""
-  peer = convert.open_peer(str(folder))
+  peer = timm_peer.open_peer(str(folder))
   assert peer.framework.startswith('timm ')
   assert peer.image_size == checkpoint.image_size
   images = random_images(checkpoint.image_size)
@@ -580,4 +581,4 @@ def test_what_timm_cannot_open_is_refused(tmp_path):
   folder = Folder(tmp_path / 'x')
   folder.change_arrays(**{'norm.bias': None})
   with pytest.raises(ValueError, match=r'x: timm cannot open it: .*norm.bias'):
-    convert.open_peer(str(folder))
+    timm_peer.open_peer(str(folder))

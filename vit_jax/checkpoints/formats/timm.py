@@ -7,7 +7,6 @@ SigLIP, DINOv2, DINOv3), hybrids and BiT.
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,72 +91,6 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   arrays = torch_vit.to_timm(weights.arrays)
   tensors.write_folder(target, {'config.json': config}, arrays, dtype)
   return lines + _not_held(weights)
-
-
-def open_peer(path: str) -> table.Peer:
-  """Opens a directory with timm itself, in float32.
-
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm cannot open it.
-  """
-  timm = library()
-  try:
-    model = timm.create_model(f'local-dir:{path}', pretrained=True)
-  except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
-    # torch lists keys over many lines.
-    reason = ' '.join(str(e).split())
-    raise ValueError(f'{path}: timm cannot open it: {reason}') from e
-  found = timm.data.resolve_data_config(model=model)
-  _, height, width = found['input_size']
-  size = height, width
-  framework = f'timm {timm.__version__}'
-  return peer(framework, model.eval(), size, found['mean'], found['std'])
-
-
-def library() -> Any:
-  """Returns the package timm.
-
-  Raises:
-    ImportError: if it is not installed.
-  """
-  try:
-    import timm
-  except (ImportError, RuntimeError) as e:
-    # The second is what a torchvision gives that was built for another torch.
-    raise ImportError(
-      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
-    ) from e
-  return timm
-
-
-def peer(
-  framework: str,
-  apply: Callable[[Any], Any],
-  image_size: tuple[int, int],
-  mean: Sequence[float],
-  std: Sequence[float],
-) -> table.Peer:
-  """Wraps a PyTorch model that takes scaled images as a peer.
-
-  Args:
-    framework: its name and version.
-    apply: from a tensor BCHW to one of outputs.
-    image_size: (H, W) in pixels.
-    mean, std: of values in [0, 1].
-  """
-  import torch
-
-  mean_C11, std_C11 = (
-    torch.tensor(x, dtype=torch.float32)[:, None, None] for x in (mean, std)
-  )
-
-  def run(images_BHWC: np.ndarray) -> np.ndarray:
-    with torch.inference_mode():
-      images = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2)
-      return apply((images / 255 - mean_C11) / std_C11).numpy()
-
-  return table.Peer(framework, image_size, run)
 
 
 def _check_alone(path: str, arrays: table.Flat) -> None:
