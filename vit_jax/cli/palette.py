@@ -3,12 +3,11 @@
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 
 clusters pixels by k-means in RGB and writes the means, from dark to bright, as
-float32 (colours, 3) in [-1, 1]. A picture beside it shows them, and some images
-before and after. configs/igpt.py takes the file; checkpoints keep the colours.
+float32 (colours, 3) in [-1, 1]. configs/igpt.py takes the file; checkpoints
+keep the colours.
 """
 
 import argparse
-import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -38,21 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-  picture = str(pathlib.Path(args.out).with_suffix('.png'))
-  for path in (args.out, picture):
-    atomic_files.refuse_existing(path)
+  atomic_files.refuse_existing(args.out)
   size = images.size_of(args.image_size, '--image_size')
   data = flags.data_of(args.dataset, args)
   found = palette.palette(data, args.colours, args.split, size)
   with atomic_files.new_file(args.out) as new, new.open('wb') as file:
     np.save(file, found.colours_KC)
-  atomic_files.replace(picture, found.picture())
   print(
     f'data     {args.dataset} {args.split}: {found.pixels:,} pixels of '
-    f'{len(found.images_BHWC):,} images\n'
+    f'{found.images:,} images\n'
     f'error    {found.rmse:.2f} of 255, the root of the mean square of red, '
-    f'green and blue\nwritten  {args.out}: {args.colours} colours\n'
-    f'written  {picture}'
+    f'green and blue\nwritten  {args.out}: {args.colours} colours'
   )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from vit_jax.data import bad_images, sources, transforms
 from vit_jax.data.sources import Source
-from vit_jax.visualize import draw
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +19,6 @@ _log = logging.getLogger(__name__)
 IMAGES, PIXELS = 10_000, 1_000_000
 # Pixels of a step of k-means, which scikit-learn advises to be above 3,000.
 _STEP = 8_192
-_SHOWN = 8  # images in the picture
 
 
 class Palette(NamedTuple):
@@ -29,30 +27,14 @@ class Palette(NamedTuple):
   Attributes:
     colours_KC: float32 in [-1, 1], from dark to bright.
     rmse: root mean square error of red, green and blue, of 255.
-    images_BHWC: the images that they are of, uint8.
+    images: how many images the pixels are of.
     pixels: how many of their pixels were clustered.
   """
 
   colours_KC: np.ndarray
   rmse: float
-  images_BHWC: np.ndarray
+  images: int
   pixels: int
-
-  def picture(self) -> bytes:
-    """Returns a PNG: some images, the same in these colours, and these."""
-    shown_BHWC, K = self.images_BHWC[:_SHOWN], len(self.colours_KC)
-    same_NC = nearest(shown_BHWC.reshape(-1, 3), self.colours_KC)
-    side = math.ceil(math.sqrt(K))
-    palette_NC = np.full((side * side, 3), 255, np.uint8)
-    palette_NC[:K] = np.rint(127.5 * (self.colours_KC + 1))
-    more = {f'{K} colours': palette_NC.reshape(side, side, 3)}
-    return draw.sheet(
-      [
-        {str(i): image for i, image in enumerate(images, 1)} | more
-        for images in (shown_BHWC, same_NC.reshape(shown_BHWC.shape))
-      ],
-      ['images', 'in these colours'],
-    )
 
 
 def palette(
@@ -82,7 +64,7 @@ def palette(
   colours_KC = fit(pixels_NC, colours)
   error = np.float32(nearest(pixels_NC, colours_KC)) - pixels_NC
   rmse = math.sqrt(np.mean(np.square(error)))
-  return Palette(colours_KC, rmse, images_BHWC, len(pixels_NC))
+  return Palette(colours_KC, rmse, len(images_BHWC), len(pixels_NC))
 
 
 def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
