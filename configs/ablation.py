@@ -68,7 +68,7 @@ def head(config):
 
 
 def vit5(config):
-  (side, _), *_ = images.sizes_of(config.data.image_size)
+  side, _ = images.size_of(config.data.image_size)
   side //= config.model.patch_size
   parts = variants.VIT5 | {'rope_side': side}
   plain = variants.defaults('vit')

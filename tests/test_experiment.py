@@ -155,7 +155,7 @@ def made_of(config, names=tuple('0123456789'), **facts):
   )
 
 
-def test_the_story_of_a_run(config):
+def test_the_story_of_a_run(config, monkeypatch):
   config.update(batch_size=1024, total='5000 steps')
   names = tuple(map(str, range(1234)))
   made = made_of(config, names, examples=1_281_167)
@@ -164,7 +164,9 @@ def test_the_story_of_a_run(config):
   params += 17 * 1234
   made.forward_flops = 1_234_000_000
   # Of sizes that are as likely, one may come more than once.
-  made._batch_sizes = lambda: [(8, 8), (8, 8), (4, 8)]
+  sizes = [(8, 8), (8, 8), (4, 8)]
+  kind = type(made.objective)
+  monkeypatch.setattr(kind, 'batch_sizes', lambda objective: sizes)
   assert made.story().splitlines() == [
     f'model  ViT, {params:,} parameters, 1.23 GFLOPs an image of 8x8, 4x8 '
     'pixels',
@@ -227,7 +229,7 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
 
   def gradients(params, batch):
     batch = made.objective.augment(batch, key)
-    given = made._to_use(params), (8, 8), {}, {}, batch, key
+    given = made._to_use(params), {}, {}, batch, key
     return made._gradients(*given)[0]
 
   program = jax.make_jaxpr(gradients)(params, batch)
