@@ -126,28 +126,21 @@ def test_heads_are_tiles_each_with_its_own_scale(query, drawn):
 
 
 def test_distances_are_points_over_their_layers(drawn):
-  one_XN = np.array([[1.0, 2, 3], [5, 4, 6]])
-  two_XN = 10 * one_XN[:, 1:]
-  draw.distances([('$', one_XN, 2.5), ('2', two_XN, 4)])
-  (figure,) = drawn
-  one, two = figure.axes
-  for axes, want_XN, uniform in ((one, one_XN, 2.5), (two, two_XN, 4)):
-    (points,) = axes.collections
-    layer, head = np.indices(want_XN.shape).reshape(2, -1)
-    at = np.stack([layer + 1, want_XN.ravel()], -1)
-    np.testing.assert_array_equal(points.get_offsets(), at)
-    np.testing.assert_array_equal(points.get_array(), head)
-    (line,) = axes.lines
-    assert set(line.get_ydata()) == {uniform}
-    said = labels(axes.get_legend().get_texts())
-    assert said == ['a head', 'all patches alike']
-    assert axes.get_xlabel() == 'layer'
-    assert all(float(x).is_integer() for x in axes.get_xticks())
-  assert (one.get_title(), two.get_title()) == ('$', '2')
-  assert not one.title.get_parse_math()
-  # One scale for both, from 0, with some room above.
-  assert one.get_ylim() == two.get_ylim() == (0, pytest.approx(1.08 * 60))
-  assert one.get_ylabel().endswith('(pixels)') and not two.get_ylabel()
+  want_XN = np.array([[1.0, 2, 3], [5, 4, 60]])
+  draw.distances(want_XN, 2.5)
+  (axes,) = drawn[0].axes
+  (points,) = axes.collections
+  layer, head = np.indices(want_XN.shape).reshape(2, -1)
+  at = np.stack([layer + 1, want_XN.ravel()], -1)
+  np.testing.assert_array_equal(points.get_offsets(), at)
+  np.testing.assert_array_equal(points.get_array(), head)
+  (line,) = axes.lines
+  assert set(line.get_ydata()) == {2.5}
+  said = labels(axes.get_legend().get_texts())
+  assert said == ['a head', 'all patches alike']
+  assert all(float(x).is_integer() for x in axes.get_xticks())
+  # From 0, with some room above.
+  assert axes.get_ylim() == (0, pytest.approx(1.08 * 60))
 
 
 def test_filters_are_gray_where_they_are_0(drawn):
@@ -173,14 +166,14 @@ def test_filters_are_gray_where_they_are_0(drawn):
 
 def test_similarities_are_tiles_where_their_patches_are(drawn):
   h, w = 2, 23
-  cosines = np.random.default_rng(0).uniform(-1, 1, (h, w, h, w))
-  draw.similarities({'layer 1': cosines})
-  axes, bar = drawn[0].axes
+  cosines = np.random.default_rng(0).uniform(-1, 1, (2, h, w, h, w))
+  draw.similarities(cosines)
+  axes, other, bar = drawn[0].axes
   tiles = axes.images[0].get_array()
   assert axes.images[0].get_clim() == (-1, 1)
   for y, x in np.ndindex(h, w):
     tile = tiles[3 * y : 3 * y + 2, 24 * x : 24 * x + 23]
-    np.testing.assert_array_equal(tile, cosines[y, x])
+    np.testing.assert_array_equal(tile, cosines[0, y, x])
   # At most ten are numbered, from 1, each at the middle of its tile.
   columns = np.arange(1, 24, 3)
   assert labels(axes.get_xticklabels()) == [*map(str, columns)]
@@ -190,5 +183,5 @@ def test_similarities_are_tiles_where_their_patches_are(drawn):
   assert (axes.get_xlabel(), axes.get_ylabel()) == (
     *('patch column', 'patch row'),
   )
-  assert axes.get_title() == 'layer 1'
+  assert (axes.get_title(), other.get_title()) == ('layer 1', 'layer 2')
   assert bar.get_ylabel() == 'cosine similarity'

@@ -55,9 +55,9 @@ class Photograph:
     return np.full((4, 6, 3), int(self.name), np.uint8)
 
 
-def subject_of(count, label='', **fields):
+def subject_of(count, **fields):
   photographs = [Photograph(i) for i in range(count)]
-  return Subject(Checkpoint(**fields), photographs, label)
+  return Subject(Checkpoint(**fields), photographs)
 
 
 @pytest.fixture
@@ -110,11 +110,11 @@ def rolled(monkeypatch):
   """Makes maps that say whose they are, and collects sheets."""
   sheets = []
 
-  def rollout_maps(subject, fusion, discard, class_N):
+  def rollout_maps(subject, fusion, discard, class_N=None):
     n = len(subject.photographs)
     if class_N is not None:
       assert class_N.shape == (n,)
-    about = [len(subject.label), len(fusion), 100 * discard, 0, 0, 0]
+    about = [len(fusion), 100 * discard, 0, 0, 0, 0]
     maps_Nhw = np.tile(np.reshape(about, (1, *GRID)), (n, 1, 1)) / 100
     maps_Nhw[:, 1, 0] = 0 if class_N is None else class_N / 100
     maps_Nhw[:, 1, 1] = np.arange(n) / 100
@@ -125,46 +125,27 @@ def rolled(monkeypatch):
   return sheets
 
 
-def test_rollouts_side_by_side_are_called_by_what_differs(rolled):
-  subjects = [subject_of(2, 'a/one'), subject_of(2, 'b/three')]
-  section = sections.rollout(subjects, ('mean', 'min'), 0.25, ('3', '5'))
-  assert '(heads fused by their mean, min, the lowest 25% of the weights ' in (
-    section.text
-  )
-  assert 'discarded, weighted by the gradients of the class). ' in section.text
-  ways = [(f, c) for f in ('mean', 'min') for c in (3, 5)]
-  for prefix, subject in (('', subjects[0]), ('beside_1_', subjects[1])):
-    fusions = section.arrays[f'{prefix}fusions'].tolist()
-    classes = section.arrays[f'{prefix}classes'].tolist()
-    assert [*zip(fusions, classes, strict=True)] == [
-      (f, f'class {c}') for f, c in ways
-    ]
-    for map_Nhw, (fusion, index) in zip(
-      section.arrays[f'{prefix}maps'], ways, strict=True
-    ):
-      about = [len(subject.label), len(fusion), 25, index, 1, 0]
-      np.testing.assert_allclose(100 * map_Nhw[1].ravel(), about)
-  # Of each photograph all models, of each of these all ways.
-  first, last = section.figures[0], section.figures[-1]
-  assert len(section.figures) == 2 * 2 * 4 * 3
-  assert first.name == 'rollout-0-1__one-mean-class_3-overlay'
-  assert first.caption == '0, 1: one, mean, class 3: overlay'
-  assert last.name == 'rollout-1-2__three-min-class_5-masked'
-  section.sheet.draw()
-  ((lines, _),) = rolled
-  titles = [
-    f'{i + 1}: {name}\n{f}\nclass {c}'
-    for i, name in enumerate(('one', 'three'))
-    for f, c in ways
-  ]
+def test_rollouts_are_called_by_their_classes(rolled):
+  """Ten photographs, of which eight are in the first picture."""
+  section = sections.rollout(subject_of(10), 'min', 0.25, ('3', '0'))
+  assert 'by their min, the lowest 25% of the weights disc' in section.text
+  assert 'weighted by the gradients of the class). ' in section.text
+  assert section.arrays['classes'].tolist() == ['class 3', 'class 0']
+  for maps_Nhw, index in zip(section.arrays['maps'], (3, 0), strict=True):
+    about = [3, 25, 0, index, 1, 0]
+    np.testing.assert_allclose(100 * maps_Nhw[1].ravel(), about)
+  assert [figure.name for figure in section.figures] == ['rollout', 'rollout-2']
+  for figure in section.figures:
+    figure.draw()
+  (lines, names), (_, others) = rolled
+  assert (names, others) == ([*'01234567'], ['8', '9'])
   assert [*lines[0]] == [
     'image',
-    *(f'{t}: {k}' for t in titles for k in ('rollout', 'highest half')),
+    *(f'class {c}: {k}' for c in (3, 0) for k in ('rollout', 'highest half')),
   ]
-  maps = section.arrays['beside_1_maps'][2]
   np.testing.assert_array_equal(
-    lines[1][f'{titles[6]}: rollout'],
-    draw.overlay(Photograph(1).shown(), maps[1]),
+    lines[1]['class 0: rollout'],
+    draw.overlay(Photograph(1).shown(), section.arrays['maps'][1, 1]),
   )
 
 

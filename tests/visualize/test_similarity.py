@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from flax import traverse_util
 
 from tests.visualize.test_attention_maps import SIZE, tiny
 from vit_jax.checkpoints.opening import Checkpoint
@@ -49,23 +48,3 @@ def test_a_model_that_adds_none_says_so():
   model, params, _ = tiny('relative')
   with pytest.raises(ValueError, match="no position embeddings.*'relative'"):
     similarity.tables(Checkpoint('c', model, params, SIZE))
-
-
-@pytest.mark.parametrize('kind', ['relative', 'axial'])
-def test_offsets_are_compared_within_their_layer_and_axis(kind):
-  model, params, _ = tiny(kind)
-  found = similarity.of_offsets(Checkpoint('c', model, params, SIZE))
-  axes = ['row', 'column'] if kind == 'axial' else ['']
-  assert [*found] == [f'layer {i} {a}'.strip() for i in (1, 2, 3) for a in axes]
-  flat = traverse_util.flatten_dict(params['Transformer'], sep='/')
-  for name, cosines in found.items():
-    _, number, *axis = name.split()
-    start = '/'.join([f'encoderblock_{int(number) - 1}', *axis]) + '/'
-    (r_ONK,) = (
-      x
-      for path, x in flat.items()
-      if path.startswith(start) and path.endswith('relative_embedding')
-    )
-    r_OD = r_ONK.reshape(len(r_ONK), -1).astype(np.float64)
-    r_OD /= np.linalg.norm(r_OD, axis=1, keepdims=True)
-    np.testing.assert_allclose(cosines, r_OD @ r_OD.T, rtol=1e-6, atol=1e-9)

@@ -2,9 +2,8 @@
 
   python -m vit_jax.visualize report CHECKPOINT photo.jpg a_folder/ --out=seen
   python -m vit_jax.visualize rollout CHECKPOINT pet.jpg --class=dog --class=cat
-  python -m vit_jax.visualize rollout VIT a_folder/ --beside=DEIT --fusion=max
   python -m vit_jax.visualize attention CHECKPOINT photo.jpg --query=3,5
-  python -m vit_jax.visualize distance CHECKPOINT a_folder/ --beside=HYBRID
+  python -m vit_jax.visualize distance CHECKPOINT a_folder/
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
@@ -14,6 +13,7 @@ a single file, report.html. Files of these names are replaced.
 """
 
 import argparse
+import inspect
 import io
 import pathlib
 import re
@@ -30,49 +30,20 @@ from vit_jax.cli import flags, predict
 from vit_jax.data import atomic_files, images
 from vit_jax.visualize import page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
-from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
 
-# Of each kind, what it shows and what it leaves to those who plot themselves.
-_KINDS = {
-  'report': (
-    'all of the next five as one page',
-    'The page holds its pictures itself; the others leave arrays.',
-  ),
-  'rollout': (
-    'how much of each patch reaches the output: over the photograph, alone, '
-    'and the photograph without the half of low values; with --class, what '
-    'speaks for that class',
-    'Arrays: maps (map, image, h, w), from 0 to 1; fusions and classes of each '
-    'map, an empty name for the image as a whole; files; beside_1_maps and so '
-    'on for further models.',
-  ),
-  'attention': (
-    'what one token attends to, in every layer and head',
-    'Arrays: maps (image, layer, head, h, w), softmax weights; files.',
-  ),
-  'distance': (
-    'how far heads look, in pixels (figures 7 and 11 of the paper)',
-    'Arrays: all (layer, head), in pixels; beside_1_all and so on for further '
-    'models.',
-  ),
-  'filters': (
-    'principal components of the patch embedding (figure 7)',
-    'Arrays: components (count, P, P, RGB), each of length 1.',
-  ),
-  'posemb': (
-    'similarity of position embeddings (figures 7 and 10)',
-    'Arrays: cosines (table, h, w, h, w), of relative embeddings (table, '
-    'offset, offset), or by their names where they differ in size; names of '
-    'the tables.',
-  ),
-  'masked': (
-    'of a model that configs/masked.py trained: an image, what is hidden of '
-    'it, and what the model predicts there',
-    'Arrays: kind (image, h, w): 0 seen, 1 masked, 2 another patch in its '
-    'place, 3 seen and predicted; images, hidden, predicted (pixels); files.',
-  ),
+# The kinds of pictures, whose docstrings are the help. Parameters besides the
+# subject are flags.
+_KINDS: dict[str, Callable[..., Any]] = {
+  'report': page.report,
+  'rollout': sections.rollout,
+  'attention': sections.attention,
+  'distance': sections.distance,
+  'filters': sections.first_filters,
+  'posemb': sections.posemb,
+  'masked': predictions.section,
 }
+_COMMON = 'what', 'checkpoint', 'images', 'out', 'image_size'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,21 +57,21 @@ def _run(args: argparse.Namespace) -> None:
     raise ValueError(f'--out={args.out} is a file: name a folder.')
   said = ''
   made: dict[str, Callable[[], bytes]] = {}
-  subject = _subject(args, args.checkpoint)
+  subject = _subject(args)
   checkpoint = subject.checkpoint
   about = checkpoint.model.describe(checkpoint.image_size)
-  if args.what == 'report':
-    html = page.report(subject, args.fusion or 'mean', args.discard)
-    made['report.html'] = lambda: html.encode(errors='backslashreplace')
+  options = {k: v for k, v in vars(args).items() if k not in _COMMON}
+  found = _KINDS[args.what](subject, **options)
+  if isinstance(found, str):
+    html = found.encode(errors='backslashreplace')
+    made['report.html'] = lambda: html
   else:
-    section = _section(args, subject)
-    said = f'{section.title}. {section.text}\n'
-    for figure in [section.sheet, *section.figures]:
-      if figure:
-        made[f'{figure.name}.png'] = figure.draw
+    said = f'{found.title}. {found.text}\n'
+    for figure in found.figures:
+      made[f'{figure.name}.png'] = figure.draw
     arrays = io.BytesIO()
     save: Any = np.savez_compressed  # whose types take no names of arrays
-    save(arrays, **section.arrays)
+    save(arrays, **found.arrays)
     made[f'{args.what}.npz'] = arrays.getvalue
   out.mkdir(parents=True, exist_ok=True)
   for name in tqdm(made, unit=' pictures', delay=2, disable=None):
@@ -109,44 +80,27 @@ def _run(args: argparse.Namespace) -> None:
   print(f'{said}model    {about}\nwritten  {out / next(iter(made))}{more}')
 
 
-def _subject(args: argparse.Namespace, path: str) -> Subject:
-  """Returns a checkpoint, and what images there are."""
-  checkpoint = opening.open_checkpoint(path)
+def _subject(args: argparse.Namespace) -> Subject:
+  """Returns a checkpoint and the images, if the kind takes any."""
+  checkpoint = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
     checkpoint = transfer.resized(
       checkpoint, images.size_of(args.image_size, '--image_size')
     )
   given = predict.find_files(getattr(args, 'images', []))
-  loaded = photos.load(given, checkpoint)
-  return Subject(checkpoint, loaded, path)
-
-
-def _section(args: argparse.Namespace, subject: Subject) -> Section:
-  """Returns what one kind makes."""
-  beside = [_subject(args, path) for path in getattr(args, 'beside', [])]
-  match args.what:
-    case 'rollout':
-      fusions = args.fusion or ['mean']
-      return sections.rollout(
-        [subject, *beside], fusions, args.discard, args.classes
-      )
-    case 'attention':
-      return sections.attention(subject, args.query)
-    case 'distance':
-      return sections.distance([subject, *beside])
-    case 'filters':
-      return sections.first_filters(subject)
-    case 'posemb':
-      return sections.posemb(subject)
-  return predictions.section(subject, args.rate, args.seed)
+  return Subject(checkpoint, photos.load(given, checkpoint))
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('visualize', __doc__)
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
-  for what, (text, arrays) in _KINDS.items():
+  for what, make in _KINDS.items():
+    text = inspect.cleandoc(make.__doc__ or '').partition('\n\nArgs:')[0]
     kind = kinds.add_parser(
-      what, help=text, description=f'{what}: {text}.', epilog=arrays
+      what,
+      help=text.partition('\n')[0],
+      description=text,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = kind.add_argument
     add('checkpoint', help=recognise.WHAT_OPENS)
@@ -166,9 +120,8 @@ def _parser() -> argparse.ArgumentParser:
       add(
         '--fusion',
         choices=tuple(FUSIONS),
-        action='append' if what == 'rollout' else 'store',
-        help='of the heads (default: mean)'
-        + '; may be given several times' * (what == 'rollout'),
+        default='mean',
+        help='of the heads (default: mean)',
       )
       add(
         '--discard',
@@ -203,14 +156,6 @@ def _parser() -> argparse.ArgumentParser:
         f'(default: {predictions.RATE})',
       )
       add('--seed', type=int, default=0, help='which ones (default: 0)')
-    if what in ('rollout', 'distance'):
-      add(
-        '--beside',
-        action='append',
-        default=[],
-        metavar='CHECKPOINT',
-        help='another one, on the same images; may be given several times',
-      )
   return parser
 
 

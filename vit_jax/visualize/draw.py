@@ -126,37 +126,31 @@ def heads(
   return plots.png(figure, 110)
 
 
-def distances(
-  panels: Sequence[tuple[str, np.ndarray, float]],
-) -> bytes:
+def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
   """Draws figure 11: mean attention distance of every head, by layer.
 
   Args:
-    panels: the name of each model, its distances XN, and the distance if it
-      looked everywhere alike.
+    pixels_XN: distances by layer and head.
+    uniform: the distance if a model looked everywhere alike.
   """
-  figure = plots.figure(1 + 4.2 * len(panels), 4.2)
-  all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-  for axes, (name, pixels_XN, uniform) in zip(all_axes, panels, strict=True):
-    X, N = pixels_XN.shape
-    axes.scatter(
-      np.repeat(np.arange(1, X + 1), N),
-      pixels_XN.ravel(),
-      c=np.tile(np.arange(N), X),
-      cmap='viridis',
-      marker='o',
-      label='a head',
-    )
-    label = 'all patches alike'
-    axes.axhline(uniform, color='0.5', linestyle='--', label=label)
-    axes.set_title(name, parse_math=False, fontsize='medium')
-    axes.set(xlabel='layer')
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    plots.tidy(axes)
-    axes.legend(frameon=False, fontsize='small')
-  all_axes[0].set_ylabel('mean attention distance (pixels)')
-  furthest = max(pixels_XN.max() for _, pixels_XN, _ in panels)
-  all_axes[0].set_ylim(0, 1.08 * furthest)
+  X, N = pixels_XN.shape
+  figure = plots.figure(5.2, 4.2)
+  axes = figure.subplots()
+  axes.scatter(
+    np.repeat(np.arange(1, X + 1), N),
+    pixels_XN.ravel(),
+    c=np.tile(np.arange(N), X),
+    cmap='viridis',
+    marker='o',
+    label='a head',
+  )
+  label = 'all patches alike'
+  axes.axhline(uniform, color='0.5', linestyle='--', label=label)
+  axes.set(xlabel='layer', ylabel='mean attention distance (pixels)')
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  plots.tidy(axes)
+  axes.legend(frameon=False, fontsize='small')
+  axes.set_ylim(0, 1.08 * pixels_XN.max())
   return plots.png(figure, 110)
 
 
@@ -177,33 +171,23 @@ def filters(components_XPPC: np.ndarray) -> bytes:
   return plots.png(figure, 110)
 
 
-def similarities(panels: Mapping[str, np.ndarray]) -> bytes:
-  """Draws figures 7 centre and 10: a tile a patch, its cosine to all others.
-
-  Args:
-    panels: hwhw by the name of the table; or OO, of offsets.
-  """
-  across = min(4, len(panels))
-  down = -(-len(panels) // across)
-  side = 5 if across == 1 else 3
+def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
+  """Draws figures 7 centre and 10: a tile a patch, its cosine to all others."""
+  X, h, w, _, _ = cosines_Xhwhw.shape
+  across = min(4, X)
+  down = -(-X // across)
+  side = 5 if X == 1 else 3
   figure = plots.figure(side * across + 0.8, side * down)
   all_axes = figure.subplots(down, across, squeeze=False).ravel()
-  for axes, (name, cosines) in zip(all_axes, panels.items(), strict=False):
-    style: dict[str, Any] = {'vmin': -1, 'vmax': 1, 'cmap': 'viridis'}
-    if cosines.ndim == 4:
-      h, w, _, _ = cosines.shape
-      image = _mosaic(axes, cosines, **style)
-      rows, columns = (_some(n) for n in (h, w))
-      axes.set_xticks(_middles(w, w)[columns - 1], columns)
-      axes.set_yticks(_middles(h, h)[rows - 1], rows)
-      axes.set(xlabel='patch column', ylabel='patch row')
-    else:
-      most = cosines.shape[0] // 2
-      extent = (-most - 0.5, most + 0.5, most + 0.5, -most - 0.5)
-      image = axes.imshow(cosines, extent=extent, **style)
-      axes.set(xlabel='offset', ylabel='offset')
-    axes.set_title(name, fontsize='medium')
-  for axes in all_axes[len(panels) :]:
+  rows, columns = (_some(n) for n in (h, w))
+  for i, (axes, tiles) in enumerate(zip(all_axes, cosines_Xhwhw, strict=False)):
+    image = _mosaic(axes, tiles, vmin=-1, vmax=1, cmap='viridis')
+    axes.set_xticks(_middles(w, w)[columns - 1], columns)
+    axes.set_yticks(_middles(h, h)[rows - 1], rows)
+    axes.set(xlabel='patch column', ylabel='patch row')
+    if X > 1:
+      axes.set_title(f'layer {i + 1}', fontsize='medium')
+  for axes in all_axes[X:]:
     axes.set_axis_off()
   figure.colorbar(
     image, ax=list(all_axes), label='cosine similarity', aspect=40

@@ -57,17 +57,21 @@ $body
 
 
 def report(subject: Subject, fusion: str, discard: float) -> str:
-  """Returns the page.
+  """All of the next five as one page, which holds its pictures itself.
 
-  What a model does not have, attention or position embeddings, the page says.
-  `fusion` and `discard` are those of `rollout`.
+  The page says what a model lacks, attention or position embeddings.
+
+  Args:
+    subject: the model and its images.
+    fusion: as in `rollout`.
+    discard: likewise.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {
     'Images': lambda: _images(subject, fusion, discard),
     # All heads of a large model side by side: to be scrolled on a phone.
     'Attention': lambda: _plots(sections.attention(subject), 'wide'),
-    'Distance': lambda: _plots(sections.distance([subject])),
+    'Distance': lambda: _plots(sections.distance(subject)),
     'Filters': lambda: _plots(sections.first_filters(subject)),
     'Position embeddings': lambda: _plots(sections.posemb(subject)),
   }
@@ -83,14 +87,13 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
   count = flops.count_params(checkpoint.model, checkpoint.image_size)
   about = html.escape(f'{what}; {count:,} parameters.')
   body = [f'<p>{about}</p>', f'<nav>{" ".join(links)}</nav>', *body]
-  return _PAGE.substitute(
-    title=html.escape(subject.label), body='\n'.join(body)
-  )
+  title = html.escape(checkpoint.path)
+  return _PAGE.substitute(title=title, body='\n'.join(body))
 
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
   """Returns each image with its labels, its rollout and those of classes."""
-  whole = sections.rollout([subject], [fusion], discard)
+  whole = sections.rollout(subject, fusion, discard)
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
     labels = subject.top_classes(_LABELS)

@@ -1,6 +1,5 @@
 """What a model trained on masked patches makes of the patches it cannot see."""
 
-import functools
 import math
 from typing import Any
 
@@ -10,22 +9,23 @@ import numpy as np
 from vit_jax.data.images import Images
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
-from vit_jax.visualize import draw
 from vit_jax.visualize.photos import SMALLEST
-from vit_jax.visualize.sections import SHEET, Figure, Section
+from vit_jax.visualize.sections import Section, sheets
 from vit_jax.visualize.subject import Subject
 
 RATE = 0.5
 
 
 def section(subject: Subject, rate: float, seed: int) -> Section:
-  """What the model predicts of corrupted patches.
+  """What a model of configs/masked.py predicts of hidden patches.
 
-  The arrays are `kind` (what became of each patch, Nhw: `models.masked` has the
-  numbers), `images`, `hidden`, `predicted` (uint8 NHWC: as the model sees them,
-  with the corrupted patches replaced, and with these predicted) and `files`.
+  Arrays: `kind` (image, h, w): 0 seen, 1 masked, 2 another patch in its place,
+  3 seen and predicted; `images`, `hidden`, `predicted` (pixels); `files`.
 
-  A share of the patches is corrupted, `rate`; `seed` says which ones.
+  Args:
+    subject: the model and its images.
+    rate: share of the patches that are corrupted.
+    seed: which ones.
 
   Raises:
     ValueError: if the checkpoint is of another task.
@@ -78,12 +78,8 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     }
     rows.append({title: _joined(x, h, w) for title, x in patches.items()})
 
-  lines = [{title: _enlarged(x) for title, x in row.items()} for row in rows]
-  names = [photograph.name for photograph in subject.photographs]
-
-  def figure(name: str, caption: str, part: slice) -> Figure:
-    draw_it = functools.partial(draw.sheet, lines[part], names[part])
-    return Figure(name, caption, draw_it)
+  def line(n: int) -> dict[str, np.ndarray]:
+    return {title: _enlarged(x) for title, x in rows[n].items()}
 
   columns = (np.stack(x) for x in zip(*(r.values() for r in rows), strict=True))
   return Section(
@@ -93,11 +89,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     f'predicts {_WHAT[model.target]}.',
     dict(zip(('images', 'hidden', 'predicted'), columns, strict=False))
     | {'kind': np.stack(kinds), 'files': subject.files},
-    [
-      figure(f'{name}-masked', f'{name}: masked patches', slice(n, n + 1))
-      for n, name in enumerate(names)
-    ],
-    figure('masked', 'masked patches', slice(SHEET)),
+    sheets('masked', 'masked patches', subject.photographs, line),
   )
 
 

@@ -1,13 +1,11 @@
-"""What there is to see of a checkpoint, one kind a function.
+"""Pictures and arrays of a checkpoint, a function for each kind.
 
-Each gives a `Section`: arrays for those who plot themselves, figures for those
-who look, and a few words about both.
+Each returns a `Section`: arrays, figures, and a few words about both.
 """
 
 import dataclasses
-import itertools
-import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,73 +44,80 @@ class Section:
     text: what the figures show, and how to read them.
     arrays: by name, as they go into an .npz.
     figures: the pictures.
-    sheet: many of them in one, for the folder; None if there is but one.
   """
 
   title: str
   text: str
   arrays: dict[str, np.ndarray]
   figures: Sequence[Figure]
-  sheet: Figure | None = None
+
+
+def sheets(
+  name: str,
+  caption: str,
+  photographs: Sequence[Photograph],
+  line: Callable[[int], dict[str, np.ndarray]],
+) -> list[Figure]:
+  """Returns pictures with a line for each photograph, `SHEET` lines in each.
+
+  Args:
+    name: of the file of the first picture; the others have a number.
+    caption: of all.
+    photographs: name the lines.
+    line: from the number of a photograph to images by their titles.
+  """
+
+  def draw_part(part: range) -> bytes:
+    names = [photographs[n].name for n in part]
+    return draw.sheet([*map(line, part)], names)
+
+  found = []
+  for start in range(0, len(photographs), SHEET):
+    part = range(start, min(start + SHEET, len(photographs)))
+    number = f'-{start // SHEET + 1}' if start else ''
+    draw_it = functools.partial(draw_part, part)
+    found.append(Figure(f'{name}{number}', caption, draw_it))
+  return found
 
 
 def rollout(
-  subjects: Sequence[Subject],
-  fusions: Sequence[str] = ('mean',),
+  subject: Subject,
+  fusion: str = 'mean',
   discard: float = 0.0,
   classes: Sequence[str] = (),
 ) -> Section:
-  """What of each image reaches the output, as a whole or for classes.
+  """How much of each patch reaches the output, as a whole or for classes.
 
-  The arrays are `maps` (KNhw: one for every fusion and class, or the image as a
-  whole), `fusions` and `classes` (of the K maps, '' for the whole) and `files`.
-  Those of the second model, but `files`, start with `beside_1_`, and so on.
+  Pictures: the map over the photograph, and the photograph without the half of
+  low values. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes` ('' for
+  the image as a whole), `files`.
 
   Args:
-    subjects: models side by side, on the same images.
-    fusions: of the heads.
+    subject: the model and its images.
+    fusion: of the heads.
     discard: as in `rollout.rollout`.
     classes: names or indices.
 
   Raises:
-    ValueError: if a model has no attention, or not such a class.
+    ValueError: if the model has no attention, or no such class.
   """
-  arrays = {'files': subjects[0].files}
-  panels: dict[str, tuple[Subject, np.ndarray]] = {}
-  for i, subject in enumerate(subjects):
-    checkpoint = subject.checkpoint
-    indices: list[Any] = [checkpoint.class_index(text) for text in classes]
-    ways = list(itertools.product(fusions, indices or [None]))
-    names = ['' if c is None else checkpoint.class_name(c) for _, c in ways]
-    maps_KNhw = []
-    for (fusion, index), name in zip(ways, names, strict=True):
-      class_N = index if index is None else np.full(len(subject.files), index)
-      maps_KNhw.append(rollout_maps(subject, fusion, discard, class_N))
-      model = f'{i + 1}: {pathlib.PurePath(subject.label).name}'
-      title = [model] * (len(subjects) > 1) + [fusion] * (len(fusions) > 1)
-      panels['\n'.join(filter(None, [*title, name]))] = subject, maps_KNhw[-1]
-    prefix = f'beside_{i}_' if i else ''
-    arrays |= {
-      f'{prefix}maps': np.stack(maps_KNhw),
-      f'{prefix}fusions': np.array([fusion for fusion, _ in ways]),
-      f'{prefix}classes': np.array(names),
-    }
-  figures = [
-    figure
-    for n in range(len(subjects[0].photographs))
-    for title, (subject, maps_Nhw) in panels.items()
-    for figure in _of_map(subject.photographs[n], maps_Nhw[n], title)
+  checkpoint, photographs = subject.checkpoint, subject.photographs
+  indices = [*map(checkpoint.class_index, classes)]
+  names = [*map(checkpoint.class_name, indices)] or ['']
+  classes_N = [np.full(len(photographs), index) for index in indices]
+  maps = [
+    rollout_maps(subject, fusion, discard, class_N)
+    for class_N in classes_N or [None]
   ]
 
-  def sheet() -> bytes:
-    shown = subjects[0].photographs[:SHEET]
-    lines = [{'image': photograph.shown()} for photograph in shown]
-    for title, (subject, maps_Nhw) in panels.items():
-      for n, line in enumerate(lines):
-        line |= over(subject.photographs[n].shown(), maps_Nhw[n], title)
-    return draw.sheet(lines, [photograph.name for photograph in shown])
+  def line(n: int) -> dict[str, np.ndarray]:
+    shown_HWC = photographs[n].shown()
+    images = {'image': shown_HWC}
+    for name, maps_Nhw in zip(names, maps, strict=True):
+      images |= over(shown_HWC, maps_Nhw[n], name)
+    return images
 
-  how = f'heads fused by their {", ".join(fusions)}'
+  how = f'heads fused by their {fusion}'
   if discard:
     how += f', the lowest {discard:.0%} of the weights discarded'
   if classes:
@@ -122,9 +127,12 @@ def rollout(
     'How much of each patch reaches the output, over all layers '
     f'({how}). Brighter is more; the masked picture keeps the half of the '
     'pixels with the most.',
-    arrays,
-    figures,
-    Figure('rollout', 'attention rollout', sheet),
+    {
+      'maps': np.stack(maps),
+      'classes': np.array(names),
+      'files': subject.files,
+    },
+    sheets('rollout', 'attention rollout', photographs, line),
   )
 
 
@@ -159,34 +167,17 @@ def rollout_maps(
   return np.concatenate(found)
 
 
-def _of_map(
-  photograph: Photograph, map_hw: np.ndarray, title: str
-) -> Iterator[Figure]:
-  parts = [photograph.name, *title.splitlines()]
-  caption = ', '.join(parts)
-  name = '-'.join([photograph.name, *map(_safe, parts[1:])])
-  for kind in ('overlay', 'heat', 'masked'):
-
-    def make(kind: str = kind) -> bytes:
-      return draw.png(getattr(draw, kind)(photograph.shown(), map_hw))
-
-    yield Figure(f'rollout-{name}-{kind}', f'{caption}: {kind}', make)
-
-
-def _safe(text: str) -> str:
-  """Returns a text as a part of a file's name."""
-  return ''.join(c if c.isalnum() or c in '-_' else '_' for c in text)
-
-
 def attention(
   subject: Subject, query: tuple[int, int] | None = None
 ) -> Section:
   """What a token attends to, in every layer and head.
 
-  The arrays are `maps` (BXNhw) and `files`.
+  Arrays: `maps` (image, layer, head, h, w), softmax weights; `files`.
 
-  The token is the patch at (row, column) `query`; without one, the class token
-  or, where there is none, the patch in the middle.
+  Args:
+    subject: the model and its images.
+    query: (row, column) of a patch; if None the class token or, where there is
+      none, the patch in the middle.
 
   Raises:
     ValueError: if there is no such patch.
@@ -229,37 +220,39 @@ def attention(
   )
 
 
-def distance(subjects: Sequence[Subject]) -> Section:
-  """How far heads look, for one model or several side by side.
+def distance(subject: Subject) -> Section:
+  """How far heads look, in pixels (figures 7 and 11 of the paper).
 
-  The arrays are the distances XN in pixels, averaged over the images: `all`,
-  `beside_1_all` for the second model, and so on.
+  Array: `all` (layer, head), averaged over the images.
   """
-  arrays: dict[str, np.ndarray] = {}
-  panels = []
-  for i, subject in enumerate(subjects):
-    sum_XN: Any = 0
-    for layers, batch in subject.at_work(f'distance {subject.label}'.strip()):
-      pixels = subject.checkpoint.image_size[0] / layers.grid[0]
-      mean_XN = distance_lib.mean_distances(layers, pixels, len(batch))
-      sum_XN += len(batch) * mean_XN
-    uniform = distance_lib.uniform(layers.grid) * pixels
-    mean_XN = sum_XN / len(subject.photographs)
-    panels.append((subject.label, mean_XN, uniform))
-    arrays[f'beside_{i}_all' if i else 'all'] = mean_XN
-  n = len(subjects[0].photographs)
+  sum_XN: Any = 0
+  for layers, batch in subject.at_work('distance'):
+    pixels = subject.checkpoint.image_size[0] / layers.grid[0]
+    mean_XN = distance_lib.mean_distances(layers, pixels, len(batch))
+    sum_XN += len(batch) * mean_XN
+  uniform = distance_lib.uniform(layers.grid) * pixels
+  n = len(subject.photographs)
+  mean_XN = sum_XN / n
   return Section(
     'Mean attention distance',
     'How far from a patch the patches that it attends to are, in pixels '
     'of the image, weighted by the attention and averaged over '
     f'{n} {"image" if n == 1 else "images"} (figures 7 and 11 of the paper).',
-    arrays,
-    [Figure('distance', 'a dot is a head', lambda: draw.distances(panels))],
+    {'all': mean_XN},
+    [
+      Figure(
+        'distance', 'a dot is a head', lambda: draw.distances(mean_XN, uniform)
+      )
+    ],
   )
 
 
 def first_filters(subject: Subject) -> Section:
-  """The filters that see the image itself: `components` XPPC."""
+  """Principal components of the patch embedding (figure 7).
+
+  Of a ResNet or hybrid, of its first convolution. Array: `components` (count,
+  P, P, RGB), each of length 1.
+  """
   name, kernel = filters.first_kernel(subject.checkpoint.params)
   components = filters.principal_components(kernel, filters.COMPONENTS)
   what = 'patch embedding'
@@ -278,41 +271,22 @@ def first_filters(subject: Subject) -> Section:
 
 
 def posemb(subject: Subject) -> Section:
-  """How alike position embeddings are, by their cosine.
+  """Similarity of position embeddings (figures 7 and 10).
 
-  The array `cosines` is Xhwhw, X tables of embeddings; or XOO for relative
-  embeddings, X tables of O offsets, with their `names`.
+  Array: `cosines` (table, h, w, h, w).
 
   Raises:
-    ValueError: if the model has none.
+    ValueError: if the model adds none.
   """
   checkpoint = subject.checkpoint
-  kind = similarity.kind_of(checkpoint)
-  if kind == 'relative':
-    panels = similarity.of_offsets(checkpoint)
-    text = (
-      'Cosine similarity of the embeddings of every two offsets between query '
-      'and key, counted in patches along the raster, or along a row or column.'
-    )
-  else:
-    tables = similarity.tables(checkpoint)
-    grid = checkpoint.model.grid(checkpoint.image_size)
-    panels = {
-      f'layer {i + 1}' if len(tables) > 1 else '': similarity.cosine(x, grid)
-      for i, x in enumerate(tables)
-    }
-    text = (
-      'Cosine similarity of the position embedding of each patch (a tile) to '
-      'those of all patches (figures 7 and 10 of the paper).'
-    )
-  arrays = {_safe(name): x for name, x in panels.items()}
-  # Tables of rows and of columns may differ in length.
-  if len({x.shape for x in panels.values()}) == 1:
-    arrays = {'cosines': np.array([*panels.values()])}
-  caption = f'cosine similarity, {kind}'
+  grid = checkpoint.model.grid(checkpoint.image_size)
+  tables = similarity.tables(checkpoint)
+  cosines_Xhwhw = np.stack([similarity.cosine(x, grid) for x in tables])
+  caption = f'cosine similarity, {similarity.kind_of(checkpoint)}'
   return Section(
     'Position embeddings',
-    text,
-    arrays | {'names': np.array([*panels])},
-    [Figure('posemb', caption, lambda: draw.similarities(panels))],
+    'Cosine similarity of the position embedding of each patch (a tile) to '
+    'those of all patches (figures 7 and 10 of the paper).',
+    {'cosines': cosines_Xhwhw},
+    [Figure('posemb', caption, lambda: draw.similarities(cosines_Xhwhw))],
   )

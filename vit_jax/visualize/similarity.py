@@ -1,7 +1,6 @@
 """Similarity of position embeddings (figures 7 centre and 10)."""
 
 import numpy as np
-from flax import traverse_util
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models import posemb
@@ -50,21 +49,3 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
     {'params': params}, grid, model.class_tokens, model.width
   )
   return np.asarray(found)
-
-
-def of_offsets(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-  """Returns the cosines OO of relative embeddings, by layer and axis.
-
-  Of every two offsets between a query and a key, from -(L - 1) to L - 1.
-  """
-  layers = checkpoint.model.unstack_layers(checkpoint.params)['Transformer']
-  found = {}
-  for i in range(checkpoint.model.depth):
-    flat = traverse_util.flatten_dict(layers[f'encoderblock_{i}'])
-    # Rows come before columns.
-    for (part, *_, name), r_ONK in sorted(flat.items(), reverse=True):
-      if name == 'relative_embedding':
-        axis = f' {part}' if part in ('row', 'column') else ''
-        r_OD = np.asarray(r_ONK).reshape(len(r_ONK), -1)
-        found[f'layer {i + 1}{axis}'] = cosine(r_OD, (1, len(r_OD)))[0, :, 0]
-  return found

@@ -23,12 +23,10 @@ class Subject:
   Attributes:
     checkpoint: the model.
     photographs: as it sees them.
-    label: what it is called in a picture.
   """
 
   checkpoint: Checkpoint
   photographs: Sequence[Photograph]
-  label: str = ''
 
   @property
   def files(self) -> np.ndarray:
