@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from etils import epath
 
 from vit_jax.evaluators.shots import Result
@@ -141,40 +140,31 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
 def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
-  Each curve is the mean over seeds in a band of one standard deviation to
-  either side, with single seeds as dots and the linear probe as a line.
+  Each curve is the mean over seeds with bars of one standard deviation, and
+  the linear probe is a line.
   """
   from matplotlib.ticker import NullLocator
 
   axes.set_xscale('log')
   for i, curve in enumerate(curves):
     label = _wrapped(curve.label, 30) if len(curves) > 1 else 'mean over seeds'
-    color = plots.style(i)['color']
+    style = plots.style(i)
     accuracies = {
       k: [r.accuracy for r in results]
       for k, results in curve.by_shots().items()
     }
-    means = np.array([*map(statistics.mean, accuracies.values())])
-    deviations = np.array(
-      [statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies.values()]
+    means = [*map(statistics.mean, accuracies.values())]
+    deviations = [
+      statistics.stdev(v) if len(v) > 1 else 0.0 for v in accuracies.values()
+    ]
+    axes.errorbar(
+      [*accuracies], means, deviations, capsize=3, label=label, **style
     )
-    axes.plot([*accuracies], means, label=label, **plots.style(i))
-    if any(deviations):
-      axes.fill_between(
-        [*accuracies],
-        means - deviations,
-        means + deviations,
-        label='± standard deviation',
-        color=color,
-        alpha=0.2,
-        linewidth=0,
-      )
-      dots = [(k, x) for k, values in accuracies.items() for x in values]
-      x_y = zip(*dots, strict=True)
-      axes.plot(*x_y, '.', color=color, alpha=0.6, label='single seeds')
     if curve.probe:
       label = 'linear probe\n(all examples)'
-      axes.axhline(curve.probe.accuracy, color=color, ls='--', label=label)
+      axes.axhline(
+        curve.probe.accuracy, color=style['color'], ls='--', label=label
+      )
   shots = sorted({result.shots for c in curves for result in c.results})
   axes.set_xticks(shots, shots)
   axes.xaxis.set_minor_locator(NullLocator())
