@@ -10,27 +10,6 @@ from vit_jax.data import benchmarks
 from vit_jax.tools.bench import input as input_bench
 
 
-def test_as_many_images_are_transformed_as_are_counted(monkeypatch):
-  """The two photographs in turns, cut to one size by one generator."""
-  augment = 'randaugment(2, 9)'
-  seen = []
-
-  class Transform:
-    def __init__(self, size, augmentation=None):
-      assert size == (224, 224) and bool(augmentation) == bool(augment)
-
-    def __call__(self, record, rng):
-      seen.append((record['label'], record['name'], rng))
-
-  monkeypatch.setattr(input_bench.transforms, 'TrainTransform', Transform)
-  monkeypatch.setattr(input_bench, '_BATCHES', 2)
-  monkeypatch.setattr(input_bench, '_BATCH_SIZE', 3)
-  turn = input_bench._our_transform(input_bench._Photos(), augment)
-  assert turn() > 0
-  assert [x[:2] for x in seen] == 3 * [(0, 'china'), (1, 'flower')]
-  assert len({id(rng) for *_, rng in seen}) == 1
-
-
 def test_batches_are_as_large_as_is_counted(monkeypatch):
   """From a shuffle of its own each turn, which nothing has read before."""
   turns = []
@@ -68,5 +47,4 @@ def test_ours_is_measured(run, monkeypatch):
   finally:
     os.sched_setaffinity(0, cores)
   assert status == 0
-  for name in ('ours, transform alone', 'the same and RandAugment'):
-    assert re.search(rf'^ours, batches / {name}: [\d.]+$', out, re.M)
+  assert re.search(r'^  ours +[\d.]+  ', out, re.M)

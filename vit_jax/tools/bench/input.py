@@ -16,9 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
-from vit_jax.data import host_augmentation, loader, transforms
+from vit_jax.data import loader, transforms
 from vit_jax.data.source import Source
 from vit_jax.tools.bench import race
 from vit_jax.tools.bench.race import Contender
@@ -29,7 +27,7 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader, our transform alone and, with --vs, tf.data.
+  """Measures our loader and, with --vs, tf.data.
 
   Raises:
     ImportError: without TensorFlow, if tf.data is asked for.
@@ -37,11 +35,7 @@ def bench(args: argparse.Namespace) -> None:
   # Before TensorFlow and OpenCV count the cores for their thread pools.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
   photos = _Photos()
-  turns = {
-    'ours, batches': _our_batches(photos),
-    'ours, transform alone': _our_transform(photos),
-    'the same and RandAugment': _our_transform(photos, 'randaugment(2, 9)'),
-  }
+  turns = {'ours': _our_batches(photos)}
   packages = ['numpy', 'simplejpeg', 'opencv-python-headless', 'grain']
   if args.vs:
     turns |= {
@@ -87,21 +81,6 @@ class _Photos(Source):
 
   def fingerprint(self) -> None:
     return None
-
-
-def _our_transform(photos: _Photos, augment: str = '') -> Callable[[], float]:
-  transform = transforms.TrainTransform(
-    _IMAGE_SIZE, augmentation=host_augmentation.parse(augment)
-  )
-  rng = np.random.default_rng(0)
-
-  def batches() -> Iterator[None]:
-    for i in itertools.count():
-      transform(photos[i], rng)
-      if (i + 1) % _BATCH_SIZE == 0:
-        yield
-
-  return lambda: _rate(batches())
 
 
 def _our_batches(photos: _Photos) -> Callable[[], float]:
