@@ -1,1 +1,1 @@
-"""What a trained model looks at, and what it has learned."""
+"""Pictures of a trained model's attention, filters and positions."""

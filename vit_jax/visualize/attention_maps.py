@@ -1,8 +1,8 @@
 """A model's attention, one layer at a time.
 
-Going forward only the tokens before each layer are kept. What is wanted of a
-layer is computed again from them, so that no more than one layer's weights are
-in memory: those of ViT-L/16 at 512 pixels are 1.6 GB an image.
+The forward pass keeps only the tokens before each layer. A layer's weights are
+computed again from them, so that one layer's weights are in memory at a time:
+all weights of ViT-L/16 at 512 pixels are 1.6 GB an image.
 """
 
 import functools
@@ -78,7 +78,7 @@ class Layers:
 
 @struct.dataclass
 class _Layer:
-  """A layer by itself, and what goes into it: all but the key for dropout."""
+  """A layer and its inputs, except the key for dropout."""
 
   name: str = struct.field(pytree_node=False)
   block: nn.Module = struct.field(pytree_node=False)
@@ -89,7 +89,7 @@ class _Layer:
 def _forward(
   model: Any, params: Any, images_BHWC: Array
 ) -> tuple[Array, Array, list[_Layer], Array]:
-  """Returns logits, what is read, the layers, and what comes of the last."""
+  """Returns logits, `read_BL`, the layers, and the last one's output."""
   logits_BC, read_BL, calls = _applied(model, params, images_BHWC)
   layers = [
     _Layer(
@@ -111,7 +111,7 @@ def _of_logit(
   """Returns the gradient of a logit with respect to the last layer's tokens."""
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    # The tokens before are computed for nothing, which XLA leaves out.
+    # XLA leaves out the layers before, whose tokens are replaced.
     return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
 
   with nn.intercept_methods(replace):
@@ -201,8 +201,8 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
   """Returns a layer's weights, their gradients, and that of its input.
 
-  With y = A v, the gradient of A is dy v^T. y is what the norm takes that all
-  heads have together, where there is one, and else the output's projection.
+  With y = A v, the gradient of A is dy v^T. y is the input of the norm over all
+  heads if the layer has one, else of the output's projection.
   """
 
   def run(x_BLD: Array, zero: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Everything there is to see of a checkpoint as one self-contained page."""
+"""All pictures of a checkpoint as one self-contained page."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""Image files, as a model sees them and as people do."""
+"""Image files as a model sees them, and in their own detail."""
 
 import collections
 import dataclasses
@@ -24,8 +24,8 @@ class Photograph:
   Attributes:
     path: of the file.
     name: of its own among those loaded together, without folder and extension.
-    seen_HWC: what the model sees, uint8.
-    images: how it came to see that.
+    seen_HWC: the model's input, uint8.
+    images: the preprocessing of the input.
   """
 
   path: str

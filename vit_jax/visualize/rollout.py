@@ -10,10 +10,10 @@ reads of R's rows: that of the class token, the mean of both where DeiT has two,
 that of all where the tokens are averaged, or as the pooling head attends to
 them.
 
-For a class, A are the weights times their gradients where that is positive
-(Chefer et al., 2103.15679), divided by an image's largest sum of a row: the
-gradients of a logit have no scale of their own, and the row that matters most
-to the class then weighs as much as what is passed on.
+For a class, A are the weights times their gradients, negative products set to 0
+(Chefer et al., 2103.15679), divided by the largest row sum of the image. The
+gradients of a logit have no scale of their own; after the division the row that
+matters most to the class weighs as much as the residual connection.
 """
 
 from collections.abc import Sequence

@@ -8,13 +8,13 @@ from vit_jax.models.vit import ViT
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns the cosine of each patch's embedding to each other's, hwhw.
+  """Returns the cosine of every two patches' embeddings, hwhw.
 
-  Those of the patches are the last of the table, in raster order.
+  The patches are the last rows of the table, in raster order.
   """
   h, w = grid
   x_LD = np.asarray(table_LD, np.float64)[len(table_LD) - h * w :]
-  # An embedding of zeros is similar to none.
+  # The cosine to an embedding of zeros is 0.
   lengths_L1 = np.linalg.norm(x_LD, axis=1, keepdims=True)
   x_LD = x_LD / np.where(lengths_L1 > 0, lengths_L1, 1)
   return (x_LD @ x_LD.T).reshape(h, w, h, w)

@@ -1,4 +1,4 @@
-"""A checkpoint, and the images that it is to look at."""
+"""A checkpoint and its input images."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
-# Of one layer's weights, and of as many images at once as are drawn in a line.
+# The most softmax weights of one layer, and images, in a batch.
 _MAX_ENTRIES = 2**26
 _MAX_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A checkpoint and the images that it is to look at.
+  """A checkpoint and its input images.
 
   Attributes:
     checkpoint: the model.
@@ -38,8 +38,8 @@ class Subject:
   ) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
     """Yields the model's layers on some images at a time.
 
-    As many as leave the weights of one layer small; the last batch is filled up
-    with images of zeros, which whoever reads it leaves out.
+    Batches are as large as `_MAX_ENTRIES` allows. The last one is filled up
+    with images of zeros, which callers drop.
 
     Args:
       description: of the progress bar.
