@@ -17,13 +17,11 @@ def test_a_picture_has_as_many_pixels_as_were_asked_for():
 
 
 def test_grid_lines_are_faint_and_the_frame_is_open():
-  lines = 'both'
   axes = Figure().subplots()
-  plots.tidy(axes, *([lines] if lines != 'both' else []))
-  for name, axis in (('x', axes.xaxis), ('y', axes.yaxis)):
+  plots.tidy(axes)
+  for axis in (axes.xaxis, axes.yaxis):
     (line, *_) = axis.get_gridlines()
-    assert line.get_visible() == (lines in (name, 'both'))
-    assert not line.get_visible() or line.get_alpha() < 0.5
+    assert line.get_visible() and line.get_alpha() < 0.5
   # Behind what is drawn, and not before it.
   assert axes.get_axisbelow() is True
   shown = {name for name, spine in axes.spines.items() if spine.get_visible()}
@@ -32,10 +30,12 @@ def test_grid_lines_are_faint_and_the_frame_is_open():
 
 def test_a_legend_lies_outside_in_as_many_columns_as_are_asked_for():
   drawn = plots.figure(4, 3)
-  drawn.subplots()
-  entries = [plots.entry(f'{i}', **plots.style(i)) for i in range(4)]
+  axes = drawn.subplots()
+  for i in range(4):
+    axes.plot([0, 1], [0, i], label=f'{i}', **plots.style(i))
   for columns in ({}, {'columns': 3}):
-    made = plots.legend(drawn, entries, 'lower center', **columns)
+    plots.legend(drawn, 'lower center', **columns)
+    (made,) = drawn.legends
     drawn.draw_without_rendering()
     assert [text.get_text() for text in made.get_texts()] == list('0123')
     assert [line.get_marker() for line in made.get_lines()] == list('os^D')

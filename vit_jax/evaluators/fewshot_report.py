@@ -129,11 +129,7 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
     'test accuracy',
   )
   draw(axes, curves)
-  handles, labels = axes.get_legend_handles_labels()
-  # One entry for each label: curves share some.
-  entries = list(dict(zip(labels, handles, strict=True)).values())
-  for text in plots.legend(figure, entries, 'right upper').get_texts():
-    text.set_parse_math(False)
+  plots.legend(figure, 'right upper')
   return plots.png(figure)
 
 
@@ -146,6 +142,7 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
   from matplotlib.ticker import NullLocator
 
   axes.set_xscale('log')
+  probed = [curve for curve in curves if curve.probe]
   for i, curve in enumerate(curves):
     label = _wrapped(curve.label, 30) if len(curves) > 1 else 'mean over seeds'
     style = plots.style(i)
@@ -161,7 +158,8 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
       [*accuracies], means, deviations, capsize=3, label=label, **style
     )
     if curve.probe:
-      label = 'linear probe\n(all examples)'
+      is_first = curve is probed[0]
+      label = 'linear probe\n(all examples)' if is_first else ''
       axes.axhline(
         curve.probe.accuracy, color=style['color'], ls='--', label=label
       )

@@ -1,4 +1,4 @@
-"""What all plots share: colours, a frame, and the way into a file."""
+"""Colours, frames, legends and files of plots."""
 
 import io
 import warnings
@@ -36,14 +36,9 @@ def figure(width: float, height: float) -> Any:
   return Figure(figsize=(width, height), layout='constrained')
 
 
-def tidy(axes: Any, lines: str = 'both') -> None:
-  """Gives axes faint grid lines, behind all else, and an open frame.
-
-  Args:
-    axes: of matplotlib.
-    lines: 'both', or those of the axis 'x' or 'y' alone.
-  """
-  axes.grid(axis=lines, alpha=0.3)
+def tidy(axes: Any) -> None:
+  """Gives axes faint grid lines, behind all else, and an open frame."""
+  axes.grid(alpha=0.3)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
 
@@ -62,18 +57,11 @@ def accuracy_axes(drawn: Any, title: str, x_label: str, y_label: str) -> Any:
   return axes
 
 
-def entry(label: str, **style: Any) -> Any:
-  """Returns a line of a legend."""
-  from matplotlib.lines import Line2D
-
-  return Line2D([], [], label=label, **style)
-
-
-def legend(drawn: Any, handles: Any, side: str, columns: int = 1) -> Any:
-  """Puts a legend beside the axes of a figure, and returns it."""
-  return drawn.legend(
-    handles=handles, loc=f'outside {side}', ncols=columns, frameon=False
-  )
+def legend(drawn: Any, side: str, columns: int = 1) -> None:
+  """Puts a legend beside the axes of a figure."""
+  made = drawn.legend(loc=f'outside {side}', ncols=columns, frameon=False)
+  for text in made.get_texts():
+    text.set_parse_math(False)
 
 
 def png(drawn: Any, dots_per_inch: int = 100) -> bytes:

@@ -117,11 +117,7 @@ class ScalingReport(grid.GridReport):
     axes.set_ylabel(f'{self.metric} {self.when()}')
     if self.is_percentage():
       axes.yaxis.set_major_formatter(PercentFormatter(1))
-    families = {point.family for point in points}
-    handles = [
-      plots.entry(name, **_style(name)) for name in FAMILIES if name in families
-    ]
-    plots.legend(figure, handles, 'lower center', columns=4)
+    plots.legend(figure, 'lower center', columns=4)
     return plots.png(figure)
 
 
@@ -137,6 +133,7 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
         # A length of nothing draws no cap.
         [point.deviation or math.nan for point in members],
         capsize=3,
+        label=name,
         **_style(name),
       )
     for i, point in enumerate(members):
