@@ -204,11 +204,16 @@ def test_an_axial_layer_has_them_for_rows_and_for_columns(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resnet_is_in_the_layout_of_onnx_throughout(tmp_path):
-  """One transposition at its beginning, and one where the pixels are summed."""
+def test_onnxruntime_cancels_a_resnets_transpositions(tmp_path):
+  """One stays at its beginning, and one where the pixels are summed."""
   path = write(tmp_path, random_checkpoint(None, LARGE, **RESNET))
+  options = onnxruntime.SessionOptions()
+  options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
+  onnxruntime.InferenceSession(
+    path, options, providers=['CPUExecutionProvider']
+  )
+  assert operators(options.optimized_model_filepath)['Transpose'] <= 2
   found = operators(path)
-  assert found['Transpose'] == 2
   assert found['InstanceNormalization'] == 3 * 3 + 1
   assert not found.keys() & {'Pad', 'Where', 'Sqrt', 'Expand'}
 

@@ -5,7 +5,7 @@ import pytest
 from jax import export
 
 from tests.conftest import PEERS
-from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Tensor
+from vit_jax.convert.onnx_graph import Graph, Tensor
 
 pytest.importorskip('onnx', reason=PEERS)
 ReferenceEvaluator = pytest.importorskip('onnx.reference').ReferenceEvaluator
@@ -21,58 +21,12 @@ def nodes_of(graph, y):
   return graph.to_model({'y': y}, {}).graph.node
 
 
-def test_transpositions_are_joined_or_vanish():
-  x = images(4, 5, 6)
-  graph = Graph([x])
-  turned = graph.transpose(x, NCHW)
-  assert turned.shape == (BATCH, 6, 4, 5)
-  assert graph.transpose(turned, NHWC) is x
-  assert graph.transpose(x, (0, 1, 2, 3)) is x
-  # Once more is the same node.
-  assert graph.transpose(x, NCHW) is turned
-  twice = graph.transpose(turned, (0, 3, 1, 2))
-  assert twice.shape == (BATCH, 5, 6, 4)
-  node, output = nodes_of(graph, twice)
-  assert (node.op_type, output.op_type) == ('Transpose', 'Identity')
-  assert list(node.attribute[0].ints) == [0, 2, 3, 1]
-  np.testing.assert_array_equal(
-    graph.transpose(np.arange(6).reshape(2, 3), (1, 0)),
-    [[0, 3], [1, 4], [2, 5]],
-  )
-
-
-@pytest.mark.parametrize(
-  ('other', 'goes_before'),
-  [
-    (np.float32(2), True),
-    (np.ones((1, 6, 1, 1), np.float32), True),
-    (np.ones(5, np.float32), False),
-    ('alike', True),
-  ],
-)
-def test_element_by_element_goes_before_a_transposition(other, goes_before):
-  x, z = images(4, 5, 6), images(4, 6, 5, name='z')
-  graph = Graph([x, z])
-  turned = graph.transpose(x, NCHW)
-  others = {
-    'alike': graph.transpose(images(4, 5, 6, name='y'), NCHW),
-    'otherwise': graph.transpose(z, (0, 2, 1, 3)),
-    'not': images(6, 4, 5, name='y'),
-  }
-  given = others[other] if isinstance(other, str) else np.asarray(other)
-  y = graph.elementwise('Mul', turned, given)
-  assert y.shape == (BATCH, 6, 4, 5)
-  back = graph.transpose(y, NHWC)
-  assert back.shape == (BATCH, 4, 5, 6)
-  last = nodes_of(graph, back)[-2]
-  assert last.op_type == ('Mul' if goes_before else 'Transpose')
-
-
 def test_what_has_the_shape_already_stays():
   x = images(4, 5)
   graph = Graph([x])
   assert graph.reshape(x, [BATCH, 4, 5]) is x
   assert graph.expand(x, [BATCH, 4, 5]) is x
+  assert graph.transpose(x, (0, 1, 2)) is x
   assert graph.slice(x, {}) is x
   assert graph.reshape(x, [BATCH, 20]).shape == (BATCH, 20)
   part = graph.slice(x, {1: (1, 4, 2), 2: (0, 5, 3)})

@@ -157,7 +157,6 @@ def test_an_operation_is_the_same_there(name):
     ('above weights', ['Max']),
     ('weights last', ['MatMul']),
     ('of images', ['Transpose', 'MatMul']),
-    ('turned twice', ['Add', 'Transpose']),
   ],
 )
 def test_there_are_no_more_nodes_than_it_takes(name, wanted):

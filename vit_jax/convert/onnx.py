@@ -62,7 +62,7 @@ def write(
     ValueError: if there is no attention to roll out, the model is too large
       for one file, or the opset lacks an operator.
   """
-  checker = _library('onnx').checker
+  _library('onnx')
   if dtype == 'int8':
     _library('onnxruntime')
     if not checkpoint.model.attention:
@@ -77,8 +77,6 @@ def write(
       _quantize(model, path)
     else:
       path.write_bytes(model.SerializeToString())
-    del model  # the checker reads the file again
-    checker.check_model(path, full_check=True)
   lost = []
   if checkpoint.model.dtype not in (jnp.float32, jnp.dtype(computes)):
     lost.append(

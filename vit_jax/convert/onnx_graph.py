@@ -1,8 +1,7 @@
 """A graph of ONNX nodes that grows as a program is read.
 
-Layouts take care of themselves: a transposition that follows another is joined
-with it, and element-wise operations go before it, so that those between two
-convolutions meet and vanish.
+Convolutions are transposed to ONNX's layout and back. onnxruntime cancels these
+transpositions when it opens a file.
 """
 
 import dataclasses
@@ -54,8 +53,6 @@ class Graph:
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
     self._constants: dict[str, np.ndarray] = {}
     self._small: dict[tuple, str] = {}
-    # From the output of a transposition to its input and permutation.
-    self._transposed: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
     self._made: dict[tuple, Tensor] = {}
 
   def node(
@@ -85,47 +82,17 @@ class Graph:
     permutation = tuple(permutation)
     if isinstance(x, np.ndarray):
       return x.transpose(permutation)
-    if x.name in self._transposed:
-      x, first = self._transposed[x.name]
-      permutation = tuple(first[axis] for axis in permutation)
     if permutation == tuple(range(len(x.shape))):
       return x
-    key = (x.name, permutation)
-    if key not in self._made:
-      shape = [x.shape[axis] for axis in permutation]
-      out = self.node('Transpose', [x], shape, perm=permutation)
-      self._made[key] = out
-      self._transposed[out.name] = (x, permutation)
-    return self._made[key]
+    shape = [x.shape[axis] for axis in permutation]
+    return self.node('Transpose', [x], shape, perm=permutation)
 
   def elementwise(
     self, op: str, *inputs: Value, dtype: Any = None, **attributes: Any
   ) -> Value:
-    """Adds a node whose inputs have one rank, or none where they are numbers.
-
-    It goes before a transposition that all of its inputs have in common.
-    """
-    rank = max(x.ndim if isinstance(x, np.ndarray) else 0 for x in inputs)
-    found = {
-      self._transposed[x.name][1] if x.name in self._transposed else None
-      for x in inputs
-      if isinstance(x, Tensor)
-    }
-    permutation = found.pop() if len(found) == 1 else None
-    if permutation is None or rank not in (0, len(permutation)):
-      shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
-      return self.node(op, inputs, shape, dtype, **attributes)
-    back = np.argsort(permutation)
-    before = [
-      x.transpose(back) if isinstance(x, np.ndarray) and x.ndim else x
-      for x in (
-        self._transposed[x.name][0] if isinstance(x, Tensor) else x
-        for x in inputs
-      )
-    ]
-    shape = jax.lax.broadcast_shapes(*(x.shape for x in before))
-    out = self.node(op, before, shape, dtype, **attributes)
-    return self.transpose(out, permutation)
+    """Adds a node whose inputs have one rank, or are numbers."""
+    shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
+    return self.node(op, inputs, shape, dtype, **attributes)
 
   def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
     """Returns a value in another shape, one size of which may be symbolic."""
@@ -243,9 +210,12 @@ class Graph:
         'vit_jax',
         [_describe(x.name, x) for x in self._inputs],
         [_describe(name, x) for name, x in outputs.items()],
-        [numpy_helper.from_array(x, name) for name, x in constants.items()],
       ),
       producer_name='vit_jax',
+    )
+    # One by one: a list would hold all weights once more.
+    model.graph.initializer.extend(
+      numpy_helper.from_array(x, name) for name, x in constants.items()
     )
     helper.set_model_props(model, dict(metadata))
     _set_opset(model, opset)
