@@ -251,7 +251,6 @@ def test_batches_are_as_it_says(name):
   'exemplar',
   'masked',
   'pixels',
-  'pixels_and_classes',
   'pseudo_labels',
   'rotation',
   'video',
