@@ -192,7 +192,9 @@ def test_a_bucket_that_cannot_be_reached(bucket, cache):
 
 @pytest.mark.parametrize('source', ['gs://x.npz', 'gs://a/../../x.npz'])
 def test_names_that_lead_out_of_the_cache_are_refused(bucket, source):
-  with pytest.raises(ValueError, match='is no file in a bucket: gs://BUCKET/'):
+  with pytest.raises(
+    ValueError, match='is not a file in a bucket: give gs://BUCKET/'
+  ):
     fetch.local(source)
 
 
@@ -553,8 +555,16 @@ def test_pickles_are_fetched_only_without_safetensors(hub, other):
 
 @pytest.mark.parametrize('source', ['hf://vit', 'hf://a/b@', 'timm://a/b.c'])
 def test_what_is_no_name_of_a_model(hub, source):
-  with pytest.raises(ValueError, match='is no name of a model: give hf://ORG/'):
+  with pytest.raises(
+    ValueError, match='is not the name of a model: give hf://ORG/'
+  ):
     fetch.local(source)
+  assert not hub.calls
+
+
+def test_a_model_of_timm_needs_its_tag(hub):
+  with pytest.raises(ValueError, match='tag of timm://vit_base is missing'):
+    fetch.local('timm://vit_base')
   assert not hub.calls
 
 

@@ -43,7 +43,7 @@ def local(source: str) -> str:
     source: a path, which is returned as it is; one of `catalogue.PUBLISHED`,
       unless there is a path of that name; gs://BUCKET/FILE; a directory in a
       bucket, which is returned as it is; hf://ORG/MODEL or
-      hf://ORG/MODEL@REVISION; or timm://NAME, with timm's tag or without.
+      hf://ORG/MODEL@REVISION; or timm://NAME.TAG.
 
   Raises:
     ConnectionError: if it cannot be reached; says how to do without.
@@ -60,7 +60,13 @@ def local(source: str) -> str:
   if scheme == 'hf':
     return _from_hub(source, name)
   if scheme == 'timm':
-    return _from_hub(source, f'timm/{_with_tag(source, name)}')
+    if '.' not in name:
+      raise ValueError(
+        f'The tag of {source} is missing: add it, as in '
+        'timm://vit_base_patch16_224.augreg_in21k. '
+        'https://huggingface.co/timm has the names of all models.'
+      )
+    return _from_hub(source, f'timm/{name}')
   raise ValueError(
     f'{source} cannot be fetched: give a path, or a name that begins with '
     'gs://, hf://, timm://.'
@@ -95,7 +101,9 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   """
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
-    raise ValueError(f'{source} is no file in a bucket: gs://BUCKET/FILE.')
+    raise ValueError(
+      f'{source} is not a file in a bucket: give gs://BUCKET/FILE.'
+    )
   copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
   if copy.exists():
     return os.fspath(copy)
@@ -235,8 +243,8 @@ def _from_hub(source: str, name: str) -> str:
   match = _REPOSITORY.fullmatch(name)
   if not match:
     raise ValueError(
-      f'{source} is no name of a model: give hf://ORG/MODEL, '
-      'hf://ORG/MODEL@REVISION or timm://NAME.'
+      f'{source} is not the name of a model: give hf://ORG/MODEL, '
+      'hf://ORG/MODEL@REVISION or timm://NAME.TAG.'
     )
   repository, revision = match.groups()
   page = f'https://huggingface.co/{repository}'
@@ -281,33 +289,6 @@ def _snapshot(repository: str, revision: str | None) -> str:
     if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
       break
   return path
-
-
-def _with_tag(source: str, name: str) -> str:
-  """Returns the name of a model of timm with its tag.
-
-  Raises:
-    ImportError: if only timm knows the tag, and it is not installed.
-    ValueError: if the hub has no weights under this name.
-  """
-  if '.' in name:
-    return name
-  example = 'timm://vit_base_patch16_224.augreg_in21k'
-  try:
-    import timm
-  # Besides ImportError, torchvision raises RuntimeError beside another torch.
-  except Exception as e:
-    raise ImportError(
-      f'{source} has no tag, and timm, which knows the default one, is not '
-      f'installed: give it, as in {example}. ({_reason(e)})'
-    ) from e
-  found = timm.get_pretrained_cfg(name)
-  if found is None or not found.tag:
-    raise ValueError(
-      f'timm has no weights for {name!r}: give the name of a model of '
-      f'https://huggingface.co/timm, as in {example}.'
-    )
-  return f'{name}.{found.tag}'
 
 
 def _reason(error: Exception) -> str:

@@ -35,7 +35,7 @@ WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
   'big_vision, BiT), a timm or transformers directory, a .safetensors or .pth '
   'file; by name augreg/b16 (`python -m vit_jax.models --pretrained` has all), '
-  'gs://..., hf://ORG/MODEL or timm://NAME'
+  'gs://..., hf://ORG/MODEL or timm://NAME.TAG'
 )
 
 
