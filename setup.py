@@ -14,6 +14,8 @@ _INSTALL_REQUIRES = [
   'array_record>=0.8.1; sys_platform == "linux"',
   # Its last release is of April 2024. Flax's `nn.tabulate` could replace it.
   'clu>=0.0.12',
+  # Data and transforms travel to the loader's workers by it.
+  'cloudpickle>=3.1',
   'etils[epath]>=1.9',
   # jax.export writes StableHLO files with it, and does not demand it.
   'flatbuffers>=24',

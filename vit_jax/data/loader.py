@@ -9,9 +9,6 @@ number of hosts.
 
 import functools
 import logging
-import multiprocessing
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,9 +16,9 @@ from typing import Any
 
 import grain
 import numpy as np
-from absl import flags
 
 from vit_jax.data import cores
+from vit_jax.data import workers as workers_lib
 from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.sources import Source, labelled
 from vit_jax.data.transforms import PerStep
@@ -258,37 +255,4 @@ def _iterate(
   if not workers:
     threads = min(cores.usable_cores(), 16)
     return iter(batches.to_iter_dataset(grain.ReadOptions(threads, threads)))
-  if not flags.FLAGS.is_parsed():
-    # Grain reads a flag of its own here, which fails in programs that do not
-    # run under absl.app.
-    flags.FLAGS.mark_as_parsed()
-  # Worker k makes the batches k, k + workers, ...; its two threads overlap
-  # reading and decoding.
-  return iter(
-    batches.to_iter_dataset(grain.ReadOptions(2, 2)).mp_prefetch(
-      grain.MultiprocessingOptions(num_workers=workers),
-      worker_init_fn=_set_up_worker,
-    )
-  )
-
-
-def _end_with_parent() -> None:
-  parent = multiprocessing.parent_process()
-  assert parent is not None  # this is a worker
-  parent.join()
-  os._exit(0)
-
-
-def _set_up_worker(worker_index: int, worker_count: int) -> None:
-  """Keeps a worker off the TPU or GPU, and alive as long as its parent.
-
-  Signals that end training reach the whole group of processes, but the current
-  step or evaluation still needs its batches.
-  """
-  del worker_index, worker_count
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)
-  os.environ['JAX_PLATFORMS'] = 'cpu'
-  if 'jax' in sys.modules:  # The environment is only read at import.
-    sys.modules['jax'].config.update('jax_platforms', 'cpu')
+  return workers_lib.batches_of(batches, workers)
