@@ -4,10 +4,12 @@ import dataclasses
 import gc
 import gzip
 import importlib
+import itertools
 import json
 import pathlib
 import re
 import shutil
+import signal
 import weakref
 
 import jax
@@ -15,16 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 from flax import traverse_util
 from PIL import Image
 
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from vit_jax.checkpoints import opening
+from vit_jax.checkpoints import opening, saving
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import orbax
-from vit_jax.data import bad_images, sources
+from vit_jax.data import bad_images, loader, sources
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import variants
 from vit_jax.objectives.objective import Facts
@@ -104,6 +107,38 @@ def test_rows_are_means_of_the_same_steps_after_a_resumption(
   train.train(config, str(parts))
   assert (parts / 'checkpoints/3.damaged').exists()
   assert read_metrics(parts) == read_metrics(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seen', [3, 30])
+def test_sigterm_ends_an_evaluation_which_is_done_again(
+  reference, tmp_path, monkeypatch, seen
+):
+  """In the first evaluation, of 23 batches, or in the last one."""
+  batches, count = loader.eval_batches, itertools.count()
+
+  def told(*args, **kwargs):
+    for batch in batches(*args, **kwargs):
+      if next(count) == seen:
+        signal.raise_signal(signal.SIGTERM)
+      yield batch
+
+  config = small_config(**STATEFUL)
+  monkeypatch.setattr(loader, 'eval_batches', told)
+  step = 6 if seen < 23 else 12
+  with pytest.raises(preemption.Preempted, match=f'saved step {step}'):
+    train.train(config, str(tmp_path))
+  assert next(count) == seen + 1
+  train.train(config, str(tmp_path))
+  assert read_metrics(tmp_path) == read_metrics(reference)
+  assert_equal(final_params(tmp_path), final_params(reference))
+  for x in (6, 12):
+    found, want = (
+      saving.read_metrics(epath.Path(place / f'checkpoints/{x}'))
+      for place in (tmp_path, reference)
+      if (place / f'checkpoints/{x}').exists()
+    )
+    assert found == want
 
 
 @pytest.mark.slow

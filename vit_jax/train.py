@@ -135,6 +135,7 @@ def _train(
     'best': shown[config.best_metric],
     'elapsed_s': 0.0,
     'since_log': [],
+    'evaluation_due': False,
   }
   if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
@@ -182,6 +183,8 @@ def _train(
     contextlib.closing(run),
     preemption_notice() as preempted,
   ):
+    if saved_meta and saved_meta.get('evaluation_due'):
+      run.evaluate_again(start_step, state)
     for step in range(start_step + 1, durations.total + 1):
       run.profile(step)
       batch = run.wait_for(batches)

@@ -23,6 +23,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
+from vit_jax.data import atomic_files
+
 _log = logging.getLogger(__name__)
 
 FOLDER = 'checkpoints'
@@ -148,6 +150,15 @@ class Checkpoints:
       force=True,
     )
     self._metrics[step] = metrics
+
+  def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    """Adds metrics to a checkpoint whose evaluation was ended by SIGTERM."""
+    self._metrics[step] = metrics
+    if jax.process_index() == 0:
+      folder = self.directory / str(step)
+      new = {'metrics': metrics, 'evaluation_due': False}
+      text = json.dumps(_meta_args(read_meta(folder) | new).item)
+      atomic_files.replace(folder / META / 'metadata', text.encode())
 
   def latest_meta(self) -> dict[str, Any] | None:
     """Returns the `meta` of the newest checkpoint that has one, if any has.

@@ -13,7 +13,7 @@ from vit_jax.data import cores, loader
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.model import Model
-from vit_jax.training import sharding
+from vit_jax.training import preemption, sharding
 
 # From parameters and normalised images BHWC to anything with B rows.
 Function = Callable[[Any, jax.Array], jax.Array]
@@ -26,11 +26,16 @@ def global_batches(
   mesh: jax.sharding.Mesh,
   **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
-  """Yields what `loader.eval_batches` does, over all processes."""
+  """Yields what `loader.eval_batches` does, over all processes.
+
+  Raises:
+    Preempted: after SIGTERM, in a run that listens to it.
+  """
   index, count = sharding.batch_share(mesh)
   for batch in loader.eval_batches(
     source, transform, process_index=index, process_count=count, **kwargs
   ):
+    preemption.end_evaluation()
     yield sharding.global_batch(batch, mesh)
 
 

@@ -25,9 +25,21 @@ class Preempted(Exception):
   """SIGTERM or Ctrl-C came; the state is saved and the same command goes on."""
 
 
+def end_evaluation() -> None:
+  """Ends an evaluation if SIGTERM or Ctrl-C came; all processes call it.
+
+  Raises:
+    Preempted: in a run that listens to them.
+  """
+  if _open and _open():
+    raise Preempted('Preempted in an evaluation, which is done again.')
+
+
 @contextlib.contextmanager
 def preemption_notice() -> Iterator[Callable[[], bool]]:
   """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
+
+  Evaluations end between two batches.
 
   Several processes get the same answer at the same step. A second Ctrl-C raises
   KeyboardInterrupt. A notice inside another one, as of a run in a sweep, is the

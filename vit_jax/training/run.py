@@ -22,6 +22,7 @@ from vit_jax.training import (
   sharding,
 )
 from vit_jax.training.durations import Durations
+from vit_jax.training.preemption import Preempted
 
 # Steps in flight before the loss of the oldest is read: enough to keep devices
 # busy, few enough to stop soon after a loss that is not finite.
@@ -45,7 +46,8 @@ class Run:
     shown: metrics that the curves and the summary have, and whether higher or
       lower values are better.
     meta: goes into every checkpoint, with the seconds that were trained in
-      `elapsed_s` and the metrics of steps that no row has yet in `since_log`.
+      `elapsed_s`, the metrics of steps that no row has yet in `since_log`, and
+      in `evaluation_due` whether SIGTERM ended the evaluation of the step.
     start_step: steps taken before.
     batch_size: images a step.
     forward_flops: of one example.
@@ -192,13 +194,22 @@ class Run:
     return step % every == 0 or self.is_eval_step(step)
 
   def evaluate(self, step: int, state: Any) -> None:
-    """Runs the evaluators on the average, or else on the parameters."""
+    """Runs the evaluators on the average, or else on the parameters.
+
+    Raises:
+      Preempted: after SIGTERM, once the state is saved. The resumed run starts
+        with this evaluation.
+    """
     self._settle(0)
     found: dict[str, Any] = {}
-    with self._progress.pause('evaluating'):
-      for evaluator in self.evaluators:
-        found |= evaluator(state.average or state.params)
-        self._watch.progress()
+    try:
+      with self._progress.pause('evaluating'):
+        for evaluator in self.evaluators:
+          found |= evaluator(state.average or state.params)
+          self._watch.progress()
+    except Preempted:
+      self.save(step, state, evaluation_due=True)
+      raise Preempted(f'Preempted: saved step {step}.') from None
     self._eval_metrics = metric_log.numbers(found)
     self._log.write(step, found)
     self._progress.message(
@@ -209,16 +220,26 @@ class Run:
       )
     )
 
-  def save(self, step: int, state: Any) -> None:
+  def evaluate_again(self, step: int, state: Any) -> None:
+    """Runs an evaluation that SIGTERM ended, of a step that is saved."""
+    self.evaluate(step, state)
+    self.checkpoints.add_metrics(step, self._eval_metrics)
+
+  def save(self, step: int, state: Any, evaluation_due: bool = False) -> None:
     """Saves a checkpoint of a step whose metrics are finite."""
     self._settle(0)
-    metrics = self._eval_metrics if self.is_eval_step(step) else {}
-    elapsed_s = self._progress.elapsed_s
+    is_evaluated = self.is_eval_step(step) and not evaluation_due
+    metrics = self._eval_metrics if is_evaluated else {}
+    now = {
+      'elapsed_s': self._progress.elapsed_s,
+      'since_log': self._since_log,
+      'evaluation_due': evaluation_due,
+    }
     with self._progress.pause('saving'):
       self.checkpoints.save(
         step,
         vars(state),
-        self.meta | {'elapsed_s': elapsed_s, 'since_log': self._since_log},
+        self.meta | now,
         metrics,
       )
     self._watch.progress()
