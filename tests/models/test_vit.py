@@ -169,7 +169,7 @@ def test_initial_head_predicts_nothing_but_its_bias():
     num_classes=5, image_size=size, head_bias=-10.0, **TINY
   )
   params = initial(model, size)
-  logits, _ = model.apply({'params': params}, images(size=size))
+  logits, _ = jax.jit(model.apply)({'params': params}, images(size=size))
   np.testing.assert_array_equal(logits, -10.0)
 
 
@@ -223,15 +223,16 @@ def test_initialisers_have_the_published_scales():
 def test_permuting_patches_with_their_positions_changes_nothing():
   """Section 3.1: all the model knows of 2-D structure is its position table."""
   model, params = make(size=(16, 16), pool='gap')
-  x = images(size=(16, 16))
+  x = np.asarray(images(size=(16, 16)))
+  apply = jax.jit(model.apply)
   blocks = x.reshape(2, 2, 8, 2, 8, 3).transpose(0, 1, 3, 2, 4, 5)
   order = np.array([2, 0, 3, 1])
   shuffled = blocks.reshape(2, 4, 8, 8, 3)[:, order].reshape(2, 2, 2, 8, 8, 3)
   x_shuffled = shuffled.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
-  want, _ = model.apply({'params': params}, x)
+  want, _ = apply({'params': params}, x)
   table = params['Transformer']['posembed_input']['pos_embedding']
   params['Transformer']['posembed_input']['pos_embedding'] = table[:, order]
-  got, _ = model.apply({'params': params}, x_shuffled)
+  got, _ = apply({'params': params}, x_shuffled)
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 

@@ -142,7 +142,7 @@ def test_a_resnet_has_as_many_blocks_as_stages():
 def test_top_k_is_in_the_order_of_the_logits():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(5, *SIZE, 3))
-  logits_BC, _ = model.apply({'params': params}, images)
+  logits_BC, _ = jax.jit(model.apply)({'params': params}, images)
   got = np.asarray(features.top_k(model, 4)(params, images))
   np.testing.assert_array_equal(
     got, np.argsort(-np.asarray(logits_BC), 1)[:, :4]

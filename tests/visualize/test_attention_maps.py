@@ -48,7 +48,8 @@ def tiny(kind, dtype='float32'):
 @pytest.mark.parametrize('kind', ATTENDING)
 def test_each_layers_attention_is_what_the_model_captures(kind):
   model, params, images = tiny(kind)
-  logits, aux = model.apply({'params': params}, images, capture=('attention',))
+  apply = jax.jit(model.apply, static_argnames='capture')
+  logits, aux = apply({'params': params}, images, capture=('attention',))
   layers = Layers(model, params, images)
   got = list(layers.attention())
   assert len(got) == 3
@@ -61,7 +62,7 @@ def test_each_layers_attention_is_what_the_model_captures(kind):
 
 def test_a_pooling_head_reads_as_its_heads_attend_on_average():
   model, params, images = tiny('map')
-  _, aux = model.apply({'params': params}, images)
+  _, aux = jax.jit(model.apply)({'params': params}, images)
   head = params['MAPHead_0']
   msa = head['MultiHeadDotProductAttention_0']
   # The first token is a register, which it does not see.

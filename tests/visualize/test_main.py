@@ -82,7 +82,7 @@ def seen_by(checkpoint, files):
 
 def captured(checkpoint, files):
   """Returns the attention that the model itself gives of the files."""
-  _, aux = checkpoint.model.apply(
+  _, aux = jax.jit(checkpoint.model.apply, static_argnames='capture')(
     {'params': checkpoint.params},
     seen_by(checkpoint, files),
     capture=('attention',),
@@ -236,7 +236,8 @@ def test_the_report_has_all_and_needs_nothing(
   names = tuple(name.replace('\udcff', r'\udcff') for name in names)
   # The likeliest classes of the first image are the least likely of the second.
   seen = seen_by(checkpoint, files)
-  logits_BC, _ = checkpoint.model.apply({'params': checkpoint.params}, seen)
+  apply = jax.jit(checkpoint.model.apply)
+  logits_BC, _ = apply({'params': checkpoint.params}, seen)
   checkpoint.params['head']['bias'] -= np.mean(logits_BC[:2], axis=0)
   status, said, err, out = run(
     *('report', 'cls', *files, '--fusion=max', '--discard=0.5')

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ def test_what_a_model_captures_is_taken():
     None, (16, 24), patch_size=8, width=32, depth=3, mlp_dim=48, heads=4
   )
   images = np.random.default_rng(0).standard_normal((2, 16, 24, 3), np.float32)
-  _, aux = checkpoint.model.apply(
+  _, aux = jax.jit(checkpoint.model.apply, static_argnames='capture')(
     {'params': checkpoint.params}, images, capture=('attention',)
   )
   grid = checkpoint.model.grid(checkpoint.image_size)

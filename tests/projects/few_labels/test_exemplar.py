@@ -71,9 +71,7 @@ def test_the_loss_is_that_of_the_formula():
       triplets.append(max(0, margin + gap))
       apart.append(gap < 0)
   batch = made.objective.augment(raw, jax.random.key(1))
-  loss, metrics = made.objective.loss(
-    params, {}, batch, jax.random.key(0), train=True
-  )
+  loss, metrics = test_every.loss_of(made.objective, params, batch)
   # Distances of nearly equal directions are differences of float32.
   np.testing.assert_allclose(
     metrics['triplet_loss'], np.mean(triplets), rtol=1e-4

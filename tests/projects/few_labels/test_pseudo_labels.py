@@ -45,21 +45,20 @@ def test_the_loss_is_that_of_the_formula():
     'unlabelled': rng.integers(0, 256, (3, 2, 16, 16, 3), np.uint8),
     'soft': rng.dirichlet(np.ones(10), (3, 2)).astype(np.float32),
   }
+  apply = jax.jit(objective.model.apply)
   losses, hits = [], []
   for b in range(3):
     images = [raw['image'][b], *raw['unlabelled'][b]]
     labels = [0.9 * np.eye(10)[raw['label'][b]] + 0.01, *raw['soft'][b]]
     for image, label in zip(images, labels, strict=True):
-      logits, _ = objective.model.apply(
+      logits, _ = apply(
         {'params': params}, (image[None] - 127.5) / np.float32(127.5)
       )
       told = special.log_softmax(np.asarray(logits[0], np.float64))
       losses.append(-np.sum(label * told))
       hits.append(told.argmax() == label.argmax())
   batch = objective.augment(raw, jax.random.key(1))
-  loss, metrics = objective.loss(
-    params, {}, batch, jax.random.key(0), train=True
-  )
+  loss, metrics = test_every.loss_of(objective, params, batch)
   losses, hits = (np.reshape(x, (3, 3)) for x in (losses, hits))
   np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
   np.testing.assert_allclose(

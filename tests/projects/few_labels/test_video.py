@@ -75,9 +75,7 @@ def test_the_loss_is_that_of_the_formulas():
       videos.append(-special.log_softmax(scores / 0.2)[0])
       told.append(scores.argmax() == 0)
   batch = made.objective.augment(raw, jax.random.key(1))
-  loss, metrics = made.objective.loss(
-    params, {}, batch, jax.random.key(0), train=True
-  )
+  loss, metrics = test_every.loss_of(made.objective, params, batch)
   # Distances of nearly equal directions are differences of float32.
   for name, want in (
     ('frame_loss', frames),
