@@ -2,6 +2,9 @@
 
   python -m vit_jax.main --config=configs/small.py:/data/cifar10 --workdir=...
 
+For a folder of photos configs/own.py gives better models in the same time. This
+is the plain ViT of some measured results.
+
 The folder has train/CLASS/*.jpg and test/CLASS/*.jpg. CIFAR-10 as JPEG files
 gave 56.6 % after 10.6 minutes on 2 CPU cores, measured here (2026-11-21).
 """

@@ -37,7 +37,7 @@ def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
   assert config_lib.flatten(config).keys() == config_lib.flatten(known).keys()
   variants.build(
     num_classes=10,
-    image_size=images.size_of(config.data.image_size),
+    image_size=images.size_of(config.data.image_size or '64'),
     **config.model,
   )
   json.loads(config.to_json())  # travels with checkpoints

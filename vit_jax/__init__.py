@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from vit_jax.evaluators.fewshot import fewshot as fewshot
   from vit_jax.evaluators.pretrained import load as load
   from vit_jax.experiment import Experiment as Experiment
+  from vit_jax.finetune import finetune as finetune
   from vit_jax.models.variants import build_model as build_model
   from vit_jax.train import train as train
 
@@ -28,6 +29,7 @@ _MODULES = {
   'convert': 'convert.convert',
   'evaluate': 'evaluators.confusion',
   'fewshot': 'evaluators.fewshot',
+  'finetune': 'finetune',
   'load': 'evaluators.pretrained',
   'open_checkpoint': 'checkpoints.opening',
   'train': 'train',

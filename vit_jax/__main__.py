@@ -11,6 +11,7 @@ COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes, fine-tunes, evaluates a config'),
   'predict': ('vit_jax.predict', 'labels images'),
   'evaluate': ('vit_jax.evaluate', 'accuracy by class, what is confused'),
+  'runs': ('vit_jax.runs', 'a table of runs, the best first, and their curves'),
   'fewshot': ('vit_jax.fewshot', 'few-shot accuracy and linear probes'),
   'convert': ('vit_jax.convert', 'checkpoints for other frameworks'),
   'serve': ('vit_jax.serve', 'a page and an API that label images'),

@@ -27,7 +27,7 @@ RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
   r'model\.remat|data\.(dir|workers|class_order|on_bad_image)',
-  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|extend',
+  r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|patience|extend',
 )
 
 # The valid values of fields, intervals or choices; in a tuple, of each number.
@@ -37,6 +37,7 @@ VALID: dict[str, Valid] = {
   'batch_size': '[1, inf)',
   'accum_steps': '[1, inf)',
   'keep_last': '[1, inf)',
+  'patience': '[0, inf)',
   'data.split_seed': '[0, 4294967295]',
   'data.balance': '[0, 1]',
   'data.crop_min_area': '(0, 1]',
@@ -51,6 +52,7 @@ VALID: dict[str, Valid] = {
   'evaluators.pictures.images': '[1, 1024]',
   'loss.label_smoothing': '[0, 1)',
   'loss.cutmix': '[0, inf)',
+  'loss.class_weights': ('', 'balanced'),
   'loss.mixup': '[0, inf)',
   'gather': ('step', 'layer'),
   'loss.name': ('softmax', 'sigmoid'),
@@ -88,6 +90,9 @@ def base() -> ConfigDict:
       # Checkpoint to start from, of any format that the reader opens. Its
       # position embeddings are resized and its head is replaced by a new one.
       'init': '',
+      # Whether the new head starts as a linear classifier of what the body of
+      # `init` makes of the training images, and not at zero.
+      'head_first': False,
       # Checkpoint that is learned from, where the objective has a teacher.
       'teacher': '',
       # Only evaluate: `init`, or else the workdir's last checkpoint.
@@ -107,6 +112,9 @@ def base() -> ConfigDict:
       # which should then come from a part held out of training, and not its
       # last one.
       'early_stopping': False,
+      # Evaluations in a row without a better `best_metric` after which training
+      # ends; 0 for never.
+      'patience': 0,
       'data': {
         # 'digits', a folder with one sub-folder a class (or, for objectives
         # without labels, of images alone), a CSV file with the columns file
@@ -217,9 +225,11 @@ def base() -> ConfigDict:
       'model': variants.defaults('vit') | variants.fields('b16'),
       # Of classification: softmax or sigmoid, how much of the label is spread
       # over all classes, and the alphas of mixup and CutMix, of which each
-      # batch has one.
+      # batch has one. class_weights is '', or 'balanced' to weight each example
+      # by N / (C n), with n of the N examples in its class of C.
       'loss': {
         'name': 'softmax',
+        'class_weights': '',
         'label_smoothing': 0.0,
         'mixup': 0.0,
         'cutmix': 0.0,
@@ -321,6 +331,11 @@ def check_ranges(config: ConfigDict) -> None:
     ValueError: naming the field, its value and its range.
   """
   known = flatten(config)
+  if left_open := [field for field, value in known.items() if value is None]:
+    raise ValueError(
+      f'{", ".join(left_open)} are left open, for training to choose by its '
+      f'data. Here they need values, as in --config.{left_open[0]}=...'
+    )
   for field in known.keys() & VALID.keys():
     check_value(field, known[field], VALID[field])
 
@@ -343,8 +358,9 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   done before there were any.
 
   Args:
-    saved: with `config`, its length in `steps`, what the data are (`examples`,
-      `class_names`) and the checksums of `fixed` parameters.
+    saved: with `config`, its length in `steps`, the data's `examples`,
+      `class_names` and identity (`data`), and the checksums of `fixed`
+      parameters.
     given: the same, of now.
 
   With `extend` it may be longer, and what that does is said. So is another
@@ -367,6 +383,10 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       _, stage, name = str(fields.get(key, '')).rpartition('/stages/')
       if stage:
         fields[key] = stage + name
+
+  # A folder that was moved or renamed holds the same data.
+  if saved.get('data') and saved['data'] == given.get('data'):
+    old['data.name'] = new['data.name']
 
   def was(key: str) -> Any:
     value = old.get(key, defaults.get(key, '(absent)'))

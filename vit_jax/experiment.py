@@ -15,6 +15,7 @@ from typing import Any
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
@@ -58,7 +59,11 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
       'and TFDS do; data.class_order=text says that this is meant.',
       ', '.join(names[:4]),
     )
-  return Facts(names, len(source), source.several_labels)
+  counts: tuple[int, ...] = ()
+  if config.loss.class_weights and isinstance(source, sources.LabelledSource):
+    found_C = np.bincount(source.labels(), minlength=len(names))
+    counts = tuple(found_C.tolist())
+  return Facts(names, len(source), source.several_labels, counts)
 
 
 class CheckedConfig:

@@ -136,7 +136,10 @@ def main(argv: list[str]) -> None:
 
 def _run() -> None:
   config = CONFIG.value
+  import jax
+
   from vit_jax.checkpoints import from_init
+  from vit_jax.evaluators import final
   from vit_jax.sweeps import REPORTS, axes, running, stages
   from vit_jax.train import evaluate_only
   from vit_jax.training.preemption import Preempted
@@ -160,6 +163,8 @@ def _run() -> None:
         print(f'{name} {value:.4f}')
     else:
       stages.train(config, workdir, _START_OVER.value)
+      if jax.process_count() == 1:
+        print(final.report(*stages.runs(config, workdir)[-1]))
   except ENDINGS as e:
     sys.exit(status(e))
   except Diverged as e:

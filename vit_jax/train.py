@@ -11,9 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax import own
 from vit_jax.checkpoints import classes, from_init, opening, saving
 from vit_jax.data import bad_images, loader, sources
-from vit_jax.evaluators import build
+from vit_jax.evaluators import build, first_head
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
   CheckedConfig,
@@ -24,7 +25,13 @@ from vit_jax.experiment import (
 from vit_jax.models import variants
 from vit_jax.models.model import Params
 from vit_jax.objectives.objective import Best
-from vit_jax.training import metric_log, processes, sharding, workdir_lock
+from vit_jax.training import (
+  dashboards,
+  metric_log,
+  processes,
+  sharding,
+  workdir_lock,
+)
 from vit_jax.training.preemption import Preempted, preemption_notice
 from vit_jax.training.run import Run
 
@@ -53,12 +60,14 @@ def train(
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
+  dashboards.check(config)
   from_init.resolve(config)
+  workdir_lock.check(workdir)
+  own.resolve(config, workdir)
   # Before the data, which may take long to open and check.
   checked = CheckedConfig(config)
   build.check(config)
   shown = build.shown(config)
-  workdir_lock.check(workdir)
   processes.refuse_unlike(
     lambda: [*saving.steps_in(workdir)[-1:], -1][:1],
     f'The processes see other checkpoints in {workdir}: put it on storage that '
@@ -75,12 +84,18 @@ def train(
     config.data, config.data.split, build.splits(config)
   )
   experiment = Experiment(checked, facts_of(config, source))
+  if experiment.facts.several_labels:
+    # One constant answer may be right for nearly all images.
+    config.best_metric = config.best_metric.replace('accuracy', 'map')
+    shown = {k.replace('accuracy', 'map'): best for k, best in shown.items()}
   fixed = experiment.place(experiment.objective.fixed())
   parts = Parts(
     config, experiment.objective, fixed, experiment.mesh, experiment.facts
   )
   evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
+  if params and config.head_first and not source.several_labels:
+    params = first_head.fitted(parts, params, source)
   del init  # its arrays would stay as long as training does
   with (
     workdir_lock.held(workdir),
@@ -129,6 +144,7 @@ def _train(
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
+    'data': source.identity(),
     'steps': durations.total,
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
@@ -136,6 +152,7 @@ def _train(
     'elapsed_s': 0.0,
     'since_log': [],
     'evaluation_due': False,
+    'evaluated': [],
   }
   if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
@@ -150,7 +167,7 @@ def _train(
     state = experiment.start(params or experiment.new_params())
   # Again, as the newest checkpoint may be damaged and an older one restored.
   if (saved_meta := checkpoints.latest_meta()) is not None:
-    names = {'elapsed_s', 'since_log'} & saved_meta.keys()
+    names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
   part, parts = sharding.batch_share(experiment.mesh)
@@ -186,6 +203,8 @@ def _train(
     if saved_meta and saved_meta.get('evaluation_due'):
       run.evaluate_again(start_step, state)
     for step in range(start_step + 1, durations.total + 1):
+      if run.is_out_of_patience():
+        break
       run.profile(step)
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
@@ -213,6 +232,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     The evaluators' metrics.
   """
   build.check(config)
+  own.resolve(config, workdir, measure=False)
   checkpoint = opening.open_checkpoint(config.init or workdir)
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)

@@ -99,6 +99,64 @@ def test_layers(vit, images):
     vit.features(images, 'block_9')
 
 
+def test_patches_leave_out_the_class_token(vit, images):
+  checkpoint = vit.checkpoint
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    checkpoint.normalize(images),
+    capture=('blocks',),
+  )
+  h, w = checkpoint.model.grid(vit.image_size)
+  shape = (3, h, w, -1)
+  for name, tokens_BLD in (
+    ('pre_logits', aux['tokens']),
+    ('block_0', aux['blocks'][0]),
+  ):
+    np.testing.assert_allclose(
+      vit.features(images, name, patches=True),
+      tokens_BLD[:, 1:].reshape(shape),
+      atol=1e-5,
+    )
+  with pytest.raises(ValueError, match='has no patches: use'):
+    vit.features(images, 'logits', patches=True)
+
+
+def test_attention_is_that_of_the_model(vit, images):
+  checkpoint = vit.checkpoint
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    checkpoint.normalize(images),
+    capture=('attention',),
+  )
+  found = vit.attention(images)
+  assert len(found) == len(aux['attention']) == checkpoint.model.depth
+  for mine, theirs in zip(found, aux['attention'], strict=True):
+    np.testing.assert_allclose(mine, theirs, atol=1e-6)
+  assert vit.attention(images[0])[0].shape[0] == 1
+
+
+def test_batches_have_few_sizes(vit, images, monkeypatch):
+  sizes, apply = set(), vit.checkpoint.logits
+  monkeypatch.setattr(
+    type(vit.checkpoint),
+    'logits',
+    lambda self, x: sizes.add(len(x)) or apply(x),
+  )
+  for count in (1, 2, 3, 5, 9, 33, 40):
+    assert len(vit.logits([images[0]] * count)) == count
+  assert sizes <= {1, 4, 16, 32}
+
+
+def test_a_bad_image_may_be_skipped(vit, images, tmp_path):
+  path = tmp_path / 'bad.jpg'
+  path.write_bytes(b'no image')
+  ((best,), nothing) = vit.predict([images[0], path], 1, on_bad_image='skip')
+  assert best[0] == vit.predict(images[0], topk=1)[0][0][0] and nothing == []
+  with pytest.raises(ValueError, match="on_bad_image is 'drop'"):
+    vit.predict(images[0], on_bad_image='drop')
+  assert 'tiny_s7.npz' in repr(vit) and 'parameters' in repr(vit)
+
+
 @pytest.mark.slow
 def test_rollout_of_the_whole_and_of_a_class(vit, images):
   checkpoint = vit.checkpoint
@@ -133,8 +191,7 @@ def test_more_images_than_a_batch(vit, images):
   many = np.concatenate([images] * 12)
   want = np.concatenate([vit.logits(images)] * 12)
   np.testing.assert_allclose(vit.logits(many), want, atol=1e-5)
-  # One program, no larger than it has to be, for what is in no other order.
-  for given, rows in ((many, [32, 32]), (images, [3])):
+  for given, rows in ((many, [32, 4]), (images, [4])):
     seen = []
     found = vit._all(given, lambda x, seen=seen: seen.append(x) or x)
     np.testing.assert_array_equal(found, given)

@@ -12,6 +12,7 @@ import http.client
 import os
 import pathlib
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -30,6 +31,7 @@ from vit_jax.register import nearest
 # Where public buckets are read without an account or a library.
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
+_ASK_S = 3
 _CHUNK_BYTES = 1 << 24
 # Anything else in a bucket is a workdir, which orbax reads where it is.
 _FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
@@ -80,6 +82,32 @@ def is_name(source: str) -> bool:
   )
 
 
+def is_here(name: str) -> bool:
+  """Whether a published checkpoint was fetched before."""
+  return _copy_of(PUBLISHED[name].address).exists()
+
+
+def is_reachable() -> bool:
+  """Whether published checkpoints can be fetched; waits three seconds at most.
+
+  In a thread, because looking up a host's name has no time limit of its own.
+  """
+
+  answered: list[bool] = []
+
+  def ask() -> None:
+    request = urllib.request.Request(_STORAGE, method='HEAD')
+    with contextlib.suppress(OSError, http.client.HTTPException):
+      with contextlib.suppress(urllib.error.HTTPError):  # an answer, too
+        urllib.request.urlopen(request, timeout=_ASK_S).close()
+      answered.append(True)
+
+  thread = threading.Thread(target=ask, daemon=True)
+  thread.start()
+  thread.join(_ASK_S)
+  return bool(answered)
+
+
 def _published(source: str) -> str:
   family, slash, _ = source.partition('/')
   if not slash or family not in FAMILIES or os.path.lexists(source):
@@ -104,7 +132,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
     raise ValueError(
       f'{source} is not a file in a bucket: give gs://BUCKET/FILE.'
     )
-  copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
+  copy = _copy_of(source)
   if copy.exists():
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +158,12 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
           f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
         ) from e
   return os.fspath(copy)
+
+
+def _copy_of(source: str) -> pathlib.Path:
+  """Returns where the copy of gs://BUCKET/FILE is kept."""
+  parts = source.removeprefix('gs://').split('/')
+  return atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
 
 
 def _address(source: str) -> str:

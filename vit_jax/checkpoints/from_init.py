@@ -81,8 +81,10 @@ def _all_tiled(config: ConfigDict, fields: dict[str, Any]) -> dict[str, Any]:
   return dict(fields) | sized
 
 
-def _tiled(config: ConfigDict, size: str) -> str:
-  return str(nearest_size(config, int(size))) if size.isdecimal() else size
+def _tiled(config: ConfigDict, size: str | None) -> str | None:
+  if size is None or not size.isdecimal():
+    return size
+  return str(nearest_size(config, int(size)))
 
 
 def nearest_size(config: ConfigDict, pixels: int) -> int:

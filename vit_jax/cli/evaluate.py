@@ -6,7 +6,8 @@ runs any checkpoint on all images of a split and prints top-1 and top-5 accuracy
 and the balanced one, the mean over classes. It writes classes.csv, each class
 with the class it is taken for most, and for up to 1,000 classes confusion.csv
 and confusion.png (a row for each class of the images, a column for each that
-was predicted).
+was predicted). Where images have several classes, it prints average precision
+and F1 of each class and their means, and writes classes.csv.
 """
 
 import argparse
@@ -17,8 +18,8 @@ import numpy as np
 
 from vit_jax.cli import flags
 from vit_jax.data import benchmarks
-from vit_jax.evaluators import confusion
-from vit_jax.evaluators.confusion import Measures
+from vit_jax.evaluators import confusion, final
+from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
@@ -42,6 +43,15 @@ def classes_csv(found: Measures) -> str:
     rows.append([*row, flags.cell(names[most]) if times else '', times])
   head = ['class', 'images', 'accuracy', 'precision', 'taken_for', 'times']
   return metric_log.csv_text([head, *rows])
+
+
+def several_csv(found: SeveralMeasures) -> str:
+  """Returns a line for each class of images with several classes."""
+  m = found.measures
+  columns = m.images_C.tolist(), m.ap_C.tolist(), m.f1_C.tolist()
+  cells = map(flags.cell, found.class_names)
+  head = ['class', 'images', 'average_precision', 'f1']
+  return metric_log.csv_text([head, *zip(cells, *columns, strict=True)])
 
 
 def confusion_csv(found: Measures) -> str:
@@ -81,6 +91,10 @@ def plot(found: Measures, title: str) -> bytes:
 def _run(args: argparse.Namespace) -> None:
   data = flags.data_of(args.dataset, args)
   found = confusion.evaluate(args.checkpoint, data, args.split)
+  if isinstance(found, SeveralMeasures):
+    print('\n'.join(final.several_lines(found)))
+    flags.write_files(args.output, {'classes.csv': several_csv(found)})
+    return
   print(table(found))
   files: dict[str, str | bytes] = {'classes.csv': classes_csv(found)}
   if len(found.class_names) <= MAX_CLASSES:

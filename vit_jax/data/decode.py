@@ -101,6 +101,19 @@ def state_of_files(paths: Iterable[str], about: str = '') -> str:
   return digest.hexdigest()
 
 
+def names_and_sizes(paths: Iterable[str]) -> str:
+  """Returns a hash of the last two parts of paths, and of sizes."""
+  digest = hashlib.sha256()
+  for path in paths:
+    name = '/'.join(path.split('/')[-2:])
+    try:
+      size = os.stat(path).st_size
+    except OSError:  # as in `state_of_files`
+      size = -1
+    digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
+  return digest.hexdigest()
+
+
 class Picture:
   """An image whose size is known; the pixels of this one are decoded already.
 

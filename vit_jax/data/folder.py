@@ -196,6 +196,10 @@ class Files(Source):
     """A hash of the paths, sizes and modification times of the files."""
     return f'folder {decode.state_of_files(self._paths)}'
 
+  def identity(self) -> str:
+    """A hash of the files' folders, names and sizes, in their order."""
+    return decode.names_and_sizes(self._paths)
+
 
 class LabelledFiles(Files):
   """Image files with a class each, an int."""

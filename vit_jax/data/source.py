@@ -31,6 +31,10 @@ class Source(Protocol):
     """Changes whenever the images may have; None if they need no check."""
     ...
 
+  def identity(self) -> str | None:
+    """Is the same wherever the data lie; None if only their name says it."""
+    return None
+
 
 @runtime_checkable
 class LabelledSource(Source, Protocol):

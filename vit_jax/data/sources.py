@@ -215,6 +215,11 @@ class Subset(Source):
       return None
     return f'{whole} {hashlib.sha256(self._indices.tobytes()).hexdigest()}'
 
+  def identity(self) -> str | None:
+    if (whole := self._source.identity()) is None:
+      return None
+    return f'{whole} {hashlib.sha256(self._indices.tobytes()).hexdigest()}'
+
 
 class LabelledSubset(Subset):
   """Some records of a labelled source."""

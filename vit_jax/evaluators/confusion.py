@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax.checkpoints import classes, opening
 from vit_jax.data import bad_images, benchmarks, sources
+from vit_jax.objectives import several_labels
 from vit_jax.training import features, sharding
 
 BATCH_PER_DEVICE = 64
@@ -29,6 +30,20 @@ class Measures(NamedTuple):
   balanced: float
   confusion_CC: np.ndarray
   class_names: tuple[str, ...]
+
+
+class SeveralMeasures(NamedTuple):
+  """Measures of C classes, of which an image may have any number.
+
+  Attributes:
+    class_names: C names.
+    images: that were measured.
+    measures: of each class, and their means.
+  """
+
+  class_names: tuple[str, ...]
+  images: int
+  measures: several_labels.Measures
 
 
 def measures(
@@ -54,8 +69,11 @@ def evaluate(
   checkpoint: opening.Checkpoint | str,
   data: str | Mapping[str, Any],
   split: str = '',
-) -> Measures:
+) -> Measures | SeveralMeasures:
   """Runs a classifier on all images of a split.
+
+  Where images have several classes, a class is told above a probability of a
+  half.
 
   Args:
     checkpoint: an open one, or anything that `open_checkpoint` opens.
@@ -65,22 +83,31 @@ def evaluate(
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)
   split = split or benchmarks.usual_splits(config.name)[1]
-  source = sources.labelled(
-    bad_images.open_checked(config, split), f'{config.name} {split}'
-  )
+  source = bad_images.open_checked(config, split)
+  if not source.several_labels:
+    source = sources.labelled(source, f'{config.name} {split}')
   class_C = classes.same_classes(
     checkpoint, source.class_names, config.class_order
   )
   mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
   names = checkpoint.class_names or source.class_names
+  function = features.top_k(checkpoint.model, min(5, len(names)))
+  if source.several_labels:
+    function = features.layer(checkpoint.model, 'logits')
   extractor = features.Extractor(
-    features.top_k(checkpoint.model, min(5, len(names))),
+    function,
     checkpoint.images,
     batch_size=BATCH_PER_DEVICE * mesh.size,
     mesh=mesh,
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{split} images')
+  if source.several_labels:
+    is_read_N = features.is_read(likeliest_Nk)
+    labels_NC = np.stack([source[i]['label'] for i in range(len(source))])
+    logits_NC = likeliest_Nk[is_read_N][:, class_C]
+    found = several_labels.measures(labels_NC[is_read_N], logits_NC, 0.0)
+    return SeveralMeasures(source.class_names, int(is_read_N.sum()), found)
   for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
     checkpoint.check_finite(np.array(np.nan), f'image {row:,} of {split}')
   is_read_N = features.is_read(likeliest_Nk)

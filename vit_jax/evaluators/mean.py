@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -23,11 +24,13 @@ class MeanEvaluator(Evaluator):
     evaluate: from parameters and a batch to sums over its unmasked examples,
       `examples` among them.
     batches: starts one pass over the split, as global device arrays.
+    measure_rows: the objective's, from arrays of all examples to metrics.
   """
 
   name: str
   evaluate: Callable[[Params, Batch], Metrics]
   batches: Callable[[], Iterable[Batch]]
+  measure_rows: Callable[[Any], dict[str, float]] = lambda rows: {}
 
   @classmethod
   def metrics(
@@ -53,16 +56,26 @@ class MeanEvaluator(Evaluator):
         objective.eval_transform(),
         **parts.batches,
       ),
+      objective.measure_rows,
     )
 
   def run(self, params: Params) -> dict[str, float]:
     """Returns the means and `examples` under this evaluator's name."""
     # The sums stay on the device until the last batch is under way; Python
     # floats then add up millions of examples without float32's rounding.
-    sums = [self.evaluate(params, batch) for batch in self.batches()]
-    sums = jax.device_get(sums)
+    sums, rows = [], []
+    for batch in self.batches():
+      of_batch = dict(self.evaluate(params, batch))
+      if 'rows' in of_batch:
+        rows.append(of_batch.pop('rows'))
+      sums.append(of_batch)
+    sums, rows = jax.device_get((sums, rows))
     totals = {k: sum(float(s[k]) for s in sums) for k in sums[0]}
     examples = totals.pop('examples')
     means = {k: total / examples for k, total in totals.items()}
+    if rows:
+      whole = {k: np.concatenate([r[k] for r in rows]) for k in rows[0]}
+      is_image_N = whole.pop('mask') > 0
+      means |= self.measure_rows({k: x[is_image_N] for k, x in whole.items()})
     means['examples'] = examples
     return {f'{self.name}/{k}': value for k, value in means.items()}

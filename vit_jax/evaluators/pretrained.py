@@ -5,6 +5,8 @@
   vit.predict(['a.jpg', 'b.jpg'], topk=1)  # [[('dog', 0.97)], [('cat', 0.99)]]
   vit.logits(images)                       # BC
   vit.features(images, layer='block_3')    # BD
+  vit.features(images, patches=True)       # BhwD
+  vit.attention(images)                    # a list of BNLL, one a layer
   vit.rollout(images, of='dog')            # Bhw
 
 Images are paths, pictures of Pillow or uint8 arrays HWC of any size, a single
@@ -27,7 +29,8 @@ from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
-_BATCH_SIZE = 32
+# Sizes of batches, each compiled once: fewer images are padded to the next.
+_BATCH_SIZES = (1, 4, 16, 32)
 
 
 def load(path: str | os.PathLike) -> 'TrainedModel':
@@ -48,16 +51,37 @@ class TrainedModel:
     self.image_size = checkpoint.image_size
     self._layers: dict[str, Any] = {}
 
+  def __repr__(self) -> str:
+    place, text = self.checkpoint.path, self.checkpoint.describe()
+    return f'TrainedModel({place!r}: {text})'
+
   def predict(
-    self, images: Any, topk: int = 5
+    self, images: Any, topk: int = 5, on_bad_image: str = 'error'
   ) -> list[list[tuple[str, float]]]:
     """Returns the likeliest classes of each image, the likeliest first.
 
     Each has `topk` pairs (name, probability), or as many as classes. The loss
     of the training decides between softmax and sigmoid; a nameless class is
     called by its number.
+
+    Args:
+      images: one or many.
+      topk: how many classes.
+      on_bad_image: 'error', or 'skip' to give an unreadable image the empty
+        list.
+
+    Raises:
+      UnreadableImage: naming the file, unless it is skipped.
+      ValueError: for another `on_bad_image` or a `topk` below 1.
     """
-    return list(map(_readable, self.stream(images, topk)))
+    if on_bad_image not in ('error', 'skip'):
+      raise ValueError(
+        f"on_bad_image is {on_bad_image!r}: use 'error' or 'skip'."
+      )
+    found = self.stream(images, topk)
+    if on_bad_image == 'error':
+      return list(map(_readable, found))
+    return [[] if _is_error(x) else x for x in found]
 
   def stream(
     self, images: Any, topk: int = 5
@@ -87,18 +111,39 @@ class TrainedModel:
         self.checkpoint.check_finite(logits_C, name)
       yield logits_C
 
-  def features(self, images: Any, layer: str = 'pre_logits') -> np.ndarray:
-    """Returns the representation of a `features.layer`, float32 BD."""
-    if layer not in self._layers:
-      self._layers[layer] = jax.jit(
-        features.layer(self.checkpoint.model, layer)
-      )
+  def features(
+    self, images: Any, layer: str = 'pre_logits', patches: bool = False
+  ) -> np.ndarray:
+    """Returns the representation of a `features.layer`, float32 BD.
+
+    With `patches` it is that of each patch, BhwD, without the class token and
+    registers: of 'block_N', or by default of the last layer, normalised.
+    """
+    if (layer, patches) not in self._layers:
+      make = features.patches if patches else features.layer
+      self._layers[layer, patches] = jax.jit(make(self.checkpoint.model, layer))
     return self._all(
       images,
-      lambda x: self._layers[layer](
+      lambda x: self._layers[layer, patches](
         self.checkpoint.on_device, self.checkpoint.normalize(jnp.asarray(x))
       ),
     )
+
+  def attention(self, images: Any) -> list[Any]:
+    """Returns the softmax weights of each layer, the first layer first.
+
+    They are BNLL, with the class token and registers before the patches; of an
+    axial model dicts of each 'row', BhNww, and each 'column', BwNhh.
+    """
+    layers = attention_maps.Layers(
+      self.checkpoint.model,
+      self.checkpoint.on_device,
+      self.checkpoint.normalize(
+        jnp.stack([*map(_readable, self._each(images, jnp.asarray))])
+      ),
+    )
+    found = (jax.device_get(x) for x in layers.attention())
+    return [x['all'] if 'all' in x else x for x in found]
 
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns where the model looks, Bhw, at most 1 in each image.
@@ -122,11 +167,10 @@ class TrainedModel:
     return np.stack([*map(_readable, self._each(images, function))])
 
   def _each(self, images: Any, function: Any) -> Iterator[Any]:
-    """Yields the row or error of each image; pads batches to compile once."""
+    """Yields the row or error of each image; pads batches to a few sizes."""
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
       raise ValueError('There are no images to work on.')
-    size = min(_BATCH_SIZE, len(listed))
 
     def load(named: tuple[Any, str]) -> np.ndarray | decode.UnreadableImage:
       try:
@@ -136,8 +180,10 @@ class TrainedModel:
 
     blank_HWC = np.zeros((*self.image_size, 3), np.uint8)
     with futures.ThreadPoolExecutor() as pool:
-      for start in range(0, len(listed), size):
-        loaded: list[Any] = list(pool.map(load, listed[start : start + size]))
+      most = _BATCH_SIZES[-1]
+      for start in range(0, len(listed), most):
+        loaded: list[Any] = list(pool.map(load, listed[start : start + most]))
+        size = next(n for n in _BATCH_SIZES if n >= len(loaded))
         filled = [blank_HWC if _is_error(x) else x for x in loaded]
         filled += [blank_HWC] * (size - len(filled))
         rows = np.asarray(function(np.stack(filled)))

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Model, Params
+from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import (
   Best,
   Facts,
@@ -37,9 +38,11 @@ class Classification(Objective):
     mixup: alpha of the Beta distribution; 0 does not mix.
     cutmix: the same of CutMix; with both, each batch has one of them.
     several_labels: whether `label` is uint8 BC, 1 for each class of an image,
-      in place of int32 B. The likeliest class is then right if it is one of
-      them.
+      in place of int32 B. Mean average precision and F1 are then measured in
+      place of accuracy.
     wrong_labels: share of the training images that are given another class.
+    class_weights: of the examples of each class, C, in the loss of training;
+      empty where all count the same.
   """
 
   # Whether an image must have exactly one class.
@@ -59,6 +62,7 @@ class Classification(Objective):
   cutmix: float = 0.0
   several_labels: bool = False
   wrong_labels: float = 0.0
+  class_weights: tuple[float, ...] = ()
 
   @classmethod
   def _arguments(
@@ -69,6 +73,11 @@ class Classification(Objective):
       raise ValueError(
         f'model.name is {config.model.name!r}: it finds {task}, and gives no '
         'class to an image. Choose another variant, or configs/detr.py.'
+      )
+    if config.loss.class_weights and cls.loss is not Classification.loss:
+      raise ValueError(
+        f'loss.class_weights is {config.loss.class_weights!r}, which '
+        f'objective.name={config.objective.name} has no use for: set it to "".'
       )
     return found | {
       'loss_name': config.loss.name,
@@ -98,11 +107,24 @@ class Classification(Objective):
         'several classes an image: there is no single one that could be wrong. '
         'Set it to 0.'
       )
+    weights: tuple[float, ...] = ()
+    if config.loss.class_weights:
+      if several:
+        raise ValueError(
+          f'{config.data.name} has several classes an image, and '
+          f'loss.class_weights={config.loss.class_weights} weights images by '
+          'their one class: set it to "".'
+        )
+      weights = tuple(
+        facts.examples / (len(names) * n) if n else 0.0
+        for n in facts.class_counts
+      )
     return dataclasses.replace(
       self,
       model=self.model.clone(num_classes=len(names)),
       class_names=names,
       several_labels=several,
+      class_weights=weights,
     )
 
   def train_transform(self) -> Any:
@@ -155,7 +177,12 @@ class Classification(Objective):
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
     logits_BC, _ = self._outputs(params, batch['image'], key, train)
-    loss = jnp.mean(self._losses(logits_BC, batch['label']))
+    losses_B = self._losses(logits_BC, batch['label'])
+    if self.class_weights:
+      losses_B *= batch['label'] @ jnp.asarray(self.class_weights)
+    loss = jnp.mean(losses_B)
+    if self.several_labels:
+      return loss, {'loss': loss}
     hit_B = self._hits(logits_BC, batch['label'])
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
@@ -169,9 +196,17 @@ class Classification(Objective):
       {'params': params}, self.images.normalize(batch['image'])
     )
     labels_BC = self._labels(batch)
-    hit_B = self._hits(logits_BC, labels_BC)
     losses_B = self._losses(logits_BC, labels_BC)
+    if self.several_labels:
+      rows = {'scores': logits_BC, 'labels': labels_BC, 'mask': batch['mask']}
+      return sums(batch['mask'], {'loss': losses_B}) | {'rows': rows}
+    hit_B = self._hits(logits_BC, labels_BC)
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
+
+  def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns `map` and `f1` of images with several labels."""
+    found = several_labels.measures(rows['labels'], rows['scores'], 0.0)
+    return {'map': found.mean_ap, 'f1': found.mean_f1}
 
   def _outputs(
     self, params: Params, images: jax.Array, key: jax.Array, train: bool
@@ -196,11 +231,7 @@ class Classification(Objective):
 
   def _hits(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:
     """Returns whether the likeliest class of each image is right."""
-    told_B = jnp.argmax(logits_BC, -1)
-    if not self.several_labels:
-      return told_B == jnp.argmax(labels_BC, -1)
-    # Smoothed and mixed ones are wanted by more than half.
-    return jnp.take_along_axis(labels_BC, told_B[:, None], -1)[:, 0] > 0.5
+    return jnp.argmax(logits_BC, -1) == jnp.argmax(labels_BC, -1)
 
   def _losses(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:
     if self.loss_name == 'sigmoid':

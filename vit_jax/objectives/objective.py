@@ -37,11 +37,13 @@ class Facts:
     class_names: C names by label; empty where the data have no labels.
     examples: in an epoch.
     several_labels: whether an image may have several classes, or none.
+    class_counts: examples of each class, if `loss.class_weights` needs them.
   """
 
   class_names: tuple[str, ...]
   examples: int
   several_labels: bool = False
+  class_counts: tuple[int, ...] = ()
 
 
 # Config fields that need class labels, with their "off" values.
@@ -49,6 +51,7 @@ OF_CLASSES: Mapping[str, Any] = {
   'data.erasing': 0.0,
   'data.wrong_labels': 0.0,
   'loss.name': 'softmax',
+  'loss.class_weights': '',
   'loss.label_smoothing': 0.0,
   'loss.mixup': 0.0,
   'loss.cutmix': 0.0,
@@ -231,6 +234,16 @@ class Objective:
     They are named as in `metrics`, and `examples` is the number of examples.
     """
     raise NotImplementedError
+
+  def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns metrics that are no means over examples.
+
+    Args:
+      rows: the arrays, NX, of all examples that `evaluate` gave as BX under
+        `rows`.
+    """
+    del rows
+    return {}
 
 
 def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:

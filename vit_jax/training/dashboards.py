@@ -3,6 +3,7 @@
 Once a run has started, nothing here holds it up or ends it.
 """
 
+import importlib
 import io
 import logging
 import os
@@ -159,6 +160,23 @@ class EventFile:
     self._records.write(event.SerializeToString())
 
 
+def check(config: Mapping[str, Any]) -> None:
+  """Refuses a config that names a project of wandb where that is missing.
+
+  Raises:
+    ImportError: saying how to install it.
+  """
+  if not config['wandb']:
+    return
+  try:
+    importlib.import_module('wandb')
+  except ImportError as e:
+    raise ImportError(
+      f'config.wandb is {config["wandb"]!r}, and wandb is not installed: pip '
+      f"install -e '.[wandb]', or leave it empty. ({e})"
+    ) from e
+
+
 class WandbRun:
   """A run of Weights & Biases, the same for a workdir however often it resumes.
 
@@ -178,16 +196,10 @@ class WandbRun:
       is_new: whether the run starts anew, and so does that of this class.
 
     Raises:
-      ImportError: if the extra `wandb` is not installed.
       ConnectionError: if Weights & Biases does not take the run.
     """
-    try:
-      import wandb
-    except ImportError as e:
-      raise ImportError(
-        f'config.wandb is {project!r}, and wandb is not installed: pip install '
-        f"-e '.[wandb]', or leave it empty. ({e})"
-      ) from e
+    import wandb
+
     kept = epath.Path(workdir) / 'wandb_id'
     if is_new or not kept.exists():
       atomic_files.replace(kept, uuid.uuid4().hex.encode())

@@ -81,6 +81,36 @@ def layer(model: Model, name: str) -> Function:
   return function
 
 
+def patches(model: Model, name: str) -> Function:
+  """Returns the function that gives each patch's representation, BhwD.
+
+  The name is 'block_N' as in `layer`, or 'pre_logits' for the tokens after the
+  last layer and its norm.
+
+  Raises:
+    ValueError: if the model has no such layer, or no patches.
+  """
+  layer(model, name)  # refuses an unknown name
+  extra = getattr(model, 'extra_tokens', None)
+  if extra is None or name == 'logits':
+    raise ValueError(
+      f'layer {name!r} of a {type(model).__name__} has no patches: use '
+      'pre_logits or block_0, block_1, ... of a ViT.'
+    )
+  match = re.fullmatch(r'block_(\d+)', name)
+  captured = {'capture': ('blocks',)} if match else {}
+
+  def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
+    apply: Any = model.apply
+    _, aux = apply({'params': params}, images_BHWC, **captured)
+    x_BLD = aux['blocks'][int(match[1])] if match else aux['tokens']
+    h, w = model.grid(images_BHWC.shape[1:3])
+    x_BLD = x_BLD.astype(jnp.float32)[:, len(extra) :]
+    return x_BLD.reshape(len(x_BLD), h, w, -1)
+
+  return function
+
+
 def check_classifies(model: Model) -> None:
   """Refuses a model that gives no class to an image.
 

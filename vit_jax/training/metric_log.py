@@ -48,7 +48,6 @@ class MetricLog:
       config: of the run; its `wandb` names a project to write to besides.
 
     Raises:
-      ImportError: a project is named, and wandb is not installed.
       ConnectionError: a project is named, and the run is not taken.
       ValueError: `metrics.csv` is no table that this class wrote.
     """

@@ -46,8 +46,9 @@ class Run:
     shown: metrics that the curves and the summary have, and whether higher or
       lower values are better.
     meta: goes into every checkpoint, with the seconds that were trained in
-      `elapsed_s`, the metrics of steps that no row has yet in `since_log`, and
-      in `evaluation_due` whether SIGTERM ended the evaluation of the step.
+      `elapsed_s`, the metrics of steps that no row has yet in `since_log`,
+      in `evaluation_due` whether SIGTERM ended the evaluation of the step, and
+      the best metric of every evaluation in `evaluated`.
     start_step: steps taken before.
     batch_size: images a step.
     forward_flops: of one example.
@@ -70,6 +71,7 @@ class Run:
     """Opens the log and starts the clocks."""
     self._in_flight: collections.deque[tuple[int, Any]] = collections.deque()
     self._since_log: list[dict[str, float]] = list(self.meta['since_log'])
+    self._evaluated: list[float] = list(self.meta['evaluated'])
     self._compiled: set[tuple[Any, ...]] = set()
     self._wait_s = 0.0
     self._eval_metrics: dict[str, float] = {}
@@ -211,6 +213,9 @@ class Run:
       self.save(step, state, evaluation_due=True)
       raise Preempted(f'Preempted: saved step {step}.') from None
     self._eval_metrics = metric_log.numbers(found)
+    self._evaluated.append(
+      self._eval_metrics[self.meta['config']['best_metric']]
+    )
     self._log.write(step, found)
     self._progress.message(
       f'step {step:,} evaluated: '
@@ -219,6 +224,15 @@ class Run:
         for k, v in self._eval_metrics.items()
       )
     )
+
+  def is_out_of_patience(self) -> bool:
+    """Whether the last `patience` evaluations brought nothing better."""
+    patience, found = self.meta['config']['patience'], self._evaluated
+    if not patience or len(found) <= patience:
+      return False
+    best = min if self.meta['best'] == 'lowest' else max
+    # The first of equal values is the best.
+    return found.index(best(found)) < len(found) - patience
 
   def evaluate_again(self, step: int, state: Any) -> None:
     """Runs an evaluation that SIGTERM ended, of a step that is saved."""
@@ -234,6 +248,7 @@ class Run:
       'elapsed_s': self._progress.elapsed_s,
       'since_log': self._since_log,
       'evaluation_due': evaluation_due,
+      'evaluated': self._evaluated,
     }
     with self._progress.pause('saving'):
       self.checkpoints.save(
@@ -258,7 +273,8 @@ class Run:
     files = [os.fspath(self._log.path)]
     if progress.plot_curves(self._log, png_path, self.shown):
       files.append(png_path)
-    checkpoint = self.checkpoints.path(self.durations.total)
+    last_step = self.checkpoints.latest_step() or self.durations.total
+    checkpoint = self.checkpoints.path(last_step)
     print(self._progress.summary(self._log, self.shown, checkpoint, files))
     return self._log.last()
 

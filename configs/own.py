@@ -1,0 +1,26 @@
+"""A folder of photos, in ten minutes: the config to begin with.
+
+  python -m vit_jax.main --config=configs/own.py:./photos --workdir=runs/own
+  python -m vit_jax.main --config=configs/own.py:./photos,minutes=3 ...
+  python -m vit_jax.main --config=configs/own.py:./photos,augreg/s16-224 ...
+
+The first value is a folder with a sub-folder of photos for each class, the
+second a checkpoint to start from: a published one by name, or a workdir. Below
+some thousand photos a published checkpoint is far better than none.
+
+Image size, augmentation and the number of steps are chosen from the photos and
+the speed of the machine when training starts, and printed. Any field that is
+given, as in --config.data.image_size=96, is taken as it is.
+
+docs/guides/own_photos.md says what to expect.
+"""
+
+from vit_jax import config as config_lib
+from vit_jax import own
+
+
+def get_config(argument='./photos'):
+  (folder, init), pairs = config_lib.parse_argument(argument, ['./photos', ''])
+  config = own.config(folder, init, pairs.pop('minutes', 10))
+  config_lib.override(config, pairs)
+  return config

@@ -1,0 +1,54 @@
+"""The table of runs, from runs that were saved and not trained."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoints import saving
+from vit_jax.cli import runs
+from vit_jax.training import metric_log
+
+
+def save(folder, losses, **fields):
+  config = config_lib.base()
+  config.best_metric = 'test/loss'
+  config.update_from_flattened_dict(fields)
+  log = metric_log.MetricLog(str(folder), None)
+  for step, loss in losses.items():
+    log.write(step, {'test/loss': loss, 'train/loss': 9.0})
+  log.close()
+  meta = {
+    'config': json.loads(config.to_json()),
+    'steps': max(losses),
+    'elapsed_s': 90.0,
+    'best': 'lowest',
+    'since_log': [],
+  }
+  saving.save_parameters(str(folder), {'w': np.zeros(2, np.float32)}, meta)
+
+
+def test_runs_are_listed_from_the_best(tmp_path, capsys):
+  save(tmp_path / 'a', {1: 3.0, 2: 2.0})
+  save(tmp_path / 'deeper' / 'b', {1: 1.0, 2: 1.5}, **{'optimizer.lr': 0.5})
+  (tmp_path / 'c').mkdir()  # without anything
+  assert runs.main([str(tmp_path)]) == 0
+  head, first, second = capsys.readouterr().out.splitlines()
+  assert head.split()[-1] == 'optimizer.lr'  # and no other field differs
+  assert first.split() == 'deeper/b 1.0000 1 1.5000 2 1.5 0.5'.split()
+  assert second.split() == 'a 2.0000 2 2.0000 2 1.5 0.001'.split()
+  assert (tmp_path / 'runs.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('folder', ['none', 'empty'])
+def test_nothing_to_list(tmp_path, capsys, folder):
+  (tmp_path / 'empty').mkdir()
+  assert runs.main([str(tmp_path / folder)]) == 2
+  assert str(tmp_path / folder) in capsys.readouterr().err
+
+
+def test_a_metric_that_no_run_has(tmp_path, capsys):
+  save(tmp_path / 'a', {1: 3.0})
+  assert runs.main([str(tmp_path), '--metric=test/map']) == 2
+  assert 'train/loss' in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""Own photos: configs/own.py, `finetune`, and what a run ends with."""
+
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import vit_jax
+from configs import own as own_config
+from vit_jax import config as config_lib
+from vit_jax import own
+from vit_jax.data import sources
+from vit_jax.evaluators import final
+from vit_jax.experiment import CheckedConfig
+
+TINY = {
+  'model.stem_layers': (1, 1),
+  'model.width': 16,
+  'model.depth': 1,
+  'model.mlp_dim': 16,
+  'model.heads': 2,
+  'batch_size': 8,
+}
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Fifty photos of two classes, dark and bright."""
+  rng = np.random.RandomState(0)
+  for i in range(50):
+    folder = tmp_path / 'photos' / ('dark', 'bright')[i % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = rng.randint(100, size=(20, 30, 3)) + 155 * (i % 2)
+    Image.fromarray(pixels.astype(np.uint8)).save(folder / f'{i}.png')
+  return tmp_path / 'photos'
+
+
+def test_parsing_opens_nothing_and_leaves_choices_open():
+  made = own_config.get_config('/no/such/folder,/no/checkpoint,seed=3')
+  assert made.total == '10 minutes' and made.seed == 3
+  assert made.batch_size is None and made.init == '/no/checkpoint'
+  with pytest.raises(ValueError, match='minutes is '):
+    own_config.get_config('./photos,minutes=0')
+
+
+def test_open_fields_are_refused_where_nothing_chooses():
+  with pytest.raises(ValueError, match='data.image_size.*--config'):
+    CheckedConfig(own.config('./photos'))
+
+
+def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
+  """The steps of a slower day are those of the first."""
+  seconds = []
+  monkeypatch.setattr(own, '_speed', lambda *args: (5.0, seconds.pop()))
+  monkeypatch.setitem(own.MOST_EPOCHS, 'new', 10**6)
+
+  def resolved(minutes, **fields):
+    made = own.config(str(photos), '', minutes)
+    made.update_from_flattened_dict(fields)
+    own.resolve(made, str(tmp_path / 'run'))
+    return made
+
+  seconds.append(0.2)
+  first = resolved(5)
+  # 5 minutes without two compilations and ten evaluations of ten images.
+  left_s = 300 - 10 - 10 * 10 / 64 / 3 * 0.2
+  assert first.total == f'{int(left_s / 0.2)} steps'
+  assert first.data.image_size == '32' and not seconds
+  assert resolved(5).to_json() == first.to_json()
+  given = resolved(5, batch_size=16)
+  assert given.batch_size == 16 and given.total == first.total
+  seconds.append(100.0)
+  assert resolved(1).total == f'{own.LEAST_STEPS} steps'
+  kept = json.loads((tmp_path / 'run' / own.FILE).read_text())
+  assert kept['total']['asked'] == '1 minutes'
+
+
+def test_photos_that_come_more_often_are_changed_more():
+  photos = own.Photos(200, (300, 400), 10, 90)
+  few, many = (own._choices(photos, n, 'new') for n in (3, 300))
+  assert few['data.crop_min_area'] > many['data.crop_min_area']
+  assert not few['data.augment'] and many['data.augment']
+  assert few['data.balance'] > 0 and few['data.image_size'] == '64'
+
+
+@pytest.mark.slow
+def test_from_photos_to_a_model(photos, tmp_path, capsys):
+  """From nothing, then from that checkpoint, which begins with its head."""
+  workdir = tmp_path / 'run'
+  fields = TINY | {'total': '6 steps', 'eval_every': '50%'}
+  vit = vit_jax.finetune(photos, workdir=workdir, fields=fields)
+  assert vit.class_names == ('bright', 'dark')
+  said = (workdir / final.FILE).read_text()
+  assert re.search(r'beside +50\.0% always ', said), said
+  assert re.search(r'beside +100\.0% a linear classifier', said), said
+  capsys.readouterr()
+  again = vit_jax.finetune(photos, workdir=workdir, fields=fields)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    again.checkpoint.params,
+    vit.checkpoint.params,
+  )
+  # With a rate of 0 the head of the linear probe stays.
+  still = {'total': '4 steps', 'optimizer.lr': 0.0, 'patience': 1}
+  still |= {'eval_every': '1 steps', 'batch_size': 8}
+  tuned = vit_jax.finetune(
+    photos, str(workdir), workdir=tmp_path / 'tuned', fields=still
+  )
+  assert tuned.checkpoint.path.endswith('/1')
+  names = [
+    tuned.predict(path, topk=1)[0][0][0] == path.parent.name
+    for path in photos.rglob('*.png')
+  ]
+  assert np.mean(names) > 0.9
+  # Patience of one: a second evaluation that is no better is the last.
+  rows = (tmp_path / 'tuned' / 'metrics.csv').read_text().splitlines()
+  assert len(rows) == 1 + 2
+  assert 'best val/loss' in capsys.readouterr().out
+
+
+def test_intervals_are_wilsons():
+  """Of 10 in 20, and of the ends, by Wilson's closed form."""
+  assert final.wilson(10, 20) == pytest.approx((0.2993, 0.7007), abs=1e-4)
+  low, high = final.wilson(0, 20)
+  assert low == 0 and high == pytest.approx(1.96**2 / (20 + 1.96**2))
+  assert final.wilson(20, 20) == pytest.approx((1 - high, 1))
+
+
+def test_base_config_has_no_open_field():
+  config_lib.check_ranges(config_lib.base())
+
+
+def test_resuming_knows_data_by_what_they_are(photos):
+  """A folder that moved holds the same data, and another one does not."""
+  made = own.config(str(photos))
+  source = sources.open_config(made.data, 'train')
+  before = source.identity(), source.fingerprint()
+  photos.rename(photos.parent / 'moved')
+  made.data.name = str(photos.parent / 'moved')
+  moved = sources.open_config(made.data, 'train')
+  assert moved.identity() == before[0]
+  assert moved.fingerprint() != before[1]
+
+  def meta(name, identity):
+    config = config_lib.base()
+    config.data.name = name
+    facts = {'examples': 40, 'class_names': ['a', 'b'], 'steps': 1}
+    saved = json.loads(config.to_json())
+    return facts | {'config': saved, 'data': identity}
+
+  config_lib.check_resumable(meta('./a', 'x'), meta('./b', 'x'))
+  with pytest.raises(ValueError, match='data.name: '):
+    config_lib.check_resumable(meta('./a', 'x'), meta('./b', 'y'))
+  with pytest.raises(ValueError, match='data.name: '):
+    config_lib.check_resumable(meta('./a', None), meta('./b', None))
+
+
+def test_packages_are_looked_for_first(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  made = own.config('/no/such/folder')
+  made.wandb = 'photos'
+  with pytest.raises(ImportError, match='wandb is not installed: pip'):
+    vit_jax.train(made, '/no/such/workdir')

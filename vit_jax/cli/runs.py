@@ -1,0 +1,163 @@
+"""Lists the runs in a folder, the best first, and draws their curves.
+
+  python -m vit_jax.runs runs/
+
+looks for workdirs at any depth. The table has each run's best and last value
+of a metric, its steps and minutes, and the config fields in which the runs
+differ. All curves go into one picture, FOLDER/runs.png.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoints import saving
+from vit_jax.cli import flags
+from vit_jax.data import atomic_files
+from vit_jax.training import metric_log, plots
+
+# Of a cell, and of the names in the picture.
+_WIDTH = 40
+
+
+class Finished(NamedTuple):
+  """A run, finished or not.
+
+  Attributes:
+    name: its folder, relative to the one that was searched.
+    meta: of its newest checkpoint.
+    steps: that have the metric.
+    values: of the metric there.
+  """
+
+  name: str
+  meta: dict[str, Any]
+  steps: list[int]
+  values: list[float]
+
+  @property
+  def best(self) -> float:
+    """The best value."""
+    return (min if self.meta.get('best') == 'lowest' else max)(self.values)
+
+
+def find(folder: str, metric: str = '') -> list[Finished]:
+  """Returns the runs in a folder that have the metric, the best first.
+
+  Args:
+    folder: searched at any depth.
+    metric: such as 'test/loss'; '' for each run's own `best_metric`.
+
+  Raises:
+    FileNotFoundError: if there is no such folder.
+    ValueError: if there is no run with the metric.
+  """
+  root = pathlib.Path(folder).expanduser()
+  if not root.is_dir():
+    raise FileNotFoundError(
+      f'No folder {folder}: give the one your runs are in.'
+    )
+  found, other = [], set()
+  for path in sorted(root.rglob('metrics.csv')):
+    place = path.parent
+    saved = saving.steps_in(os.fspath(place))
+    if not saved:
+      continue
+    newest = saving.absolute(os.fspath(place)) / saving.FOLDER / str(saved[-1])
+    meta = saving.read_meta(newest)
+    name = metric or meta['config']['best_metric']
+    columns, rows = metric_log.read_table(path)
+    other |= set(columns)
+    points = [
+      (step, float(row[name])) for step, row in rows.items() if name in row
+    ]
+    if points:
+      label = os.path.relpath(place, root)
+      meta['best'] = _best_of(name, meta)
+      found.append(Finished(label, meta, *map(list, zip(*points, strict=True))))
+  if not found:
+    seen = f' The runs there have {", ".join(sorted(other))}.' if other else ''
+    raise ValueError(
+      f'{folder} has no run with {metric or "an evaluation"} and a checkpoint.'
+      + seen
+    )
+  is_low = {run.meta['best'] for run in found} == {'lowest'}
+  return sorted(found, key=lambda run: run.best, reverse=not is_low)
+
+
+def _best_of(name: str, meta: dict[str, Any]) -> str:
+  if name == meta['config']['best_metric']:
+    return meta.get('best', 'highest')
+  return 'lowest' if name.endswith('loss') else 'highest'
+
+
+def differing(found: Sequence[Finished]) -> dict[str, list[str]]:
+  """Returns the config fields in which runs differ, and each run's value."""
+  # A run that is older than a field did what is the default now.
+  defaults = config_lib.flatten(config_lib.base())
+  configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
+  fields = sorted(set().union(*configs))
+  texts = {f: [str(c.get(f, '')) for c in configs] for f in fields}
+  return {f: values for f, values in texts.items() if len(set(values)) > 1}
+
+
+def table(found: Sequence[Finished]) -> str:
+  """Returns the table of runs for a terminal."""
+  rows = [['run', 'best', 'at step', 'last', 'steps', 'minutes']]
+  for run in found:
+    at = run.steps[run.values.index(run.best)]
+    minutes = run.meta['elapsed_s'] / 60
+    row = [run.name, f'{run.best:.4f}', f'{at:,}', f'{run.values[-1]:.4f}']
+    rows.append([*row, f'{run.meta["steps"]:,}', f'{minutes:.1f}'])
+  for field, values in differing(found).items():
+    for row, text in zip(rows, (field, *values), strict=True):
+      row.append(flags.printable(text)[:_WIDTH])
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return '\n'.join(
+    '  '.join(f'{x:<{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
+    for row in rows
+  )
+
+
+def picture(found: Sequence[Finished], metric: str) -> bytes:
+  """Returns a PNG of the runs' metric against steps."""
+  figure = plots.figure(8, 4.5)
+  axes = figure.subplots()
+  for run in found:
+    name = flags.printable(run.name)[-_WIDTH:]
+    axes.plot(
+      run.steps, run.values, marker='.', label=f'{name}  {run.best:.4f}'
+    )
+  axes.set_xlabel('step')
+  axes.set_ylabel(metric or found[0].meta['config']['best_metric'])
+  plots.tidy(axes)
+  axes.legend(frameon=False, fontsize='small')
+  return plots.png(figure)
+
+
+def _run(args: argparse.Namespace) -> None:
+  found = find(args.folder, args.metric)
+  print(table(found))
+  path = os.path.join(os.path.expanduser(args.folder), 'runs.png')
+  atomic_files.replace(path, picture(found, args.metric))
+  flags.say(f'written {path}')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  parser = flags.parser('runs', __doc__)
+  parser.add_argument('folder', help='searched for workdirs')
+  parser.add_argument(
+    '--metric',
+    default='',
+    help="such as test/loss (default: each run's best_metric)",
+  )
+  return flags.command(_run, parser.parse_args(argv))
+
+
+if __name__ == '__main__':
+  sys.exit(main())

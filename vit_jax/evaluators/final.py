@@ -1,0 +1,224 @@
+"""What a run ends with: what its model is worth, beside simple classifiers."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import opening, saving
+from vit_jax.data import atomic_files, bad_images, cores, decode, sources
+from vit_jax.data.images import Images
+from vit_jax.evaluators import build, confusion, ridge
+from vit_jax.evaluators.confusion import Measures, SeveralMeasures
+from vit_jax.objectives import objective_type
+
+FILE = 'report.txt'
+# The most images that the linear classifier learns from, or that are looked
+# at for the most frequent class: their labels alone may take minutes to read.
+_MOST_LEARNED, _MOST_LABELS = 5_000, 100_000
+_SIDE, _BINS = 16, 16
+# The most classes with a line each; of more the worst have one.
+_LINES = 20
+_TRY = (
+  'Train longer, start from a checkpoint (--config.init=...), give more '
+  'images, or look whether the folders have the right images.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+  """A simple classifier.
+
+  Attributes:
+    name: for people.
+    accuracy: on the test images.
+  """
+
+  name: str
+  accuracy: float
+
+
+def report(config: ConfigDict, workdir: str) -> str:
+  """Measures the result of a finished run and writes WORKDIR/report.txt.
+
+  Args:
+    config: of the run, after training.
+    workdir: of the run.
+
+  Returns:
+    Lines for a terminal; '' for a run that classifies nothing, has no test
+    images, or has more classes than a table can show.
+  """
+  split = _test_split(config)
+  if not split or 'accuracy' not in objective_type(config).metrics:
+    return ''
+  checkpoint = opening.open_checkpoint(workdir)
+  names = checkpoint.class_names
+  test = sources.open_config(config.data, split)
+  classifies = test.several_labels or isinstance(test, sources.LabelledSource)
+  if not classifies or len(names) > 1000:
+    return ''
+  data = {name: config.data[name] for name in sources.data_config('')}
+  found = confusion.evaluate(checkpoint, data, split)
+  if isinstance(found, SeveralMeasures):
+    lines = several_lines(found)
+  else:
+    simple = baselines(config.data, config.data.split, split)
+    lines = _lines(found, simple)
+  text = '\n'.join(['', *lines])
+  atomic_files.replace(saving.absolute(workdir) / FILE, text.encode())
+  return text
+
+
+def _test_split(config: ConfigDict) -> str:
+  """Returns the split of the evaluator `test`, or else of another mean."""
+  splits = {
+    name: entry.split
+    for name, entry in build.entries(config).items()
+    if entry.type == 'mean'
+  }
+  return splits.get('test') or next(iter(splits.values()), '')
+
+
+def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
+  """Measures the most frequent class and a linear classifier of pixels.
+
+  The linear one is ridge regression on 16x16 pixels and the histograms of
+  their colours, its penalty chosen by leaving one out.
+
+  Args:
+    data: as `config.data`.
+    split: to learn from.
+    test_split: to measure on.
+  """
+  train, test = (
+    bad_images.open_checked(data, name) for name in (split, test_split)
+  )
+  if len(train) > _MOST_LABELS or not (
+    isinstance(train, sources.LabelledSource)
+    and isinstance(test, sources.LabelledSource)
+  ):
+    return []
+  names = train.class_names
+  counts_C = np.bincount(train.labels(), minlength=len(names))
+  most = int(counts_C.argmax())
+  frequent = Baseline(
+    f'always {names[most]}', float(np.mean(test.labels() == most))
+  )
+  rows = np.linspace(0, len(train) - 1, min(len(train), _MOST_LEARNED))
+  x_ND, labels_N = _features(train, rows.astype(int))
+  test_MD, test_labels_M = _features(test, range(len(test)))
+  mean_D, std_D = ridge.moments(x_ND)
+  x_ND = (x_ND - mean_D) / std_D
+  fitted = ridge.Ridge(x_ND, ridge.one_vs_rest(labels_N, len(names)))
+  w_DC, b_C = fitted.fit(ridge.choose_l2(fitted, labels_N))
+  accuracy = ridge.accuracy(
+    test_MD, test_labels_M, mean_D, w_DC / std_D[:, None], b_C
+  )
+  return [frequent, Baseline('a linear classifier of pixels', accuracy)]
+
+
+def _features(
+  source: sources.LabelledSource, rows: Sequence[int] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns pixels and histograms, float32 ND, and the labels."""
+  transform = Images((_SIDE, _SIDE)).eval_transform()
+  edges = np.linspace(0, 256, _BINS + 1)
+
+  def features_of(i: int) -> np.ndarray | None:
+    record = source[int(i)]
+    try:
+      pixels = transform.image(record['image'], record['name'])
+    except decode.UnreadableImage:
+      return None
+    counts = [np.histogram(pixels[..., c], edges)[0] for c in range(3)]
+    return np.concatenate(
+      [pixels.ravel() / 255, np.concatenate(counts) / _SIDE**2]
+    ).astype(np.float32)
+
+  bar = cores.progress('', len(rows), 'images', shown=False)
+  found = list(cores.in_threads(features_of, rows, bar))
+  kept = [i for i, x in enumerate(found) if x is not None]
+  labels_N = source.labels()[np.asarray(rows, int)]
+  return np.stack([found[i] for i in kept]), labels_N[kept]
+
+
+def several_lines(found: SeveralMeasures) -> list[str]:
+  """Returns lines for images with several classes.
+
+  A constant answer has the share of a class's images as its average precision.
+  """
+  m, names, count = found.measures, found.class_names, found.images
+  constant = float(np.mean(m.images_C / count))
+  lines = [
+    f'mean AP    {m.mean_ap:.1%} over {len(names)} classes of {count:,} '
+    f'images, {m.micro_ap:.1%} over all answers; a constant answer has '
+    f'{constant:.1%}',
+    f'mean F1    {m.mean_f1:.1%}, {m.micro_f1:.1%} over all answers',
+  ]
+  listed = np.argsort(m.ap_C, kind='stable')[:_LINES]
+  if len(names) > _LINES:
+    lines.append(f'The {_LINES} worst of {len(names)} classes:')
+  width = max(len(names[i]) for i in listed)
+  lines += [
+    f'class      {names[i]:<{width}}  AP {m.ap_C[i]:6.1%}  '
+    f'F1 {m.f1_C[i]:6.1%}  {m.images_C[i]:,} images'
+    for i in listed
+  ]
+  if m.mean_ap <= constant:
+    lines.append(f'The model is no better than a constant answer. {_TRY}')
+  return lines
+
+
+def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+  """Returns the 95 % interval of a share, Wilson's."""
+  share, spread = hits / count, z * z / count
+  middle = (share + spread / 2) / (1 + spread)
+  half = (
+    z
+    / (1 + spread)
+    * math.sqrt(share * (1 - share) / count + spread / 4 / count)
+  )
+  return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
+  """Returns the lines of the report."""
+  confusion_CC, names = found.confusion_CC, found.class_names
+  images_C, right_C = confusion_CC.sum(axis=1), np.diag(confusion_CC)
+  count = int(images_C.sum())
+  low, high = wilson(int(right_C.sum()), count)
+  lines = [
+    f'right      {found.accuracy:.1%} of {count:,} test images '
+    f'(95 % interval {low:.1%} to {high:.1%}), '
+    f'{found.balanced:.1%} as the mean over classes',
+  ]
+  lines += [f'beside     {x.accuracy:.1%} {x.name}' for x in simple]
+  there = [i for i in range(len(names)) if images_C[i]]
+  listed = there
+  if len(there) > _LINES:
+    listed = sorted(there, key=lambda i: right_C[i] / images_C[i])[:_LINES]
+    lines.append(f'The {_LINES} worst of {len(there)} classes:')
+  width = max(len(names[i]) for i in listed)
+  for i in listed:
+    a, b = wilson(int(right_C[i]), int(images_C[i]))
+    lines.append(
+      f'class      {names[i]:<{width}}  {right_C[i] / images_C[i]:6.1%} of '
+      f'{images_C[i]:,} ({a:.0%} to {b:.0%})'
+    )
+  wrong_CC = confusion_CC - np.diag(right_C)
+  order = np.argsort(-wrong_CC, axis=None, kind='stable')[:5]
+  for i, j in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
+    if times := wrong_CC[i, j]:
+      lines.append(
+        f'confused   {names[i]} taken for {names[j]}, {times:,} times'
+      )
+  better = [x for x in simple if x.accuracy >= found.accuracy]
+  if better:
+    best = max(better, key=lambda x: x.accuracy)
+    lines.append(
+      f'The model is no better than {best.name} ({best.accuracy:.1%}). {_TRY}'
+    )
+  return lines

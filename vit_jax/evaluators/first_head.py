@@ -1,0 +1,48 @@
+"""A head that fits the frozen body before both are trained.
+
+A new head's first gradients would otherwise change what the body has learned
+(LP-FT, 2202.10054). One pass over the images replaces the epochs of training
+the head alone.
+"""
+
+import jax
+import numpy as np
+
+from vit_jax.data import sources
+from vit_jax.evaluators import probe
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.models.model import Params
+from vit_jax.training import features
+
+
+def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
+  """Returns parameters whose head is a linear probe of the body.
+
+  Raises:
+    ValueError: if an image has not one class, or the head is not linear.
+  """
+  labels_N = sources.labelled(source, parts.config.data.name).labels()
+  head = params.get('head', {})
+  if set(head) != {'kernel', 'bias'}:
+    raise ValueError(
+      f'head_first is True and a {type(parts.objective.model).__name__} has no '
+      'linear head: set it to False.'
+    )
+  extract = parts.extractor(
+    'images for the head', features.layer(parts.objective.model, 'pre_logits')
+  )
+  x_ND = extract(params, source)
+  is_read_N = features.is_read(x_ND)
+  x_ND, labels_N = x_ND[is_read_N], labels_N[is_read_N]
+  found = probe.fit_probe(
+    *(x_ND, labels_N, x_ND, labels_N),
+    num_classes=len(parts.facts.class_names),
+    mesh=parts.mesh,
+  )
+  new = {
+    'kernel': np.float32(found.kernel_DC),
+    'bias': np.float32(found.bias_C - found.mean_D @ found.kernel_DC),
+  }
+  return params | {
+    'head': jax.tree.map(lambda x, y: jax.device_put(y, x.sharding), head, new)
+  }

@@ -1,0 +1,47 @@
+"""Photos in, a trained model out, in one call."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax import own
+from vit_jax.evaluators import final, pretrained
+from vit_jax.train import train
+
+
+def finetune(
+  photos: str | os.PathLike,
+  init: str = '',
+  *,
+  minutes: float = 10,
+  workdir: str | os.PathLike = '',
+  fields: Mapping[str, Any] | None = None,
+) -> pretrained.TrainedModel:
+  """Trains on a folder of photos as configs/own.py does.
+
+  Args:
+    photos: a folder with a sub-folder for each class, or other `data.name`.
+    init: checkpoint to start from, such as 'augreg/s16-224'; empty for new
+      parameters.
+    minutes: of training.
+    workdir: of the run, which a second call resumes; by default
+      runs/NAME-OF-THE-FOLDER.
+    fields: of the config by dotted names, as in {'data.flip': False}.
+
+  Returns:
+    The trained model, as `load` returns it.
+
+  Raises:
+    ValueError: for photos or fields that cannot work, as `train` does.
+  """
+  folder = os.path.expanduser(os.fspath(photos))
+  if os.path.isdir(folder) and not folder.startswith(('.', '/')):
+    folder = os.path.join('.', folder)
+  config = own.config(folder, init, minutes)
+  config.lock()
+  config.update_from_flattened_dict(dict(fields or {}))
+  name = os.path.basename(os.path.abspath(folder))
+  place = os.fspath(workdir) or os.path.join('runs', name)
+  train(config, place)
+  print(final.report(config, place))
+  return pretrained.load(place)

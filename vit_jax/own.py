@@ -1,0 +1,327 @@
+"""Own photos: the config of configs/own.py, and the choices that it leaves.
+
+`config` leaves fields open, with the value None, and gives the length of
+training in minutes. `resolve` fills them in when training starts, from the
+photos and the speed of the machine, and writes them to WORKDIR/chosen.json.
+A resumed run reads that file, so its length never changes.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import re
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from vit_jax import config as config_lib
+from vit_jax.checkpoints import fetch, from_init, opening, saving
+from vit_jax.data import atomic_files, bad_images, decode, loader, sources
+from vit_jax.evaluators import build
+from vit_jax.experiment import CheckedConfig, Experiment, facts_of
+from vit_jax.models import flops
+from vit_jax.training import durations, sharding
+
+FILE = 'chosen.json'
+# The published checkpoint that fine-tuning starts from unless told otherwise:
+# the smallest of AugReg's with more than 80 % on ImageNet.
+PUBLISHED = 'augreg/s16-224'
+# The small model that is trained from nothing: two stages of a ResNet, then
+# four layers of a ViT. A step on 2 CPU cores takes less than half a second.
+MODEL = {
+  'patch_size': 1,
+  'stem_width': 32,
+  'stem_layers': (1, 1),
+  'width': 128,
+  'depth': 4,
+  'mlp_dim': 256,
+  'heads': 4,
+  'pool': 'gap',
+}
+# A model with at most so many parameters is trained like a new one even where
+# it starts from a checkpoint.
+SMALL = 5_000_000
+# Fewer steps leave a model close to where it started.
+LEAST_STEPS = 300
+# More epochs over the same photos teach nothing new.
+MOST_EPOCHS = {'new': 400, 'fine-tuned': 40}
+_EVALUATIONS = 10
+# Seconds over which the speed of training is measured.
+_MEASURE_S = 6
+_MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
+
+
+def config(
+  folder: str, init: str = '', minutes: float | str = 10
+) -> ConfigDict:
+  """Returns a config for photos, with the fields of `choices` left open.
+
+  Args:
+    folder: as `config.data.name`.
+    init: a checkpoint to start from; empty for new parameters.
+    minutes: of training.
+
+  Raises:
+    ValueError: if `minutes` is not a positive number.
+  """
+  total = f'{minutes} minutes'
+  if not (match := _MINUTES.fullmatch(total)) or not float(match[1]):
+    raise ValueError(f'minutes is {minutes!r}: give a number above 0.')
+  made = config_lib.base()
+  made.total = total
+  made.eval_every = made.checkpoint_every = f'{100 // _EVALUATIONS}%'
+  made.data.name = folder
+  made.optimizer.update(decay='cosine', warmup='5%', clip_norm=1.0)
+  made.optimizer.weight_decay = 0.05
+  if init:
+    from_init.choose(made, init)
+    # The result is the best step on photos that training does not see. Their
+    # loss tells two steps apart where a few photos have the same accuracy.
+    made.data.split = 'train[:90%]'
+    made.evaluators.val = made.evaluators.test.copy_and_resolve_references()
+    made.evaluators.val.split = 'train[90%:]'
+    made.best_metric = 'val/loss'
+    made.early_stopping = True
+    made.head_first = True
+  else:
+    made.model.update(MODEL)
+  for field, value in _choices(Photos(1, (1, 1), 1, 1), 1, 'new').items():
+    *groups, name = field.split('.')
+    group = made[groups[0]] if groups else made
+    del group[name]
+    group[name] = placeholder(type(value))
+  return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Photos:
+  """What choices depend on.
+
+  Attributes:
+    count: of training.
+    size: median height and width in pixels.
+    fewest: photos of the rarest class.
+    most: photos of the commonest class.
+  """
+
+  count: int
+  size: tuple[int, int]
+  fewest: int
+  most: int
+
+
+def photos_of(source: sources.Source) -> Photos:
+  """Looks at the classes of all photos and at the sizes of a hundred."""
+  sizes = []
+  for i in np.linspace(0, len(source) - 1, min(len(source), 100)).astype(int):
+    record = source[int(i)]
+    picture = decode.open_image(record['image'], record['name'])
+    sizes.append((picture.height, picture.width))
+  counts = [len(source)]
+  if isinstance(source, sources.LabelledSource):
+    counts = [int(n) for n in np.bincount(source.labels()) if n]
+  height, width = (int(side) for side in np.median(sizes, axis=0))
+  return Photos(len(source), (height, width), min(counts), max(counts))
+
+
+def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
+  """Returns the open fields for photos that are each seen so many times.
+
+  `kind` is 'new' or 'fine-tuned'. Stronger augmentation pays for photos that
+  come more often.
+  """
+  short = min(photos.size)
+  often = 0 if epochs < 15 else 1 if epochs < 100 else 2
+  is_new = kind == 'new'
+  return {
+    'batch_size': 128 if is_new and photos.count >= 1000 else 64,
+    # Convolutions shrink the image eight times: smaller ones are enlarged.
+    'data.image_size': '32' if short < 24 else '48' if short < 56 else '64',
+    'data.crop_min_area': (0.5, 0.4, 0.3)[often],
+    'data.augment': ('', 'randaugment(2, 5)', 'randaugment(2, 9)')[often],
+    'data.balance': 0.5 if photos.most > 5 * photos.fewest else 0.0,
+    'loss.label_smoothing': (0.0, 0.1, 0.1)[often],
+    'loss.mixup': (0.0, 0.0, 0.2)[often],
+    'optimizer.name': 'muon' if is_new else 'adam',
+    'optimizer.lr': 5e-3 if is_new else 3e-4,
+    'optimizer.layer_decay': 1.0 if is_new else 0.75,
+  }
+
+
+def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
+  """Fills in the fields that a config leaves open, as WORKDIR/chosen.json says.
+
+  Chooses them where that file has not chosen them yet, and writes it.
+
+  Args:
+    config: whose model is known; see `from_init.resolve`.
+    workdir: of the run.
+    measure: whether to measure the speed of training where `total` is given in
+      minutes; else `total` is one step, which evaluation has no use for.
+
+  Raises:
+    ValueError, FileNotFoundError: as `bad_images.open_checked`.
+  """
+  asked = {
+    field: value
+    for field, value in config_lib.flatten(config).items()
+    if value is None or (field == 'total' and _MINUTES.fullmatch(value))
+  }
+  if not asked:
+    return
+  path = saving.absolute(workdir) / FILE
+  kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+  chosen = {
+    field: kept[field]['chosen']
+    for field, value in asked.items()
+    if field in kept and kept[field]['asked'] == value
+  }
+  if chosen.keys() != asked.keys():
+    chosen = _choose(config, chosen, measure)
+    kept = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
+    if measure and jax.process_index() == 0:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace(path, json.dumps(kept, indent=1).encode())
+  _fill(config, chosen)
+
+
+def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
+  """Sets the fields that are open, or the total if it is given in minutes."""
+  known = config_lib.flatten(config)
+  is_open = {k for k, v in known.items() if v is None} | {'total'}
+  config.update_from_flattened_dict(
+    {k: v for k, v in fields.items() if k in is_open}
+  )
+
+
+def _choose(
+  config: ConfigDict, kept: dict[str, Any], measure: bool
+) -> dict[str, Any]:
+  """Returns a value for each open field; `kept` are chosen already."""
+  source = bad_images.open_checked(config.data, config.data.split)
+  photos = photos_of(source)
+  kind, size = 'new', {}
+  if config.init:
+    checkpoint = opening.open_checkpoint(config.init)
+    shape = checkpoint.image_size
+    if flops.count_params(checkpoint.model, shape) > SMALL:
+      kind = 'fine-tuned'
+      size = {'data.image_size': f'{shape[0]}x{shape[1]}'}
+  trial = config.copy_and_resolve_references()
+  # The speed is that with the strongest augmentation.
+  _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
+  _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
+  batch, most = trial.batch_size, MOST_EPOCHS[kind]
+  total = 1
+  if minutes := _MINUTES.fullmatch(config.total):
+    if measure:
+      total = _steps_in(float(minutes[1]), trial, source, most)
+  elif 'total' in kept:
+    total = int(kept['total'].split()[0])
+  else:
+    total = durations.steps_of(
+      config.total, batch_size=batch, examples=photos.count
+    )
+  epochs = total * batch / photos.count
+  chosen = _choices(photos, epochs, kind) | size | kept
+  if jax.process_index() == 0:
+    print(_story(photos, chosen, trial, total, epochs))
+  return {'total': f'{total} steps'} | chosen
+
+
+def _steps_in(
+  minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
+) -> int:
+  """Returns how many steps and evaluations fit into the minutes."""
+  compile_s, step_s = _speed(trial, source)
+  batch = trial.batch_size
+  tested = sum(
+    len(sources.open_config(trial.data, split)) for split in build.splits(trial)
+  )
+  # Evaluating an image costs a third of training on it.
+  evaluations_s = _EVALUATIONS * tested / batch / 3 * step_s
+  left_s = 60 * minutes - 2 * compile_s - evaluations_s
+  most = math.ceil(most_epochs * len(source) / batch)
+  steps = max(LEAST_STEPS, min(most, int(left_s / step_s)))
+  took = (steps * step_s + 2 * compile_s + evaluations_s) / 60
+  if jax.process_index() == 0:
+    print(
+      f'time    {step_s:.2g} s a step: {steps:,} steps in about {took:.3g} '
+      f'minutes'
+    )
+    if took > 1.2 * minutes:
+      print(
+        f'        {minutes:g} minutes are too few for this machine: with less '
+        f'than {LEAST_STEPS} steps a model learns next to nothing.'
+      )
+  return int(multihost_utils.broadcast_one_to_all(np.int32(steps)))
+
+
+def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
+  """Returns seconds of the compilation, and of a step, with its images."""
+  experiment = Experiment(CheckedConfig(config), facts_of(config, source))
+  fixed = experiment.place(experiment.objective.fixed())
+  state, step = experiment.start(experiment.new_params()), None
+  part, parts = sharding.batch_share(experiment.mesh)
+  batches = loader.train_batches(
+    source,
+    experiment.train_transform(),
+    batch_size=config.batch_size,
+    seed=config.seed,
+    process_index=part,
+    process_count=parts,
+    workers=config.data.workers,
+  )
+  step = experiment.train_step()
+  times: list[float] = []
+  with contextlib.closing(batches):
+    while len(times) < 4 or (sum(times[1:]) < _MEASURE_S and len(times) < 50):
+      began_s = time.monotonic()
+      batch = sharding.global_batch(next(batches), experiment.mesh)
+      taken = sharding.replicate(np.int32(len(times)), experiment.mesh)
+      state, metrics = step(state, fixed, batch, taken)
+      jax.block_until_ready(metrics)
+      times.append(time.monotonic() - began_s)
+  return times[0], statistics.mean(times[1:])
+
+
+def _story(
+  photos: Photos,
+  chosen: dict[str, Any],
+  trial: ConfigDict,
+  total: int,
+  epochs: float,
+) -> str:
+  """Describes the photos and what was chosen for them."""
+  height, width = photos.size
+  changes = chosen['data.augment'] or 'crops and flips alone'
+  lines = [
+    f'photos  {photos.count:,} to learn from, {photos.fewest:,} to '
+    f'{photos.most:,} a class, usually {width}x{height} pixels',
+    f'chosen  images of {chosen["data.image_size"]} pixels, '
+    f'{total:,} steps of {chosen["batch_size"]} ({epochs:.3g} epochs), '
+    f'{changes}, {chosen["optimizer.name"]} at {chosen["optimizer.lr"]:g}',
+  ]
+  if not trial.init:
+    lines.append(f'start   {_advice(trial.data.name)}')
+  return '\n'.join(lines)
+
+
+def _advice(folder: str) -> str:
+  """Says which published checkpoint would do better than new parameters."""
+  flag = f'--config=configs/own.py:{folder},{PUBLISHED}'
+  if fetch.is_here(PUBLISHED):
+    return f'new parameters. The checkpoint that is here does better: {flag}'
+  if fetch.is_reachable():
+    return f'new parameters. A published checkpoint does better: {flag} (88 MB)'
+  return (
+    'new parameters: there is no network to fetch a published checkpoint, '
+    f'which would do better. With one: {flag} (88 MB)'
+  )
