@@ -19,9 +19,6 @@ the row of table 3:
   other         any TFDS name or folder, by the row of ImageNet, softmax loss,
                 with a warm-up of 10 % of the run in place of 10,000 steps.
 
-Any of them learns several image sizes at once, as in FlexiViT (arXiv
-2212.08013): b16,imagenet21k,data.image_size=(224,128,176,288).
-
 The third value is adam (default) or sgd, which stands for the setting of
 appendix D.1, taken from BiT: momentum 0.9, learning rate 0.48 (0.03 a 256),
 5,000 steps of warm-up, divided by ten after 10, 23, 30 and 37 fortieths of the

@@ -252,15 +252,3 @@ def test_its_state_is_the_same_on_a_mesh_and_in_parts(with_state):
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
     *(got, want),
   )
-
-
-@pytest.mark.slow
-def test_its_state_serves_images_of_another_size(with_state):
-  with_state.data.image_size = '8,16'
-  images = np.zeros((16, 16, 16, 3), np.uint8)
-  state, metrics = state_after(with_state, {'image': images})
-  shapes = [
-    jax.tree.map(jnp.shape, tree)
-    for tree in (state.params, state.objective_state['teacher'])
-  ]
-  assert shapes[0] == shapes[1] and np.isfinite(metrics['loss'])
