@@ -83,7 +83,7 @@ def test_rollout_is_that_of_jax(layer, discard):
   weights = rng.dirichlet(np.ones(21), (3, 21)).astype(np.float32)
   read = rng.dirichlet(np.ones(21)).astype(np.float32)
   fused = [
-    {'all': rollout.fuse(x[None, None], 'mean', discard)}
+    rollout.fuse(x[None, None], 'mean', discard)
     for x in (weights if layer is None else weights[[layer]])
   ]
   want = rollout.maps(fused, read[None], (4, 5))[0]

@@ -90,6 +90,7 @@ _PROFILE = flags.DEFINE_integer(
   0,
   'Prints so many of the operations that take longest.',
   lower_bound=0,
+  allow_override=True,  # `main` has a flag of this name, for a trace
 )
 
 
