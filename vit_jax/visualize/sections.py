@@ -104,11 +104,10 @@ def rollout(
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
   names = [*map(checkpoint.class_name, indices)] or ['']
-  classes_N = [np.full(len(photographs), index) for index in indices]
-  maps = [
-    rollout_maps(subject, fusion, discard, class_N)
-    for class_N in classes_N or [None]
-  ]
+  wanted: list[np.ndarray | None] = [None]
+  if indices:
+    wanted = [np.full(len(photographs), index) for index in indices]
+  maps = [rollout_maps(subject, fusion, discard, class_N) for class_N in wanted]
 
   def line(n: int) -> dict[str, np.ndarray]:
     shown_HWC = photographs[n].shown()
