@@ -174,7 +174,7 @@ class Experiment:
 
   @functools.cached_property
   def state_shapes(self) -> TrainState:
-    """The state's `jax.ShapeDtypeStruct`s, with the sharding of each."""
+    """Shapes, dtypes and shardings of the state's arrays."""
     return self.placed(
       jax.eval_shape(lambda: self._new_state(self._new_params()))
     )

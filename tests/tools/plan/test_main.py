@@ -220,7 +220,7 @@ SMALL = (
 @with_compiler
 def test_the_command():
   done = run(
-    *SMALL, '--config.batch_size=64', '--config.mesh.fsdp=1', '--profile=3'
+    *SMALL, '--config.batch_size=64', '--config.mesh.fsdp=1', '--slowest=3'
   )
   assert done.returncode == 0, done.stderr
   found = lines(done.stdout)
@@ -262,7 +262,7 @@ def test_neither_heads_nor_their_kernels_are_copied():
     '--num_classes=1000',
     '--config.model.depth=2',
     '--config.batch_size=256',
-    '--profile=100',
+    '--slowest=100',
   )
   assert done.returncode == 0, done.stderr
   shares = [

@@ -85,10 +85,10 @@ _EXAMPLES = flags.DEFINE_integer(
   'Training examples of the data, where it is not at hand.',
   lower_bound=0,
 )
-_PROFILE = flags.DEFINE_integer(
-  'profile',
+_SLOWEST = flags.DEFINE_integer(
+  'slowest',
   0,
-  'Prints so many of the operations that take longest.',
+  'Prints this many of the operations that take longest.',
   lower_bound=0,
   allow_override=True,  # `main` has a flag of this name, for a trace
 )
@@ -121,7 +121,7 @@ def run(argv: list[str]) -> None:
     mtbf_s = 3600 * _SLICE_MTBF_H.value / _SLICES.value
     failures = Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
     print(failures.report(cost.most_s, experiment.durations.checkpoint_every))
-    for line in profile(step.program, _PROFILE.value):
+    for line in profile(step.program, _SLOWEST.value):
       print(line)
   except TooLarge as e:
     print(f'error: The step does not fit: {e}.', file=sys.stderr)
