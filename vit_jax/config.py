@@ -49,6 +49,7 @@ VALID: dict[str, Valid] = {
   'data.wrong_labels': '[0, 1]',
   'evaluators.fewshot.shots': '[1, inf)',
   'evaluators.fewshot.seeds': '[1, inf)',
+  'evaluators.knn.k': '[1, inf)',
   'evaluators.pictures.images': '[1, 1024]',
   'loss.label_smoothing': '[0, 1)',
   'loss.cutmix': '[0, inf)',
@@ -72,6 +73,7 @@ VALID: dict[str, Valid] = {
   'optimizer.polyak': '[0, 1)',
   'optimizer.sam': '[0, inf)',
   'optimizer.weight_decay': '[0, inf)',
+  'optimizer.weight_decay_end': '[0, inf)',
 }
 
 
@@ -200,6 +202,17 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
+        # The k nearest training images vote, by cosine similarity; its fields
+        # are those of fewshot.
+        'knn': {
+          'type': 'knn',
+          'on': False,
+          'data': '',
+          'train_split': '',
+          'test_split': '',
+          'k': 20,
+          'layer': 'pre_logits',
+        },
         # COCO's average precision, of objective.name=detection: of boxes, and
         # if asked for of masks too.
         'coco': {
@@ -255,6 +268,9 @@ def base() -> ConfigDict:
         # On kernels: as an L2 penalty with SGD, decoupled and times the
         # learning rate with the others.
         'weight_decay': 0.1,
+        # The value that the weight decay reaches at the end of the run, on a
+        # cosine; 0 keeps it.
+        'weight_decay_end': 0.0,
         # Global norm; 0 does not clip.
         'clip_norm': 0.0,
         # Regular expressions of the paths of parameters, as in

@@ -5,7 +5,7 @@
 draws the shots of every class for each seed, fits them by least squares and
 measures accuracy on the whole test split, with no step of training. It prints a
 table and writes fewshot.csv and fewshot.png. --probe also fits a logistic
-regression to all training examples.
+regression to all training examples, --knn lets the 20 nearest of them vote.
 
 --layers=all fits one to every layer instead, and writes accuracy over depth,
 layers.csv and layers.png.
@@ -32,7 +32,7 @@ def _run(args: argparse.Namespace) -> None:
   checkpoint = opening.open_checkpoint(args.checkpoint)
   names = ['train_split', 'test_split', 'batch_size']
   if not args.layers:
-    names += ['shots', 'seeds', 'layer', 'l2', 'probe']
+    names += ['shots', 'seeds', 'layer', 'l2', 'probe', 'knn']
   options = {name: getattr(args, name) for name in names}
   H, W = checkpoint.image_size
   if args.image_size:
@@ -90,6 +90,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     help='fit a logistic regression to all training examples besides',
   )
   add(
+    '--knn',
+    action='store_true',
+    help='measure k-NN on all training examples besides (k = 20, cosine '
+    'similarity, temperature 0.07)',
+  )
+  add(
     '--layers',
     choices=('all',),
     help='with --probe: fit it to each layer, and nothing to the shots',
@@ -116,6 +122,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
     parser.error('--layers=all takes --probe.')
+  if args.layers and args.knn:
+    parser.error('--layers=all measures no --knn: leave it out.')
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
     if getattr(args, name) != parser.get_default(name):
       parser.error(f'--layers=all does not use --{name}: leave it out.')

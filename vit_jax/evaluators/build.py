@@ -18,6 +18,7 @@ EVALUATORS = Register(
     'real': 'vit_jax.evaluators.real:RealEvaluator',
     'objectnet': 'vit_jax.evaluators.objectnet_accuracy:ObjectNetEvaluator',
     'fewshot': 'vit_jax.evaluators.fewshot:FewShotEvaluator',
+    'knn': 'vit_jax.evaluators.fewshot:KNNEvaluator',
     'coco': 'vit_jax.projects.detr.evaluator:CocoEvaluator',
     'pictures': 'vit_jax.evaluators.pictures:PicturesEvaluator',
   },

@@ -4,7 +4,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import bad_images, benchmarks, sources
 from vit_jax.data.sources import LabelledSource, Source
+from vit_jax.evaluators import knn as knn_lib
 from vit_jax.evaluators import probe as probe_lib
 from vit_jax.evaluators import ridge
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -39,6 +40,7 @@ def fewshot(
   layer: str = 'pre_logits',
   l2: str = 'choose',
   probe: bool = False,
+  knn: bool = False,
   **options: Any,
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
@@ -51,6 +53,7 @@ def fewshot(
     layer: as `features.layer` takes it.
     l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to fit a logistic regression to all training examples too.
+    knn: whether to measure k-NN on all training examples too.
     **options: fields of `_Subject`.
 
   Raises:
@@ -72,14 +75,18 @@ def fewshot(
   )
   if probe:
     probe_lib.hold_out(labels_N)  # refuses too few before the work
-  some = train if probe else sources.subset(train, drawn.rows_R.tolist())
+  if knn:
+    knn_lib.check_k(knn_lib.K, labels_N)
+  takes_all = probe or knn
+  some = train if takes_all else sources.subset(train, drawn.rows_R.tolist())
   train_XD, test_MD = subject.extract(function, (some, test))
-  shots_RD = train_XD[drawn.rows_R] if probe else train_XD
+  shots_RD = train_XD[drawn.rows_R] if takes_all else train_XD
   results = drawn.evaluate(shots_RD, test_MD)
   probed = None
   if probe:
     probed = subject.probe('all training images', train_XD, test_MD)
-  return Curve(subject.checkpoint.path, results, probed)
+  voted = subject.knn(train_XD, test_MD) if knn else None
+  return Curve(subject.checkpoint.path, results, probed, voted)
 
 
 def probe_layers(
@@ -215,6 +222,17 @@ class _Subject:
     )
     return ProbeResult(found.l2, found.accuracy)
 
+  def knn(self, train_ND: np.ndarray, test_MD: np.ndarray) -> float:
+    """Returns the accuracy of k-NN on the features of both splits."""
+    train, test = self.splits
+    return knn_lib.accuracy(
+      knn_lib.blocks_of(train_ND, train.labels()),
+      test_MD,
+      test.labels(),
+      num_classes=len(train.class_names),
+      mesh=self._mesh,
+    )
+
 
 def _describe(checkpoint: opening.Checkpoint) -> str:
   """Describes the model and its preprocessing."""
@@ -266,15 +284,12 @@ class FewShotEvaluator(Evaluator):
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Builds the evaluator; its data may differ from the run's."""
-    data = parts.config.data.copy_and_resolve_references()
-    data.update(name=entry.data, class_order='')
-    train, test = benchmarks.usual_splits(entry.data)
     return cls(
       name,
       parts.extractor(
         name, features_lib.layer(parts.objective.model, entry.layer)
       ),
-      *open_splits(data, entry.train_split or train, entry.test_split or test),
+      *_splits_of(parts, entry),
       shots=entry.shots,
       seeds=entry.seeds,
       l2=entry.l2,
@@ -290,6 +305,64 @@ class FewShotEvaluator(Evaluator):
       )
       for k in dict.fromkeys(r.shots for r in results)
     }
+
+
+class KNNEvaluator(Evaluator):
+  """Measures k-NN on all training images, whose features it never keeps."""
+
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {'accuracy': 'highest'}
+
+  def __init__(
+    self,
+    name: str,
+    extractor: features_lib.Extractor,
+    train: LabelledSource,
+    test: LabelledSource,
+    *,
+    mesh: jax.sharding.Mesh,
+    k: int,
+  ):
+    """Takes the `extractor` of the features of both splits."""
+    knn_lib.check_k(k, train.labels())
+    self.name = name
+    self._extractor, self._train, self._test = extractor, train, test
+    self._mesh, self._k = mesh, k
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Builds the evaluator; its data may differ from the run's."""
+    function = features_lib.layer(parts.objective.model, entry.layer)
+    extractor = features_lib.Extractor(function, parts.images, **parts.batches)
+    splits = _splits_of(parts, entry)
+    return cls(name, extractor, *splits, mesh=parts.mesh, k=entry.k)
+
+  def run(self, params: Any) -> dict[str, float]:
+    """Returns the accuracy as `NAME/accuracy`."""
+    test_MD = self._extractor(params, self._test, f'{self.name}, test')
+    is_read_M = features_lib.is_read(test_MD)
+    labels_N = self._train.labels()
+    batches = self._extractor.batches(
+      params, self._train, f'{self.name}, training'
+    )
+    accuracy = knn_lib.accuracy(
+      ((x_BD, np.where(i_B < 0, -1, labels_N[i_B])) for x_BD, i_B in batches),
+      test_MD[is_read_M],
+      self._test.labels()[is_read_M],
+      num_classes=len(self._train.class_names),
+      mesh=self._mesh,
+      k=self._k,
+    )
+    return {f'{self.name}/accuracy': accuracy}
+
+
+def _splits_of(
+  parts: Parts, entry: ConfigDict
+) -> tuple[LabelledSource, LabelledSource]:
+  """Opens the training and test split of an entry."""
+  data = parts.config.data.copy_and_resolve_references()
+  data.update(name=entry.data, class_order='')
+  train, test = benchmarks.usual_splits(entry.data)
+  return open_splits(data, entry.train_split or train, entry.test_split or test)
 
 
 def open_splits(

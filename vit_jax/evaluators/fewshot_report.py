@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax.evaluators.knn import K
 from vit_jax.evaluators.shots import Result
 from vit_jax.training import metric_log, plots
 
 CSV = 'fewshot.csv'
 COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
-# The shots of the linear probe, which has every example.
-_ALL = 'all'
+# The shots of the linear probe and of k-NN, which have every example.
+_ALL, _KNN = 'all', 'knn'
+_NEIGHBOURS = f'{K} nearest neighbours'
 
 
 class ProbeResult(NamedTuple):
@@ -30,11 +32,15 @@ class ProbeResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """Results of one checkpoint, with its label for legends."""
+  """Results of one checkpoint, with its label for legends.
+
+  `knn` is the accuracy of k-NN on all training examples.
+  """
 
   label: str
   results: Sequence[Result]
   probe: ProbeResult | None = None
+  knn: float | None = None
 
   def by_shots(self) -> dict[int, list[Result]]:
     """Returns the results of all seeds, in ascending order of the shots."""
@@ -45,12 +51,14 @@ class Curve:
 
 
 def csv_text(curve: Curve) -> str:
-  """Returns a line for every result; the probe's is last, with shots 'all'."""
+  """Returns a line for every result, of shots, the probe and k-NN."""
   lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
   if curve.probe:
     lines.append((_ALL, '', *curve.probe))
+  if curve.knn is not None:
+    lines.append((_KNN, '', math.nan, curve.knn))
   return metric_log.csv_text(lines)
 
 
@@ -64,7 +72,7 @@ def read_csv(path: str, label: str) -> Curve:
   place = epath.Path(path)
   if not place.is_file():
     raise FileNotFoundError(f'No file {path}: give a {CSV}.')
-  results, probe = [], None
+  results, probe, knn = [], None, None
   lines = csv.reader(place.read_text().splitlines())
   try:
     if tuple(next(lines, ())) != COLUMNS:
@@ -73,6 +81,8 @@ def read_csv(path: str, label: str) -> Curve:
       l2, accuracy = map(float, numbers)
       if shots == _ALL:
         probe = ProbeResult(l2, accuracy)
+      elif shots == _KNN:
+        knn = accuracy
       else:
         results.append(Result(int(shots), int(seed), l2, accuracy))
     if not results:
@@ -82,7 +92,7 @@ def read_csv(path: str, label: str) -> Curve:
       f'{path} is not a {CSV} with the columns {",".join(COLUMNS)}: line '
       f'{lines.line_num}: {e}.'
     ) from None
-  return Curve(label, results, probe)
+  return Curve(label, results, probe, knn)
 
 
 def table(curve: Curve) -> str:
@@ -101,6 +111,8 @@ def table(curve: Curve) -> str:
   if curve.probe:
     accuracy = f'{100 * curve.probe.accuracy:.2f}'
     rows.append((_ALL, accuracy, f'{_range([curve.probe.l2])} (linear probe)'))
+  if curve.knn is not None:
+    rows.append((_ALL, f'{100 * curve.knn:.2f}', f'({_NEIGHBOURS})'))
   widths = [max(len(row[i]) for row in rows) for i in range(2)]
   return ''.join(
     f'{shots:>{widths[0]}}  {text:<{widths[1]}}  {l2}\n'
@@ -136,8 +148,8 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
 def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
-  Each curve is the mean over seeds with bars of one standard deviation, and
-  the linear probe is a line.
+  Each curve is the mean over seeds with bars of one standard deviation; linear
+  probe and k-NN are lines.
   """
   from matplotlib.ticker import NullLocator
 
@@ -163,6 +175,9 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
       axes.axhline(
         curve.probe.accuracy, color=style['color'], ls='--', label=label
       )
+    if curve.knn is not None:
+      label = f'{_NEIGHBOURS}\n(all examples)'
+      axes.axhline(curve.knn, color=style['color'], ls=':', label=label)
   shots = sorted({result.shots for c in curves for result in c.results})
   axes.set_xticks(shots, shots)
   axes.xaxis.set_minor_locator(NullLocator())

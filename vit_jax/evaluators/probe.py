@@ -83,7 +83,7 @@ def fit_probe(
   x_ND = np.empty(features_ND.shape, np.float32)
   for i in range(0, len(x_ND), _BLOCK):
     x_ND[i : i + _BLOCK] = (features_ND[i : i + _BLOCK] - mean_D) / std_D
-  data = _spread(x_ND, mesh), _spread(labels_N.astype(np.int32), mesh)
+  data = spread(x_ND, mesh), spread(labels_N.astype(np.int32), mesh)
   everywhere = sharding.replicated(mesh)
   fit, measure = (
     jax.jit(function, out_shardings=everywhere)
@@ -98,7 +98,7 @@ def fit_probe(
   if len(l2_grid) > 1:
     is_heldout_N = hold_out(labels_N)
     rest_N, heldout_N = (
-      _spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
+      spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
     )
     heldout_accuracy, tried = -1.0, params
     with cores.progress('linear probe', len(l2_grid), 'fits') as bar:
@@ -111,7 +111,7 @@ def fit_probe(
         bar.update()
         if accuracy > heldout_accuracy:
           l2, heldout_accuracy, params = penalty, accuracy, tried
-  ones_N = _spread(np.ones(len(labels_N), np.float32), mesh)
+  ones_N = spread(np.ones(len(labels_N), np.float32), mesh)
   params, iterations, size = jax.device_get(
     fit(params, *data, ones_N, l2, tolerance)
   )
@@ -209,7 +209,7 @@ def _accuracy(
   return jnp.sum(weight_N * is_right_N) / jnp.sum(weight_N)
 
 
-def _spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
   """Places rows, padded, on the mesh's batch axes."""
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x

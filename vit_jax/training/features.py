@@ -196,6 +196,19 @@ class Extractor:
     A description shows a progress bar.
     """
     rows_NX = np.empty(0)
+    for values_BX, index_B in self.batches(params, source, description):
+      if not rows_NX.size:
+        # Of all images at once: millions of rows would not fit twice.
+        shape = (len(source), *values_BX.shape[1:])
+        rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
+      is_image_B = index_B >= 0
+      rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
+    return rows_NX
+
+  def batches(
+    self, params: Any, source: Source, description: str = ''
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields rows BX and their images' numbers B, negative for padding."""
     shown = cores.progress(
       description,
       len(source),
@@ -206,11 +219,5 @@ class Extractor:
     outputs = (self._forward(params, batch) for batch in batches)
     with shown:
       for values_BX, index_B in fetched(outputs, ahead=2):
-        if not rows_NX.size:
-          # Of all images at once: millions of rows would not fit twice.
-          shape = (len(source), *values_BX.shape[1:])
-          rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
-        is_image_B = index_B >= 0
-        rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
-        shown.update(int(np.sum(is_image_B)))
-    return rows_NX
+        yield values_BX, index_B
+        shown.update(int(np.sum(index_B >= 0)))

@@ -1,0 +1,104 @@
+"""k-NN is that of scikit-learn, however the work is cut and spread."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+from sklearn.neighbors import KNeighborsClassifier
+
+from configs import digits
+from tests.evaluators.small import mesh_of
+from vit_jax.evaluators import fewshot, knn
+from vit_jax.evaluators import fewshot_report as report
+
+train = importlib.import_module('vit_jax.train')
+
+
+def data(count=700, classes=7, D=16):
+  rng = np.random.default_rng(0)
+  labels = rng.integers(classes, size=count)
+  centres = rng.standard_normal((classes, D))
+  x = centres[labels] + 1.5 * rng.standard_normal((count, D))
+  return x.astype(np.float32), labels
+
+
+def theirs(train, labels, test, k, temperature):
+  peer = KNeighborsClassifier(
+    k, metric='cosine', weights=lambda far: np.exp((1 - far) / temperature)
+  )
+  return peer.fit(train, labels).predict(test)
+
+
+@pytest.mark.parametrize('devices, block', [(1, 600), (8, 64), (4, 7)])
+@pytest.mark.parametrize('k, temperature', [(20, 0.07), (1, 0.07), (5, 1.0)])
+def test_it_is_that_of_scikit_learn(devices, block, k, temperature):
+  x, labels = data()
+  train, test = np.split(x, [600])
+  found = theirs(train, labels[:600], test, k, temperature)
+  assert 0.4 < np.mean(found == labels[600:]) < 0.95
+  blocks = [
+    (train[i : i + block], labels[i : min(i + block, 600)])
+    for i in range(0, 600, block)
+  ]
+  # What they predict is right everywhere if predictions are equal.
+  got = knn.accuracy(
+    blocks,
+    test,
+    found,
+    num_classes=7,
+    mesh=mesh_of(devices),
+    k=k,
+    temperature=temperature,
+  )
+  assert got == 1
+
+
+def test_padding_has_no_vote():
+  x, labels = data(100)
+  i = int(np.flatnonzero(labels)[0])  # no vote at all is one for class 0
+  bank = np.concatenate([x[i : i + 1], x]), np.append(-1, labels)
+  query = x[i : i + 1], labels[i : i + 1]
+  assert knn.accuracy([bank], *query, num_classes=7, mesh=mesh_of(1), k=1) == 1
+
+
+def test_training_and_the_command_measure_the_same(tmp_path):
+  config = digits.get_config()
+  config.model.update(depth=1, width=32, mlp_dim=32, heads=2)
+  config.update(total='5 steps', eval_every='5 steps')
+  config.evaluators.knn.update(on=True, data='digits')
+  metrics = train.train(config, str(tmp_path))
+  curve = fewshot.fewshot(str(tmp_path), 'digits', shots=[1], seeds=1, knn=True)
+  assert 0.2 < curve.knn < 1
+  assert metrics['knn/accuracy'] == pytest.approx(curve.knn, abs=1 / 360)
+  file = tmp_path / report.CSV
+  file.write_text(report.csv_text(curve))
+  assert report.read_csv(str(file), '').knn == curve.knn
+  assert '(20 nearest neighbours)' in report.table(curve)
+  assert report.plot([curve])
+
+
+def test_features_that_are_not_finite_are_refused():
+  x, labels = data(50)
+  x[3, 2] = np.nan
+  with pytest.raises(ValueError, match='1 of 50 training .* row 3'):
+    knn.accuracy(
+      [(x, labels)], x[:2], labels[:2], num_classes=7, mesh=mesh_of(1)
+    )
+
+
+def test_too_few_training_images_are_refused():
+  with pytest.raises(ValueError, match='k=20 .* 19'):
+    knn.check_k(20, np.zeros(19))
+
+
+def test_memory_stays_that_of_a_block():
+  """No array has an entry for each pair of training and test images."""
+  x, labels = data(4096)
+  merge = jax.jit(knn._merge).lower(
+    (np.zeros((64, 20), np.float32), np.zeros((64, 20), np.int32)),
+    x[:64],
+    x[:512],
+    labels[:512].astype(np.int32),
+  )
+  assert merge.compile().memory_analysis().temp_size_in_bytes < 4 * 64 * 4096

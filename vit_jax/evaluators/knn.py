@@ -1,0 +1,127 @@
+"""k-NN on frozen features, as DINO counts it (2104.14294, appendix F.1).
+
+Each of the k training images of the highest cosine similarity s votes for its
+class, with the weight exp(s / T).
+
+Dimension letters: N training images, R of a block, M test images, D features,
+C classes, k neighbours.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.evaluators import ridge
+from vit_jax.evaluators.probe import spread
+from vit_jax.training import sharding
+
+K, TEMPERATURE = 20, 0.07
+# Training images whose similarities to all test images are held at a time.
+_BLOCK = 1024
+# Features RD and labels R; a row with a negative label is padding.
+Block = tuple[np.ndarray, np.ndarray]
+
+
+def accuracy(
+  blocks: Iterable[Block],
+  test_MD: np.ndarray,
+  labels_M: np.ndarray,
+  *,
+  num_classes: int,
+  mesh: jax.sharding.Mesh,
+  k: int = K,
+  temperature: float = TEMPERATURE,
+) -> float:
+  """Returns the share of test images whose own class has the largest vote.
+
+  All processes call it with the same arrays. The test images are spread over
+  the mesh's batch axes and meet the training images block by block, so that the
+  devices hold M (D + k + R) numbers in all.
+
+  Args:
+    blocks: of the training images, `k` or more in all.
+    test_MD: features of the test images.
+    labels_M: their classes.
+    num_classes: C.
+    mesh: of the devices.
+    k: neighbours.
+    temperature: T.
+  """
+  ridge.check_finite('test', test_MD)
+  queries_MD = spread(_unit(test_MD), mesh)
+  nearest = (
+    spread(np.full((len(test_MD), k), -np.inf, np.float32), mesh),
+    spread(np.zeros((len(test_MD), k), np.int32), mesh),
+  )
+  merge = jax.jit(_merge, donate_argnums=0)
+  for x_RD, labels_R in blocks:
+    ridge.check_finite('training', x_RD[labels_R >= 0])
+    block = _unit(x_RD), labels_R.astype(np.int32)
+    placed = (sharding.replicate(x, mesh) for x in block)
+    nearest = merge(nearest, queries_MD, *placed)
+  vote = jax.jit(
+    functools.partial(_votes, num_classes=num_classes, temperature=temperature),
+    out_shardings=sharding.replicated(mesh),
+  )
+  found_M = np.asarray(vote(*nearest))[: len(test_MD)]
+  return float(np.mean(found_M == labels_M))
+
+
+def blocks_of(x_ND: np.ndarray, labels_N: np.ndarray) -> Iterator[Block]:
+  """Yields arrays as `accuracy` takes them."""
+  for i in range(0, len(x_ND), _BLOCK):
+    yield x_ND[i : i + _BLOCK], labels_N[i : i + _BLOCK]
+
+
+def check_k(k: int, labels_N: np.ndarray) -> None:
+  """Raises ValueError if there are fewer training images than neighbours."""
+  if k > len(labels_N):
+    raise ValueError(
+      f'k-NN takes k={k} training images or more, and there are '
+      f'{len(labels_N)}: give a larger training split.'
+    )
+
+
+def _unit(x_XD: np.ndarray) -> np.ndarray:
+  """Returns rows of length 1; a row of zeros stays."""
+  length_X1 = np.linalg.norm(x_XD, axis=1, keepdims=True)
+  return (x_XD / np.maximum(length_X1, 1e-12)).astype(np.float32)
+
+
+def _merge(
+  nearest: tuple[jax.Array, jax.Array],
+  queries_MD: jax.Array,
+  x_RD: jax.Array,
+  labels_R: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns similarities and labels Mk of the nearest so far and of a block.
+
+  Ties go to the first training images.
+  """
+  similar_Mk, labels_Mk = nearest
+  k = similar_Mk.shape[1]
+  similar_MR = jnp.dot(queries_MD, x_RD.T, precision=jax.lax.Precision.HIGHEST)
+  similar_MR = jnp.where(labels_R[None] < 0, -jnp.inf, similar_MR)
+  of_block_Mk, index_Mk = jax.lax.top_k(similar_MR, min(k, len(labels_R)))
+  similar_MX = jnp.concatenate([similar_Mk, of_block_Mk], axis=1)
+  labels_MX = jnp.concatenate([labels_Mk, labels_R[index_Mk]], axis=1)
+  similar_Mk, index_Mk = jax.lax.top_k(similar_MX, k)
+  return similar_Mk, jnp.take_along_axis(labels_MX, index_Mk, axis=1)
+
+
+def _votes(
+  similar_Mk: jax.Array,
+  labels_Mk: jax.Array,
+  *,
+  num_classes: int,
+  temperature: float,
+) -> jax.Array:
+  """Returns the class with the largest vote, int32 M."""
+  # Dividing all weights by the largest keeps small temperatures finite.
+  weights_Mk = jnp.exp((similar_Mk - similar_Mk[:, :1]) / temperature)
+  is_class_MkC = labels_Mk[..., None] == jnp.arange(num_classes)[None, None]
+  votes_MC = jnp.sum(weights_Mk[..., None] * is_class_MkC, axis=1)
+  return jnp.argmax(votes_MC, axis=1)
