@@ -132,7 +132,9 @@ class Experiment:
       self.durations.total,
       self.durations.milestones,
     )
-    self.optimizer = optim.make(o, self.lr, self.objective.model)
+    self.optimizer = optim.make(
+      o, self.lr, self.objective.model, self.durations.total
+    )
     if o.frozen or o.lr_scales:
       _ = self.state_shapes  # refuses patterns that match nothing
 

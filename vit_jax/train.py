@@ -149,6 +149,7 @@ def _train(
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': shown[config.best_metric],
+    'result': objective.result,
     'elapsed_s': 0.0,
     'since_log': [],
     'evaluation_due': False,

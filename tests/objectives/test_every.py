@@ -105,6 +105,12 @@ def config_of(name, **changes):
   config.model.update(width=32, mlp_dim=64, heads=4)
   if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
+  if name == 'mae':
+    config.objective.update(decoder_width=32, decoder_depth=1, decoder_heads=4)
+  if name == 'dino':
+    config.objective.update(
+      prototypes=24, hidden=32, bottleneck=16, small_size='8', small_views=2
+    )
   if name in ('exemplar', 'video'):
     config.objective.update(copies=2, group=4)
   if name == 'video':
@@ -283,6 +289,8 @@ UNUSED = {
   'pseudo_labels': SOFTMAX,
   'exemplar': UNMIXED,
   'video': UNMIXED,
+  'mae': OF_CLASSES,
+  'dino': OF_CLASSES | {'data.augment': '3augment', 'data.crop_resize': 1.2},
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
   'detection': OF_CLASSES
@@ -319,6 +327,13 @@ def test_it_says_how_many_images_the_model_sees(name):
   made = plain_experiment(name)
   if name == 'distillation':
     assert made.objective.images_seen == 1
+    return
+  if name == 'dino':  # as a third of what its loss takes of them
+    small, large = (
+      flops.forward_flops(made.objective.model, size)
+      for size in ((8, 8), (16, 16))
+    )
+    assert made.objective.images_seen == 2 + 2 * small / large + 2 / 3
     return
   loss = jax.make_jaxpr(
     lambda params, batch: made.objective.loss(
@@ -388,7 +403,9 @@ def test_accumulation_is_one_batch(name):
 
 
 @pytest.mark.slow
-@objectives_of('masked', 'classification', 'pixels', 'detection', 'video')
+@objectives_of(
+  'mae', 'masked', 'classification', 'pixels', 'detection', 'video'
+)
 def test_a_scan_is_the_loop(name):
   assert_close(run(name, **{'model.scan': True}), plain(name))
 

@@ -264,12 +264,20 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     preprocessing = Preprocessing.of(config['data'])
     item = 'average' if config['optimizer']['polyak'] else 'params'
     like = flops.param_shapes(model, size)
-    params = saving.read_arrays(step_dir / item, like)
+    if result := meta.get('result'):
+      item = 'objective_state'
+      state = saving.read_arrays(step_dir / item, {result: like})
+      params = state[result]
+    else:
+      params = saving.read_arrays(step_dir / item, like)
     if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
       raise ValueError(f'the arrays of {item} are not those of its config')
     sums_like = jax.eval_shape(saving.checksums, like)
     sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
-    if not np.array_equal(saving.checksums(params), sums[item]):
+    found, kept = saving.checksums(params), sums[item]
+    is_same = np.array_equal(found, kept)
+    # A state has other arrays besides its result.
+    if not (is_same or (result and np.isin(found, kept).all())):
       raise ValueError(f'the arrays of {item} are not those saved')
   if short_sides := config.get('objective', {}).get('short_sides'):
     # Arrays are of any shape that holds what is resized so.

@@ -43,12 +43,14 @@ class TrainTransform:
     resize: (height, width) to which BiT's crop resizes the image, at least
       `image_size`; None for the inception crop.
     augmentation: changes the pixels of the crop.
+    max_area: largest share of the image that the inception crop takes.
   """
 
   image_size: tuple[int, int]
   min_area: float = 0.05
   resize: tuple[int, int] | None = None
   augmentation: Augmentation | None = None
+  max_area: float = 1.0
 
   def __post_init__(self) -> None:
     if self.resize and any(
@@ -98,6 +100,9 @@ class TrainTransform:
       # The tallest box of this aspect ratio that fits, and the smallest that
       # has the area.
       tallest = min(height, int((width + 0.5) / aspect))
+      if self.max_area < 1:
+        largest = math.sqrt(self.max_area * height * width / aspect)
+        tallest = min(tallest, max(1, round(largest)))
       smallest = math.sqrt(self.min_area * height * width / aspect)
       box_height = int(rng.integers(min(round(smallest), tallest), tallest + 1))
       box_width = round(box_height * aspect)

@@ -28,16 +28,24 @@ class Encoder(nn.Module):
     x_BLD: Array,
     grid: tuple[int, int],
     key: Array | None = None,
+    visible_BK: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured, stacked by layer.
 
     `x_BLD` has the tokens of the patches, a grid (h, w), last and in raster
-    order. Without a key nothing is dropped out.
+    order. Without a key nothing is dropped out. `visible_BK` lists the patches
+    that the layers see, by number; the result has them in this order. Positions
+    are then added at the input alone.
     """
     f = self.fields
     extra = x_BLD.shape[1] - grid[0] * grid[1]
     keys = None if key is None else jax.random.split(key, f.depth + 1)
     x_BLD, positions_XLD = self._add_positions(x_BLD, grid)
+    if visible_BK is not None:
+      patches_BKD = jnp.take_along_axis(
+        x_BLD[:, extra:], visible_BK[..., None], axis=1
+      )
+      x_BLD = jnp.concatenate([x_BLD[:, :extra], patches_BKD], axis=1)
     x_BLD = layers.dropout(x_BLD, f.dropout, None if keys is None else keys[-1])
     if f.pre_norm:
       x_BLD = layers.norm(x_BLD, f, 'pre_norm')

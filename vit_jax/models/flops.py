@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,10 +31,16 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   more: dict[str, Any] = {'capture': model.counted} if model.counted else {}
   apply: Any = functools.partial(model.apply, **more)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
-  jaxpr = jax.make_jaxpr(lambda p, x: apply({'params': p}, x)[0])(
-    param_shapes(model, image_size), images_1HWC
+  return count(
+    lambda params, images: apply({'params': params}, images)[0],
+    param_shapes(model, image_size),
+    images_1HWC,
   )
-  return _count(jaxpr.jaxpr)
+
+
+def count(function: Callable[..., Any], *shapes: Any) -> int:
+  """Returns the operations of a function, as `forward_flops` counts them."""
+  return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def _looped(model: Model) -> Model:

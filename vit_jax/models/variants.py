@@ -21,6 +21,8 @@ ARCHITECTURES = Register(
     'vit': 'vit_jax.models.vit:ViT',
     'deit': 'vit_jax.models.deit:DistilledViT',
     'masked_vit': 'vit_jax.models.masked_vit:MaskedViT',
+    'dino_vit': 'vit_jax.projects.self_supervised.dino_model:DINOViT',
+    'mae_vit': 'vit_jax.projects.self_supervised.mae_model:MAEViT',
     'rotation_vit': 'vit_jax.projects.few_labels.second_heads:RotationViT',
     'video_vit': 'vit_jax.projects.few_labels.second_heads:VideoViT',
     'resnet': 'vit_jax.models.resnet:ResNet',

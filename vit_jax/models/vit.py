@@ -360,15 +360,17 @@ class ViT(Model):
     *,
     train: bool = False,
     capture: tuple[str, ...] = (),
+    visible_BK: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the encoded tokens BLD and the captured: equations 2 and 3.
 
-    `x_BLD` comes from `embed`, changed or not.
+    `x_BLD` comes from `embed`, changed or not; `visible_BK` is as the encoder
+    takes it.
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')
-    return encoder(x_BLD, grid, key)
+    return encoder(x_BLD, grid, key, visible_BK)
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns the representation y of equation 4, BD: what the head sees."""

@@ -16,8 +16,10 @@ OBJECTIVES = Register(
   {
     'classification': 'vit_jax.objectives.classification:Classification',
     'detection': 'vit_jax.projects.detr.objective:Detection',
+    'dino': 'vit_jax.projects.self_supervised.dino:DINO',
     'distillation': 'vit_jax.projects.few_labels.distillation:Distillation',
     'exemplar': 'vit_jax.projects.few_labels.s4l:Exemplar',
+    'mae': 'vit_jax.projects.self_supervised.mae:MaskedAutoencoder',
     'masked': 'vit_jax.objectives.masked:MaskedPatches',
     'pixels': 'vit_jax.projects.igpt.objective:Pixels',
     'pseudo_labels': 'vit_jax.projects.few_labels.pseudo_labels:PseudoLabels',

@@ -208,14 +208,14 @@ def target(
   _, H, W, _ = images_BHWC.shape
   h, w = model.grid((H, W))
   if model.target == 'pixels':
-    return _cells(normalized_BHWC, h, w)
+    return cells(normalized_BHWC, h, w)
   if model.target == 'mean_colour':
-    return colours(_cells(images_BHWC, h, w))
-  parts_BlC = colours(_cells(images_BHWC, SMALL * h, SMALL * w))
-  return _cells(parts_BlC.reshape(-1, SMALL * h, SMALL * w, 1), h, w)
+    return colours(cells(images_BHWC, h, w))
+  parts_BlC = colours(cells(images_BHWC, SMALL * h, SMALL * w))
+  return cells(parts_BlC.reshape(-1, SMALL * h, SMALL * w, 1), h, w)
 
 
-def _cells(x_BHWC: jax.Array, h: int, w: int) -> jax.Array:
+def cells(x_BHWC: jax.Array, h: int, w: int) -> jax.Array:
   """Returns the h x w equal parts of images in raster order, flat: BL."""
   B, H, W, C = x_BHWC.shape
   x_BhPwQC = x_BHWC.reshape(B, h, H // h, w, W // w, C)

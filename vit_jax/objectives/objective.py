@@ -69,6 +69,9 @@ class Objective:
     valid: their valid values, as `fields.check_value` takes them.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
+    result: the entry of the state that is the result of training, with the
+      names and shapes of the parameters: evaluators measure it, and checkpoints
+      open with it. Empty for the parameters.
     metrics: what `evaluate` sums, besides `examples`, and whether higher or
       lower means are better; the first one stands for the others.
     model: the model that checkpoints are opened with.
@@ -79,6 +82,7 @@ class Objective:
   defaults: ClassVar[Mapping[str, Any]] = {}
   valid: ClassVar[Mapping[str, Valid]] = {}
   unused: ClassVar[Mapping[str, Any]] = {}
+  result: ClassVar[str] = ''
   metrics: ClassVar[Mapping[str, Best]]
   # Of the model, before `on_data` sets them.
   _classes: ClassVar[int] = 0
@@ -153,8 +157,11 @@ class Objective:
     return transforms.WithoutLabel(self.images.eval_transform())
 
   @property
-  def images_seen(self) -> int:
-    """How many images the model sees for an example of training."""
+  def images_seen(self) -> float:
+    """How many images the model sees for an example of training.
+
+    Smaller images, and parts of images, count by their operations.
+    """
     return 1
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:

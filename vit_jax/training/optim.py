@@ -171,12 +171,14 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
 
   def factor(path: tuple[Any, ...], x: Any) -> Any:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if re.search(model.after_layers, name):
+      return 1.0
     if match := re.search(rf'(?:^|/){loop.prefix}(\d+)/', name):
       return decay ** (L - (int(match[1]) - loop.first))
     if re.search(rf'(?:^|/){loop.stacked}/', name):
       factors_L = decay ** np.arange(L, 0, -1)
       return np.float32(factors_L).reshape(L, *[1] * (x.ndim - 1))
-    return 1.0 if re.search(model.after_layers, name) else decay ** (L + 1)
+    return decay ** (L + 1)
 
   return lambda params: jax.tree_util.tree_map_with_path(factor, params)
 
@@ -305,7 +307,7 @@ def sharpest(params: Any, grads: Any, rho: float) -> Any:
 
 
 def make(
-  o: ConfigDict, lr: Schedule, model: Model
+  o: ConfigDict, lr: Schedule, model: Model, total_steps: int = 1
 ) -> optax.GradientTransformation:
   """Returns the chain of the optimizer of a config.
 
@@ -327,14 +329,22 @@ def make(
     o: `config.optimizer`.
     lr: learning rate at each step, from `schedule`.
     model: whose parameters they are.
+    total_steps: of the run, for the schedule of the weight decay.
 
   Raises:
     ValueError: for a model without layers to decay by; and, when the state is
       made, for a pattern that matches no parameter.
   """
+  decay: Any = o.weight_decay
+  if end := o.weight_decay_end:
+
+    def decay(step: jax.Array) -> jax.Array:
+      part = (1 + jnp.cos(jnp.pi * step / total_steps)) / 2
+      return end + (o.weight_decay - end) * part
+
   decayed = (
-    optax.add_decayed_weights(o.weight_decay, mask=kernels)
-    if o.weight_decay
+    optax.add_decayed_weights(decay, mask=kernels)
+    if decay
     else optax.identity()
   )
   # As numbers of Python the decays would be rounded to the moment's dtype, 0.9

@@ -64,7 +64,7 @@ class Run:
   meta: dict[str, Any]
   start_step: int
   batch_size: int
-  forward_flops: int
+  forward_flops: float
   profiled: ClassVar[range] = range(0)
 
   def __post_init__(self) -> None:
@@ -196,18 +196,23 @@ class Run:
     return step % every == 0 or self.is_eval_step(step)
 
   def evaluate(self, step: int, state: Any) -> None:
-    """Runs the evaluators on the average, or else on the parameters.
+    """Runs the evaluators on the result of training up to this step.
+
+    It is what the objective says, or else the average, or the parameters.
 
     Raises:
       Preempted: after SIGTERM, once the state is saved. The resumed run starts
         with this evaluation.
     """
     self._settle(0)
+    result = state.average or state.params
+    if name := self.meta.get('result'):
+      result = state.objective_state[name]
     found: dict[str, Any] = {}
     try:
       with self._progress.pause('evaluating'):
         for evaluator in self.evaluators:
-          found |= evaluator(state.average or state.params)
+          found |= evaluator(result)
           self._watch.progress()
     except Preempted:
       self.save(step, state, evaluation_due=True)

@@ -1,0 +1,1 @@
+"""Learning from images without labels: MAE and DINO."""

@@ -1,0 +1,329 @@
+"""DINO: a student learns what its own average says (arXiv 2104.14294).
+
+The teacher is a moving average of the student. It sees two large views of an
+image, the student sees these and several small ones, and tells from each view
+what the teacher says of each other large view. Centring and sharpening of the
+teacher's outputs keep them from becoming all alike.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints import transfer
+from vit_jax.data.images import Images, size_of
+from vit_jax.models import flops
+from vit_jax.models.fields import Valid, field
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import (
+  OF_CLASSES,
+  Best,
+  Facts,
+  Objective,
+  ObjectiveState,
+  sums,
+)
+from vit_jax.projects.self_supervised.dino_model import DINOViT
+from vit_jax.projects.self_supervised.views import Views
+from vit_jax.training.durations import durations_of, steps_of
+
+_PROJECTION = ('prototypes', 'hidden', 'bottleneck', 'last_scale')
+
+
+@dataclasses.dataclass(frozen=True)
+class DINO(Objective):
+  """Learns to say of a part of an image what the teacher says of the image.
+
+  Attributes:
+    model: of student and teacher.
+    images: how images are brought to the model; large views take at least
+      `crop_min_area` of an image.
+    steps: of the run, once the data are known.
+    warmup_steps: those of `temperature_warmup`.
+    freeze_steps: those of `freeze_last`.
+    class_names: none.
+  """
+
+  defaults: ClassVar[Mapping[str, Any]] = {
+    f.name: f.default for f in DINOViT.own_fields() if f.name in _PROJECTION
+  }
+  valid: ClassVar[Mapping[str, Valid]] = {}
+  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES | {
+    'data.augment': '',
+    'data.crop_resize': 0.0,
+  }
+  result: ClassVar[str] = 'teacher'
+  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+
+  model: DINOViT
+  images: Images
+  small_views: int = field(8, 'Small views of an image.', valid='[0, 64]')
+  small_size: str = field('96', 'Side of small views in pixels.')
+  small_area: tuple[float, float] = field(
+    (0.05, 0.4), 'Smallest and largest share of an image.', valid='(0, 1]'
+  )
+  momentum: float = field(
+    0.996, "The teacher's at the start; a cosine to 1.", valid='[0, 1]'
+  )
+  temperature: float = field(0.1, "The student's.", valid='(0, inf)')
+  teacher_temperature: float = field(0.07, 'After warm-up.', valid='(0, inf)')
+  first_temperature: float = field(
+    0.04, "The teacher's at the start.", valid='(0, inf)'
+  )
+  temperature_warmup: str = field('30 epochs', 'From the first one, linear.')
+  center_momentum: float = field(0.9, "The centre's.", valid='[0, 1]')
+  freeze_last: str = field(
+    '1 epochs', "How long the projection's last layer stays as it is."
+  )
+  steps: int = 1
+  warmup_steps: int = 0
+  freeze_steps: int = 0
+  class_names: tuple[str, ...] = ()
+
+  @classmethod
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    o = config.objective
+    if config.model.name != 'vit':
+      raise ValueError(
+        f'model.name is {config.model.name!r}: DINO teaches a ViT. Choose a '
+        'variant such as s16.'
+      )
+    if len(o.small_area) != 2 or o.small_area[0] > o.small_area[1]:
+      raise ValueError(
+        f'objective.small_area is {o.small_area}: give the smallest and the '
+        'largest share of an image, as in (0.05, 0.4).'
+      )
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+      config.model.update(
+        name=DINOViT.kind, **{name: o[name] for name in _PROJECTION}
+      )
+    found = super()._arguments(config, image_size)
+    size = size_of(o.small_size, 'objective.small_size')
+    try:
+      found['model'].check(size)
+      jax.eval_shape(
+        lambda params: transfer.at_size(
+          found['model'], params, image_size, size
+        ),
+        flops.param_shapes(found['model'], image_size),
+      )
+    except ValueError as e:
+      raise ValueError(f'objective.small_size is {o.small_size!r}: {e}') from e
+    return found
+
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with its durations in steps.
+
+    Raises:
+      ValueError: for a duration that is invalid.
+    """
+    total = durations_of(config, facts.examples).total
+
+    def steps(name: str) -> int:
+      try:
+        return steps_of(
+          getattr(self, name),
+          batch_size=config.batch_size,
+          examples=facts.examples,
+          total_steps=total,
+        )
+      except ValueError as e:
+        raise ValueError(f'objective.{name}: {e}') from e
+
+    return dataclasses.replace(
+      self,
+      steps=total,
+      warmup_steps=steps('temperature_warmup'),
+      freeze_steps=steps('freeze_last'),
+    )
+
+  @property
+  def _small_hw(self) -> tuple[int, int]:
+    return size_of(self.small_size)
+
+  def train_transform(self) -> Views:
+    """Returns the function from a record to the views of an example."""
+    return Views.of(
+      self.images.size,
+      self._small_hw,
+      self.images.crop_min_area,
+      self.small_area,
+      self.small_views,
+    )
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns uint8 views: `image` [B, 2, H, W, C], `small` [B, V, h, w, C]."""
+    shapes = {'image': (size, 2, *self.images.size, 3)}
+    if self.small_views:
+      shapes['small'] = (size, self.small_views, *self._small_hw, 3)
+    return {
+      name: jax.ShapeDtypeStruct(shape, np.uint8)
+      for name, shape in shapes.items()
+    }
+
+  @property
+  def images_seen(self) -> float:
+    """The views of the student; the teacher's, without gradients, a third."""
+    small, large = (
+      flops.forward_flops(self.model, size)
+      for size in (self._small_hw, self.images.size)
+    )
+    return 2 + self.small_views * small / large + 2 / 3
+
+  def new_state(self, params: Params) -> ObjectiveState:
+    """Returns the teacher, the centre of its outputs and the steps taken."""
+    return {
+      'center': jnp.zeros((self.model.prototypes,)),
+      'steps': jnp.zeros((), jnp.int32),
+      # A copy: the step reuses the buffers of the parameters.
+      'teacher': jax.tree.map(jnp.copy, params),
+    }
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Returns the views normalised, float32, each mirrored or not."""
+    keys = jax.random.split(key)
+    found = {}
+    for (name, views), key in zip(sorted(batch.items()), keys, strict=False):
+      images_NHWC = views.reshape(-1, *views.shape[2:])
+      images_NHWC = self.images.flipped(images_NHWC, key)
+      found[name] = self.images.normalize(images_NHWC).reshape(views.shape)
+    return found
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the loss before the first step, when the student is the teacher.
+
+    Training takes `loss_and_seen`.
+    """
+    del train
+    state = self.new_state(jax.lax.stop_gradient(params))
+    loss, (metrics, _) = self.loss_and_seen(params, fixed, state, batch, key)
+    return loss, metrics
+
+  def loss_and_seen(
+    self,
+    params: Params,
+    fixed: Params,
+    state: ObjectiveState,
+    batch: Batch,
+    key: jax.Array,
+  ) -> tuple[jax.Array, tuple[Metrics, Any]]:
+    """Returns the mean cross-entropy of all pairs of different views.
+
+    `teacher_entropy`, in nats, is 0 if the teacher says the same of every image
+    with certainty, and log K if it says nothing of any.
+    """
+    del fixed
+    step = state['steps']
+    teacher_B2K = self._outputs(state['teacher'], batch['image'], None)
+    p_B2K = jax.nn.softmax(
+      (teacher_B2K - state['center'][None, None]) / self.temperature_at(step)
+    )
+    logits_BVK = self._student(self._frozen(params, step), batch, key)
+    log_p_BVK = jax.nn.log_softmax(logits_BVK / self.temperature)
+    B, V, _ = log_p_BVK.shape
+    cross_2V = -jnp.einsum(
+      'BTK,BVK->TV', p_B2K, log_p_BVK, precision=jax.lax.Precision.HIGHEST
+    )
+    pairs_2V = 1 - jnp.eye(2, V)
+    loss = jnp.sum(cross_2V * pairs_2V) / (B * 2 * (V - 1))
+    entropy = -jnp.sum(jax.scipy.special.xlogy(p_B2K, p_B2K)) / (2 * B)
+    metrics = {'loss': loss, 'teacher_entropy': entropy}
+    return loss, (metrics, {'center': jnp.mean(teacher_B2K, axis=(0, 1))})
+
+  def next_state(
+    self, state: ObjectiveState, params: Params, seen: Any
+  ) -> ObjectiveState:
+    """Returns the state with teacher and centre moved."""
+    m, c = self.momentum_at(state['steps']), self.center_momentum
+    return {
+      'center': c * state['center'] + (1 - c) * seen['center'],
+      'steps': state['steps'] + 1,
+      'teacher': jax.tree.map(
+        lambda t, s: m * t + (1 - m) * s, state['teacher'], params
+      ),
+    }
+
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the images whose `mask` is 1.
+
+    The loss is the cross-entropy of an image and its mirror image. It shows
+    whether training is stable and not how good the representations are.
+    """
+    del fixed
+    x_BHWC = self.images.normalize(batch['image'])
+    views = jnp.stack([x_BHWC, x_BHWC[:, :, ::-1]], axis=1)
+    logits_B2K = self._outputs(params, views, None)
+    p_B2K = jax.nn.softmax(logits_B2K / self.teacher_temperature)
+    log_p_B2K = jax.nn.log_softmax(logits_B2K / self.temperature)
+    losses_B = -jnp.sum(p_B2K * log_p_B2K[:, ::-1], axis=(1, 2)) / 2
+    return sums(batch['mask'], {'loss': losses_B})
+
+  def temperature_at(self, step: jax.Array) -> jax.Array:
+    """Returns the teacher's temperature."""
+    part = jnp.minimum(step / max(self.warmup_steps, 1), 1)
+    if not self.warmup_steps:
+      part = jnp.ones(())
+    first = self.first_temperature
+    return first + (self.teacher_temperature - first) * part
+
+  def momentum_at(self, step: jax.Array) -> jax.Array:
+    """Returns the teacher's momentum."""
+    part = (1 + jnp.cos(jnp.pi * step / self.steps)) / 2
+    return 1 - (1 - self.momentum) * part
+
+  def _frozen(self, params: Params, step: jax.Array) -> Params:
+    """Returns parameters whose last layer may get no gradient yet.
+
+    Weight decay still shortens its vectors, which are brought to length 1.
+    """
+    projection = params['projection']
+    last = {
+      name: jnp.where(step < self.freeze_steps, jax.lax.stop_gradient(x), x)
+      for name, x in projection.items()
+      if name in ('kernel', 'scale')
+    }
+    return params | {'projection': projection | last}
+
+  def _student(self, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
+    """Returns the logits of all views, the large ones first, BVK."""
+    keys = jax.random.split(key)
+    logits = [self._outputs(params, batch['image'], keys[0])]
+    if self.small_views:
+      sized = transfer.at_size(
+        self.model, params, self.images.size, self._small_hw
+      )
+      logits.append(self._outputs(sized, batch['small'], keys[1]))
+    return jnp.concatenate(logits, axis=1)
+
+  def _outputs(
+    self, params: Params, views: jax.Array, key: jax.Array | None
+  ) -> jax.Array:
+    """Returns the logits of views [B, V, H, W, C], BVK.
+
+    A key is for what training drops.
+    """
+    B, V, *rest = views.shape
+    _, aux = self.model.apply(
+      {'params': params},
+      views.reshape(B * V, *rest),
+      train=key is not None,
+      capture=('projected',),
+      rngs=None if key is None else {'dropout': key},
+    )
+    return aux['projected'].reshape(B, V, -1)

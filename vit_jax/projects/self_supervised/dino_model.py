@@ -1,0 +1,112 @@
+"""The model of DINO (arXiv 2104.14294): a ViT and a projection head."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.fields import field
+from vit_jax.models.vit import ViT
+
+Array = jax.Array
+
+
+class Projection(nn.Module):
+  """Three dense layers, a unit vector, and its products with unit vectors.
+
+  Appendix C of the paper. With a `scale` the last layer's vectors have learned
+  lengths.
+  """
+
+  outputs: int
+  hidden: int
+  bottleneck: int
+  scale: bool
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, y_BD: Array) -> Array:
+    """Returns float32 BK."""
+    init = nn.initializers.truncated_normal(0.02)
+    for i, width in enumerate((self.hidden, self.hidden, self.bottleneck)):
+      if i:
+        y_BD = nn.gelu(y_BD, approximate=False)
+      y_BD = nn.Dense(
+        width, dtype=self.dtype, kernel_init=init, name=f'layer_{i}'
+      )(y_BD)
+    kernel_DK = self.param(
+      'kernel', nn.initializers.lecun_normal(), (self.bottleneck, self.outputs)
+    )
+    logits_BK = unit(y_BD, axis=1) @ unit(kernel_DK, axis=0)
+    if self.scale:
+      scale_K = self.param('scale', nn.initializers.ones, (self.outputs,))
+      logits_BK *= scale_K[None]
+    return logits_BK
+
+
+def unit(x: Array, axis: int) -> Array:
+  """Returns float32 vectors of length 1 along an axis; zeros stay."""
+  x = x.astype(jnp.float32)
+  square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
+
+
+class DINOViT(ViT):
+  """Images to representations, and in training to logits of K outputs."""
+
+  kind: ClassVar[str] = 'dino_vit'
+  task_params: ClassVar[tuple[str, ...]] = ('projection',)
+  counted: ClassVar[tuple[str, ...]] = ('projected',)
+  after_layers: ClassVar[str] = f'{ViT.after_layers}|^projection/'
+
+  prototypes: int = field(65536, "The projection's K.", valid='[2, inf)')
+  hidden: int = field(2048, 'Width inside the projection.', valid='[1, inf)')
+  bottleneck: int = field(256, 'Width before its last layer.', valid='[1, inf)')
+  last_scale: bool = field(False, 'Its last layer learns lengths.')
+
+  def describe(self, image_size: tuple[int, int]) -> str:
+    return f'{super().describe(image_size)}, {self.prototypes} prototypes'
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    super().check(image_size)
+    if self.num_classes:
+      raise ValueError(
+        f'model.num_classes is {self.num_classes}: DINO learns no classes. '
+        'Use 0.'
+      )
+
+  @nn.compact
+  def __call__(
+    self,
+    images_BHWC: Array,
+    *,
+    train: bool = False,
+    capture: tuple[str, ...] = (),
+  ) -> tuple[Array, dict[str, Any]]:
+    """Computes representations BD.
+
+    Args:
+      images_BHWC: images in [-1, 1].
+      train: whether to drop out, which needs the random key 'dropout'.
+      capture: as `ViT` takes it, and 'projected' for logits BK in float32.
+
+    Returns:
+      The representations BD, and a dict as that of `ViT` with the captured.
+    """
+    of_body = tuple(name for name in capture if name != 'projected')
+    x_BhwD, x_BLD = self.embed(images_BHWC)
+    _, h, w, _ = x_BhwD.shape
+    x_BLD, captured = self.encode(x_BLD, (h, w), train=train, capture=of_body)
+    y_BD = self.represent(x_BLD)
+    aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
+    if 'projected' in capture or self.is_initializing():
+      aux['projected'] = Projection(
+        self.prototypes,
+        self.hidden,
+        self.bottleneck,
+        self.last_scale,
+        self.dtype,
+        name='projection',
+      )(y_BD)
+    return y_BD, aux

@@ -1,0 +1,120 @@
+"""Views of an image for DINO: large and small crops with changed colours."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageFilter, ImageOps
+
+from vit_jax.data import decode
+from vit_jax.data.host_augmentation import OPERATIONS
+from vit_jax.data.transforms import TrainTransform
+
+# The most by which each is changed, and the shares of images whose colours are
+# changed and that become grey (2006.07733, as in the original of DINO).
+_JITTER = {'Brightness': 0.4, 'Contrast': 0.4, 'Color': 0.2, 'Hue': 0.1}
+_CHANGED, _GREY = 0.8, 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Distortion:
+  """Changes colours, and may blur and solarize.
+
+  Attributes:
+    blurred: share of the images that are blurred.
+    solarized: share of the images that are solarized.
+    radius: the largest of the blur, in pixels.
+  """
+
+  blurred: float
+  solarized: float
+  radius: float
+
+  def __call__(
+    self, pixels_HWC: np.ndarray, rng: np.random.Generator
+  ) -> np.ndarray:
+    image = Image.fromarray(pixels_HWC)
+    if rng.random() < _CHANGED:
+      for name in rng.permutation(list(_JITTER)):
+        value = rng.uniform(-_JITTER[name], _JITTER[name])
+        if name == 'Hue':
+          image = _turned(image, value)
+        else:
+          image = OPERATIONS[name].apply(image, value)
+    if rng.random() < _GREY:
+      image = image.convert('L').convert('RGB')
+    if rng.random() < self.blurred:
+      radius = self.radius * rng.uniform(0.05, 1)
+      image = image.filter(ImageFilter.GaussianBlur(radius))
+    if rng.random() < self.solarized:
+      image = ImageOps.solarize(image)
+    return np.array(image)
+
+
+def _turned(image: Image.Image, turn: float) -> Image.Image:
+  """Returns an image whose hues are moved by a part of the colour circle."""
+  hsv = np.array(image.convert('HSV'))
+  hsv[..., 0] += np.uint8(round(256 * turn) % 256)  # wraps around
+  return Image.fromarray(hsv, 'HSV').convert('RGB')
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+  """Turns a record into two large views and several small ones.
+
+  Attributes:
+    large: the transforms of the two large views.
+    small: the transform of a small view.
+    count: of small views.
+  """
+
+  large: tuple[TrainTransform, TrainTransform]
+  small: TrainTransform
+  count: int
+
+  @classmethod
+  def of(
+    cls,
+    size: tuple[int, int],
+    small_size: tuple[int, int],
+    least: float,
+    areas: tuple[float, float],
+    count: int,
+  ) -> 'Views':
+    """Returns the views of the original.
+
+    Args:
+      size: (H, W) of large views.
+      small_size: of small views.
+      least: the smallest share of the image that is a large view.
+      areas: the smallest and the largest share that is a small view.
+      count: of small views.
+    """
+    radius = 2.0 * max(size) / 224
+    first, second, small = (
+      Distortion(*shares, radius) for shares in ((1, 0), (0.1, 0.2), (0.5, 0))
+    )
+    return cls(
+      (
+        TrainTransform(size, least, augmentation=first),
+        TrainTransform(size, least, augmentation=second),
+      ),
+      TrainTransform(
+        small_size, areas[0], augmentation=small, max_area=areas[1]
+      ),
+      count,
+    )
+
+  def __call__(
+    self, record: Mapping[str, Any], rng: np.random.Generator
+  ) -> dict[str, np.ndarray]:
+    """Returns 'image', uint8 [2, H, W, 3], and 'small', [count, h, w, 3]."""
+    pixels = decode.decode(record['image'], record['name'])
+    decoded = {'image': pixels, 'name': record['name']}
+    views = {'image': [view(decoded, rng)['image'] for view in self.large]}
+    if self.count:
+      views['small'] = [
+        self.small(decoded, rng)['image'] for _ in range(self.count)
+      ]
+    return {name: np.stack(images) for name, images in views.items()}
