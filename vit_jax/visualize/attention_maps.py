@@ -182,7 +182,9 @@ def _read(
 def _is_layer(context: Any) -> bool:
   return (
     isinstance(context.module, EncoderBlock)
+    # That of the model itself, and not of a part that decodes its tokens.
     and isinstance(context.module.parent, Encoder)
+    and len(context.module.parent.path) == 1
     and context.method_name == '__call__'
   )
 

@@ -32,7 +32,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   """
   checkpoint = subject.checkpoint
   model: Any = checkpoint.model
-  if model.task != 'patches':
+  if not isinstance(model, MaskedViT):
     raise ValueError(
       f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
       'masked patches: give one that configs/masked.py trained.'
