@@ -272,7 +272,7 @@ def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,
-    experiment.train_transform(),
+    experiment.objective.train_transform(),
     batch_size=config.batch_size,
     seed=config.seed,
     process_index=part,
