@@ -250,7 +250,7 @@ def _check_writable(fields: dict[str, Any]) -> None:
         'to leave out the classifier, or --head=drop for the representation '
         'layer too.'
       )
-    elif fields.get('pool') == 'gap':
+    elif fields['pool'] == 'gap':
       ways_out['representation_size'] = (
         'its representation layers see the first token. Use --head=drop.'
       )
