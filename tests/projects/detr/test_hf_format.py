@@ -12,7 +12,6 @@ from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import (
   hf,
-  hf_families,
   npz,
   table,
   tensors,
@@ -56,30 +55,7 @@ def make(**fields):
 
 
 def write(checkpoint, folder):
-  """Writes a directory as transformers does."""
-  model, images = checkpoint.model, checkpoint.preprocessing
-  short, long = checkpoint.image_size
-  tensors.write_folder(
-    str(folder),
-    {
-      'config.json': {
-        'model_type': 'detr',
-        'encoder_attention_heads': model.heads,
-        'decoder_attention_heads': model.heads,
-        **hf_families.labels(model.num_classes, checkpoint.class_names),
-      },
-      'preprocessor_config.json': {
-        'image_mean': list(images.mean),
-        'image_std': list(images.std),
-        'size': {'shortest_edge': short, 'longest_edge': long},
-      },
-    },
-    table.ours_to_file(
-      checkpoint.weights().arrays,
-      detr_keys.table_of(detr_keys.OWN, 'detr.' * model.masks),
-    ),
-    'float32',
-  )
+  hf.write(checkpoint.weights(), str(folder), 'float32')
 
 
 def assert_same(got, want):
@@ -157,6 +133,27 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
   assert_close(aux['boxes'][-1], want.pred_boxes)
   if task == 'Segmentation':
     assert_close(aux['mask_logits'], want.pred_masks)
+
+
+@pytest.mark.parametrize('fields', [{}, MASKS | {'width': 128}])
+def test_transformers_runs_what_is_written(
+  tmp_path, torch, transformers, fields
+):
+  checkpoint = make(**fields)
+  write(checkpoint, tmp_path / 'x')
+  task = 'Segmentation' if fields else 'ObjectDetection'
+  model, report = getattr(transformers, f'DetrFor{task}').from_pretrained(
+    tmp_path / 'x', output_loading_info=True
+  )
+  assert not any(report.values())
+  x, outside, pixels, mask = padded(torch)
+  with torch.inference_mode():
+    want = model.eval()(pixel_values=pixels, pixel_mask=mask)
+  logits, aux = jax.jit(
+    lambda p, *xs: checkpoint.model.apply({'params': p}, *xs)
+  )(checkpoint.params, x, outside)
+  assert_close(logits, want.logits)
+  assert_close(aux['boxes'][-1], want.pred_boxes)
 
 
 def test_a_wrong_box_fails_the_check(tmp_path, capsys):
@@ -308,7 +305,7 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize('module', [hf, npz, timm])
+@pytest.mark.parametrize('module', [npz, timm])
 def test_other_formats_have_no_detr(module, tmp_path):
   with pytest.raises(ValueError, match="name 'detr'"):
     module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')

@@ -8,8 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax.checkpoints import opening
-from vit_jax.checkpoints.formats import hf, npz, table, tensors, timm
-from vit_jax.projects.igpt import hf_format
+from vit_jax.checkpoints.formats import hf, npz, timm
 from vit_jax.projects.igpt import model as igpt
 
 SIZE = (4, 6)
@@ -43,24 +42,7 @@ def assert_close(got, want):
 
 
 def write(checkpoint, folder):
-  """Writes a directory as transformers does."""
-  model, (H, W) = checkpoint.model, checkpoint.image_size
-  tensors.write_folder(
-    str(folder),
-    {
-      'config.json': {'model_type': 'imagegpt', 'n_head': model.heads},
-      'preprocessor_config.json': {
-        'clusters': model.colours_KC.tolist(),
-        'image_processor_type': 'ImageGPTImageProcessor',
-        'size': {'height': H, 'width': W},
-      },
-    },
-    table.ours_to_file(
-      checkpoint.weights().arrays,
-      lambda shapes: hf_format._table(shapes, 'transformer.'),
-    ),
-    'float32',
-  )
+  hf.write(checkpoint.weights(), str(folder), 'float32')
 
 
 @pytest.mark.parametrize('bias', [False, True])
@@ -103,6 +85,30 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
     want = model(torch.cat([start, colours[:, :-1]], 1)).logits
   _, aux = checkpoint.model.apply(
     {'params': checkpoint.params}, normal, capture=('pixels',)
+  )
+  assert_close(aux['pixels'], want)
+
+
+@pytest.mark.parametrize('bias', [False, True])
+def test_transformers_runs_what_is_written(tmp_path, torch, transformers, bias):
+  checkpoint = make((5, 5), bias=bias)
+  write(checkpoint, tmp_path / 'x')
+  path = str(tmp_path / 'x')
+  model, report = transformers.ImageGPTForCausalImageModeling.from_pretrained(
+    path, output_loading_info=True
+  )
+  assert not any(report.values())
+  processor = transformers.AutoImageProcessor.from_pretrained(path)
+  pixels = images((5, 5))
+  colours = processor(list(pixels), do_resize=False, return_tensors='pt')
+  start = torch.full((3, 1), len(checkpoint.model.colours_KC))
+  tokens = torch.cat([start, colours['input_ids'][:, :-1]], 1)
+  with torch.inference_mode():
+    want = model.eval()(tokens).logits
+  _, aux = checkpoint.model.apply(
+    {'params': checkpoint.params},
+    checkpoint.normalize(pixels),
+    capture=('pixels',),
   )
   assert_close(aux['pixels'], want)
 
@@ -188,7 +194,7 @@ def test_the_size_is_that_of_the_processor_where_it_fits(
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize('module', [hf, npz, timm])
+@pytest.mark.parametrize('module', [npz, timm])
 def test_other_formats_have_no_igpt(module, tmp_path):
   with pytest.raises(ValueError, match="name 'igpt'"):
     module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')

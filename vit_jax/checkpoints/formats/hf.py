@@ -4,7 +4,7 @@
 class token, classified by the mean of its tokens) and BiT. SigLIP 2 of a fixed
 resolution is saved as SigLIP; the others take images of any aspect ratio there,
 and here the square that their position embeddings are for. ImageGPT and DETR
-are read by modules of `PROJECTS`.
+are in modules of `PROJECTS`.
 """
 
 import math
@@ -27,7 +27,7 @@ from vit_jax.checkpoints.formats.hf_families import (
 from vit_jax.checkpoints.formats.stated import Stated, written
 from vit_jax.register import Register
 
-# By `model_type`: modules with a `read` of their own.
+# By `model_type`: modules with `read` and `write` of their own.
 PROJECTS = Register(
   'model_type',
   {
@@ -190,6 +190,9 @@ def _unfold_patches(named: torch_vit.Arrays, stated: Stated) -> None:
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens."""
   fields = weights.fields
+  own = {'igpt': 'imagegpt'}.get(fields['name'], fields['name'])
+  if own in PROJECTS:
+    return PROJECTS.load(own).write(weights, target, dtype)
   _check_writable(fields)
   model_type, name = 'vit', 'ViT'
   if fields['name'] == 'resnet':

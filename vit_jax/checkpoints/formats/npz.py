@@ -32,7 +32,7 @@ _HOLDS = (
 
 # The next of kin of what a format refuses because of a field, or of its name.
 _HELD_BY = {'pool': 'bigvision', 'stem_width': 'npz'}
-_KIND_HELD_BY = {'resnet': 'npz', 'deit': 'timm'}
+_KIND_HELD_BY = {'resnet': 'npz', 'deit': 'timm', 'igpt': 'hf'}
 
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 

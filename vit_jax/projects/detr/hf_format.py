@@ -23,6 +23,7 @@ from vit_jax.checkpoints.formats import (
 from vit_jax.checkpoints.formats.stated import Stated, given, only
 from vit_jax.checkpoints.formats.table import Entry, Shapes
 from vit_jax.checkpoints.formats.torchvision import Rules
+from vit_jax.models.variants import STAGES
 
 ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
 
@@ -227,3 +228,101 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
     file.preprocessing(mean=file.rgb('image_mean'), std=file.rgb('image_std')),
     file.sides('size', size),
   )
+
+
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory that transformers opens.
+
+  Raises:
+    ValueError: if transformers has no such model.
+  """
+  fields = weights.fields
+  table.check_writable(
+    fields,
+    'transformers has no DETR with',
+    ('detr',),
+    'num_queries width heads mlp_dim encoder_layers decoder_layers masks '
+    'backbone_layers backbone_width dilation',
+  )
+  if not fields['num_classes']:
+    raise ValueError(
+      'transformers has no DETR without classes: use --head=keep.'
+    )
+  naming = TIMM if fields['dilation'] else OWN
+  task = 'Segmentation' if fields['masks'] else 'ObjectDetection'
+  config = _CONFIG | {
+    'architectures': [f'DetrFor{task}'],
+    'backbone_config': _backbone(fields),
+    'd_model': fields['width'],
+    'decoder_attention_heads': fields['heads'],
+    'decoder_ffn_dim': fields['mlp_dim'],
+    'decoder_layers': fields['decoder_layers'],
+    'dilation': fields['dilation'],
+    'dropout': fields['dropout'],
+    'dtype': dtype,
+    'encoder_attention_heads': fields['heads'],
+    'encoder_ffn_dim': fields['mlp_dim'],
+    'encoder_layers': fields['encoder_layers'],
+    'model_type': 'detr',
+    'num_queries': fields['num_queries'],
+    **hf_families.labels(fields['num_classes'], weights.class_names),
+  }
+  H, W = fields['image_size']
+  short, long = sorted((H, W))
+  p = weights.preprocessing
+  images = {
+    'do_normalize': True,
+    'do_pad': True,
+    'do_rescale': True,
+    'do_resize': True,
+    'format': f'coco_{"panoptic" if fields["masks"] else "detection"}',
+    'image_mean': list(p.mean),
+    'image_processor_type': 'DetrImageProcessor',
+    'image_std': list(p.std),
+    'size': {'shortest_edge': short, 'longest_edge': long},
+  }
+  tensors.write_folder(
+    target,
+    {'config.json': config, image_configs.FILE: images},
+    table.ours_to_file(
+      weights.arrays,
+      table_of(naming, 'detr.' if fields['masks'] else ''),
+    ),
+    dtype,
+  )
+  if H <= W:
+    return []
+  return [
+    'transformers keeps the shorter and the longer side of images alone: '
+    f'read here, this one has a canvas of {short}x{long} pixels and not '
+    f'{H}x{W}.'
+  ]
+
+
+def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
+  """Returns its configuration: timm's where it is dilated, or their own."""
+  layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
+  stages = range(1, len(layers) + 1)
+  if not fields['dilation']:
+    return _RESNET | {
+      'depths': list(layers),
+      'embedding_size': width,
+      'hidden_sizes': [2 * width * 2**i for i in stages],
+      'out_features': [f'stage{i}' for i in stages],
+    }
+  names = {x: f'resnet{n}' for n, x in STAGES.items() if n != 200}
+  if layers not in names or width != 64:
+    raise ValueError(
+      f'transformers has no DETR with backbone_layers {layers} and '
+      f'backbone_width {width} where the last stage is dilated: its backbone '
+      "is timm's then, of 50, 101 or 152 layers and width 64."
+    )
+  return {
+    'backbone': names[layers],
+    'features_only': True,
+    'model_type': 'timm_backbone',
+    'num_channels': 3,
+    'out_indices': list(stages),
+    'output_stride': 16,
+    'use_pretrained_backbone': False,
+  }

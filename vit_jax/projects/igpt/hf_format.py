@@ -108,6 +108,55 @@ def _palette(path: str, colours: int) -> tuple[float, ...]:
   return tuple(found.ravel().tolist())
 
 
+def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
+  """Writes a directory that transformers opens.
+
+  Raises:
+    ValueError: if transformers has no such model.
+  """
+  fields = weights.fields
+  table.check_writable(
+    fields,
+    'transformers has no ImageGPT with',
+    ('igpt',),
+    'bias palette',
+  )
+  if fields['num_classes']:
+    raise ValueError(
+      f'transformers has no ImageGPT with num_classes {fields["num_classes"]} '
+      'here: its classifiers have no bias. Use --head=drop.'
+    )
+  height, width = fields['image_size']
+  palette = np.reshape(fields['palette'], (-1, 3))
+  config = _CONFIG | {
+    'architectures': ['ImageGPTForCausalImageModeling'],
+    'attn_pdrop': 0.0,
+    'dtype': dtype,
+    'embd_pdrop': 0.0,
+    'model_type': 'imagegpt',
+    'n_embd': fields['width'],
+    'n_head': fields['heads'],
+    'n_inner': fields['mlp_dim'],
+    'n_layer': fields['depth'],
+    'n_positions': height * width,
+    'resid_pdrop': 0.0,
+    'tie_word_embeddings': False,
+    'vocab_size': len(palette) + 1,
+  }
+  images = image_configs.to_hf(weights.preprocessing, fields['image_size']) | {
+    'clusters': palette.tolist(),
+    'do_color_quantize': True,
+    'image_processor_type': 'ImageGPTImageProcessor',
+  }
+  tensors.write_folder(
+    target,
+    {'config.json': config, image_configs.FILE: images},
+    table.ours_to_file(weights.arrays, lambda shapes: _table(shapes, _PREFIX)),
+    dtype,
+  )
+  return []
+
+
 def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
   wte = table.Entry(
     (f'{prefix}wte.weight',),
