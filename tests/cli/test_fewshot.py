@@ -4,6 +4,11 @@ import csv
 import dataclasses
 import importlib
 import io
+import os
+import re
+import socket
+import subprocess
+import sys
 
 import jax
 import matplotlib.image
@@ -397,6 +402,74 @@ def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
   assert (status, err) == (0, '')
   assert ': ResNet, ' in out
   assert '128 numbers each' in out
+
+
+def start(*args, **variables):
+  """Starts the command in a process of its own."""
+  environment = {k: v for k, v in os.environ.items() if k[:4] != 'JAX_'}
+  return subprocess.Popen(
+    [sys.executable, '-m', 'vit_jax.fewshot', *map(str, args)],
+    cwd=ROOT,
+    env=environment | {'JAX_PLATFORMS': 'cpu'} | variables,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(processes):
+  """Returns what each has printed, after a good end."""
+  try:
+    ended = [p.communicate() for p in processes]
+  finally:
+    for p in processes:
+      p.kill()
+  assert [p.returncode for p in processes] == [0] * len(processes), ended
+  return [out for out, _ in ended]
+
+
+def start_two(workdir, tmp_path, *args):
+  """Each with a folder of its own, of which only the first's is used."""
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  return [
+    start(
+      *(workdir, 'digits', '--distributed', f'--output={tmp_path}/{i}', *args),
+      JAX_COORDINATOR_ADDRESS=f'localhost:{port}',
+      JAX_NUM_PROCESSES='2',
+      JAX_PROCESS_ID=str(i),
+      JAX_CPU_COLLECTIVES_IMPLEMENTATION='gloo',
+      # The other flags are those of one process: features compiled otherwise
+      # may differ in the last bit, which decides about an image on a border.
+      XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} '
+      '--xla_force_host_platform_device_count=4',
+    )
+    for i in range(2)
+  ]
+
+
+# With these words its threads greet on standard output, through one another.
+GLOO = '(Gloo|Rank|is|connected|to|peer|ranks|Expected|number|of|[^A-Za-z])*'
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(workdir, tmp_path):
+  """And one of them prints and writes."""
+  args = (*FEW, '--batch_size=64', '--probe')
+  alone, folder = tmp_path / 'alone', tmp_path / 'both'
+  finish([start(workdir, 'digits', f'--output={alone}', *args)])
+  *shots, probed = rows_of(alone)
+  outs = finish(start_two(workdir, folder, *args))
+  assert re.fullmatch(GLOO, outs[1]), outs[1]
+  assert outs[0].endswith(f'written  {folder}/0/fewshot.png\n')
+  assert os.listdir(folder) == ['0']
+  *shots_of_two, probed_by_two = rows_of(folder / '0')
+  assert shots_of_two == shots
+  # Sums in another order decide about an image on a border.
+  assert float(probed_by_two['accuracy']) == pytest.approx(
+    float(probed['accuracy']), abs=2.5 / 360
+  )
 
 
 @pytest.mark.slow

@@ -19,11 +19,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import jax
+
 from vit_jax.checkpoints import opening
 from vit_jax.cli import flags
 from vit_jax.data import benchmarks, images
 from vit_jax.evaluators import fewshot
 from vit_jax.evaluators import fewshot_report as report
+from vit_jax.training import processes
 
 OUTPUT = 'runs/fewshot'
 
@@ -50,8 +53,9 @@ def _run(args: argparse.Namespace) -> None:
   else:
     curve = fewshot.fewshot(checkpoint, data, **options)
     table, files = report.table(curve), report.files(curve, title)
-  print(f'\n{table}')
-  flags.write_files(args.output, files)
+  if jax.process_index() == 0:
+    print(f'\n{table}')
+    flags.write_files(args.output, files)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -119,6 +123,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     metavar='FOLDER',
     help=f'for the .csv and .png, which are replaced (default: {OUTPUT})',
   )
+  add(
+    '--distributed',
+    action='store_true',
+    help='this is one of several processes, as of python -m vit_jax.main',
+  )
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
     parser.error('--layers=all takes --probe.')
@@ -139,7 +148,18 @@ def _shots(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
-  return flags.command(_run, parse(argv))
+  args = parse(argv)
+  return flags.command(_together if args.distributed else _run, args)
+
+
+def _together(args: argparse.Namespace) -> None:
+  """Runs with other processes, which end if one of them fails."""
+  processes.join()
+  with processes.failing_together():
+    try:
+      _run(args)
+    except flags.ENDINGS as e:
+      sys.exit(flags.status(e))
 
 
 if __name__ == '__main__':

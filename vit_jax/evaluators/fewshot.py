@@ -45,6 +45,9 @@ def fewshot(
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
 
+  All processes call it together, share the work on the images and must see the
+  same files.
+
   Args:
     checkpoint: an open one, or anything that `open_checkpoint` opens.
     data: as `sources.data_config` takes it.
@@ -96,7 +99,7 @@ def probe_layers(
 ) -> dict[str, ProbeResult]:
   """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
-  Args and errors are those of `fewshot`.
+  Args, processes and errors are those of `fewshot`.
 
   Returns:
     By layer, in the order of the model.
@@ -166,10 +169,10 @@ class _Subject:
     config = sources.data_config(data)
     usual_train, usual_test = benchmarks.usual_splits(config.name)
     names = train_split or usual_train, test_split or usual_test
-    _log.info(_describe(self.checkpoint))
+    _say(_describe(self.checkpoint))
     self.splits = open_splits(config, *names)
     train, test = self.splits
-    _log.info(
+    _say(
       f'data     {config.name}, {len(train.class_names):,} classes: '
       f'{len(train):,} images of {names[0]}, {len(test):,} of {names[1]}'
     )
@@ -185,14 +188,14 @@ class _Subject:
       mesh=self._mesh,
     )
     everywhere = sharding.replicated(self._mesh)
-    params = jax.device_put(self.checkpoint.params, everywhere)
+    params = sharding.place(self.checkpoint.params, everywhere)
     found = []
     for source, name in zip(parts, ('training', 'test'), strict=True):
       started_s = time.monotonic()
       x_ND = extractor(params, source, f'{name} images')
       elapsed_s = time.monotonic() - started_s
       ridge.check_finite(name, x_ND)
-      _log.info(
+      _say(
         f'run on   {len(source):,} {name} images in {elapsed_s:,.1f} s, '
         f'{len(source) / elapsed_s:,.0f} images/s: {x_ND.shape[1]:,} numbers '
         'each'
@@ -215,7 +218,7 @@ class _Subject:
       mesh=self._mesh,
     )
     end = '' if found.converged else ', which were not enough to converge'
-    _log.info(
+    _say(
       f'probed   {name} in {time.monotonic() - started_s:,.1f} s: '
       f'{found.heldout_accuracy:.2%} on the tenth held out, then '
       f'{found.iterations} iterations on all{end}'
@@ -232,6 +235,11 @@ class _Subject:
       num_classes=len(train.class_names),
       mesh=self._mesh,
     )
+
+
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    _log.info(text)
 
 
 def _describe(checkpoint: opening.Checkpoint) -> str:

@@ -75,8 +75,9 @@ def fit_probe(
   of the training set, see `hold_out`; ties go to the higher penalty. From high
   to low, each fit starts from the one before.
 
-  The arrays are spread over the mesh's batch axes. A single penalty in
-  `l2_grid` is taken as it is. Features are finite, labels in [0, num_classes).
+  All processes call it with the same arrays, which are spread over the mesh's
+  batch axes. A single penalty in `l2_grid` is taken as it is. Features are
+  finite, labels in [0, num_classes).
   """
   mean_D, std_D = ridge.moments(features_ND)
   # float64 for a moment: means may be large beside deviations.
@@ -101,7 +102,10 @@ def fit_probe(
       spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
     )
     heldout_accuracy, tried = -1.0, params
-    with cores.progress('linear probe', len(l2_grid), 'fits') as bar:
+    is_first = jax.process_index() == 0
+    with cores.progress(
+      'linear probe', len(l2_grid), 'fits', shown=is_first
+    ) as bar:
       for penalty in sorted(l2_grid, reverse=True):
         tried, iterations, _ = fit(tried, *data, rest_N, penalty, tolerance)
         accuracy = float(measure(tried, *data, heldout_N))
@@ -210,7 +214,9 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Places rows, padded, on the mesh's batch axes."""
+  """Places rows that all processes have, padded, on the mesh's batch axes."""
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x
-  return jax.device_put(x, NamedSharding(mesh, sharding.BATCH))
+  return jax.make_array_from_callback(
+    x.shape, NamedSharding(mesh, sharding.BATCH), lambda index: x[index]
+  )

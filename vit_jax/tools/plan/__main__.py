@@ -90,7 +90,6 @@ _SLOWEST = flags.DEFINE_integer(
   0,
   'Prints this many of the operations that take longest.',
   lower_bound=0,
-  allow_override=True,  # `main` has a flag of this name, for a trace
 )
 
 
