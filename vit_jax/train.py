@@ -80,19 +80,20 @@ def train(
       init = opening.open_checkpoint(config.init)
     else:
       _refuse_frozen_statistics(config.model)
-  source = bad_images.open_checked(
-    config.data, config.data.split, build.splits(config)
-  )
-  experiment = Experiment(checked, facts_of(config, source))
-  if experiment.facts.several_labels:
-    # One constant answer may be right for nearly all images.
-    config.best_metric = config.best_metric.replace('accuracy', 'map')
-    shown = {k.replace('accuracy', 'map'): best for k, best in shown.items()}
-  fixed = experiment.place(experiment.objective.fixed())
-  parts = Parts(
-    config, experiment.objective, fixed, experiment.mesh, experiment.facts
-  )
-  evaluators = build.make_evaluators(parts)
+  with bad_images.kept_in(workdir):
+    source = bad_images.open_checked(
+      config.data, config.data.split, build.splits(config)
+    )
+    experiment = Experiment(checked, facts_of(config, source))
+    if experiment.facts.several_labels:
+      # One constant answer may be right for nearly all images.
+      config.best_metric = config.best_metric.replace('accuracy', 'map')
+      shown = {k.replace('accuracy', 'map'): best for k, best in shown.items()}
+    fixed = experiment.place(experiment.objective.fixed())
+    parts = Parts(
+      config, experiment.objective, fixed, experiment.mesh, experiment.facts
+    )
+    evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
   if params and config.head_first and not source.several_labels:
     params = first_head.fitted(parts, params, source)

@@ -1,23 +1,26 @@
 """Finds unreadable images before training, not in the middle of it.
 
-Every image is decoded once, in full, by the decoder of training. The result is
-kept in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`), so that a restart does
-not do it again until a file or the decoder has changed.
+Every image is decoded once, in full, by the decoder of training. A hash of each
+readable file's path, size and time is kept in `~/.cache/vit_jax` (or under
+`$XDG_CACHE_HOME`) and in the workdir, so that a restart checks only files that
+are new or changed, and all of them if the decoder changed.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import PIL
 import simplejpeg
+from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -73,11 +76,11 @@ def checked(
       f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
     )
   bad = _find_in_all_processes(source)
-  if not bad and (on_bad_image == 'error' or source.fingerprint() is None):
+  if bad is None or (not bad and on_bad_image == 'error'):
     return source
   if on_bad_image == 'skip':
     others = ()
-  elsewhere = [x for other in others for x in _find_in_all_processes(other)]
+  elsewhere = [x for o in others for x in _find_in_all_processes(o) or ()]
   # Splits may have images in common.
   lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
   listed = '\n'.join(lines[:_LISTED])
@@ -101,9 +104,11 @@ def checked(
   return kept
 
 
-def _find_in_all_processes(source: Source) -> list[BadImage]:
+def _find_in_all_processes(source: Source) -> list[BadImage] | None:
   _refuse_different(source)
   bad = find_bad_images(source)
+  if bad is None:
+    return None
   return [BadImage(*x) for x in _gather([dataclasses.astuple(b) for b in bad])]
 
 
@@ -121,38 +126,84 @@ def _refuse_different(source: Source) -> None:
     )
 
 
-def find_bad_images(source: Source) -> list[BadImage]:
+def find_bad_images(source: Source) -> list[BadImage] | None:
   """Returns the unreadable images of this process' share, ascending.
 
-  Of N processes each decodes every N-th image, on all cores.
+  Of N processes each decodes every N-th image, on all cores, unless it was
+  found readable before and is unchanged. None if there is nothing to check.
   """
-  fingerprint = source.fingerprint()
-  if fingerprint is None:
-    return []
-  process_index, process_count = jax.process_index(), jax.process_count()
+  index, count = jax.process_index(), jax.process_count()
+  share = range(index, len(source), count)
+  texts = source.states(share)
+  if texts is None:
+    return None
   # Whatever could change the verdict on a file.
-  key = (
-    f'{fingerprint} {process_index}/{process_count} '
+  decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
   )
-  name = hashlib.sha256(key.encode()).hexdigest()
-  path = atomic_files.cache_folder() / f'{name}.json'
-  # Without a file there, or with something else in it, they are looked for.
-  with contextlib.suppress(OSError, ValueError, TypeError):
-    return [BadImage(*x) for x in json.loads(path.read_text())]
-  indices = range(process_index, len(source), process_count)
+  bar = cores.progress('Looking for changed images', len(share), 'images')
+  with bar:
+    hashes = (_hash(f'{decoders} {text}', bar) for text in texts)
+    states_N = np.fromiter(hashes, np.uint64, len(share))
+  known = [_read(path) for place in _places() for path in place.glob('*.npy')]
+  known_N = np.concatenate([np.empty(0, np.uint64), *known])
+  new_N = np.flatnonzero(~np.isin(states_N, known_N))
+  indices = [share[i] for i in new_N]
   bar = cores.progress('Checking images', len(indices), 'images')
-  found = cores.in_threads(lambda i: _examine(source, i), indices, bar)
-  bad = [image for image in found if image is not None]
-  if all(image.in_its_bytes for image in bad):
-    text = json.dumps([dataclasses.astuple(b) for b in bad])
+  found = list(cores.in_threads(lambda i: _examine(source, i), indices, bar))
+  good_N = states_N[[i for i, x in zip(new_N, found, strict=True) if not x]]
+  if good_N.size:
+    _keep(good_N)
+  return [image for image in found if image]
+
+
+@contextlib.contextmanager
+def kept_in(workdir: str) -> Iterator[None]:
+  """Keeps the results of checks inside in a workdir too.
+
+  So other hosts, and containers that start with an empty home, find them.
+  """
+  _workdirs.append(epath.Path(workdir) / 'checked_images')
+  try:
+    yield
+  finally:
+    _workdirs.pop()
+
+
+_workdirs: list[epath.Path] = []
+
+
+def _places() -> list[epath.Path]:
+  return [epath.Path(atomic_files.cache_folder() / 'checked'), *_workdirs]
+
+
+def _hash(text: str, bar: Any) -> int:
+  bar.update()
+  digest = hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=8)
+  return int.from_bytes(digest.digest(), 'little')
+
+
+def _read(path: epath.Path) -> np.ndarray:
+  """Returns the hashes in a file, none if it is damaged."""
+  with contextlib.suppress(OSError, ValueError, EOFError):
+    found = np.load(io.BytesIO(path.read_bytes()))
+    if found.dtype == np.uint64 and found.ndim == 1:
+      return found
+  return np.empty(0, np.uint64)
+
+
+def _keep(states_N: np.ndarray) -> None:
+  """Writes the hashes of images that were found readable."""
+  data = io.BytesIO()
+  np.save(data, states_N)
+  name = hashlib.sha256(data.getvalue()).hexdigest()[:16]
+  for place in _places():
     try:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      atomic_files.replace(path, text.encode())
+      place.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace(place / f'{name}.npy', data.getvalue())
     except OSError as e:  # a read-only home must not keep one from training
       _log.warning('The result of the image check is not kept: %s', e)
-  return bad
 
 
 def _gather(items: list[Any]) -> list[Any]:

@@ -92,12 +92,7 @@ def state_of_files(paths: Iterable[str], about: str = '') -> str:
   """Returns a hash of paths, sizes and modification times, and of a text."""
   digest = hashlib.sha256(about.encode(errors='surrogateescape'))
   for path in paths:
-    try:
-      found = os.stat(path)
-      state = f'{found.st_size} {found.st_mtime_ns}'
-    except OSError:  # A broken link, say, which the check will report.
-      state = 'unreadable'
-    digest.update(f'{path}\0{state}\n'.encode(errors='surrogateescape'))
+    digest.update(f'{state_of(path)}\n'.encode(errors='surrogateescape'))
   return digest.hexdigest()
 
 
@@ -112,6 +107,15 @@ def names_and_sizes(paths: Iterable[str]) -> str:
       size = -1
     digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
   return digest.hexdigest()
+
+
+def state_of(path: str) -> str:
+  """Returns a file's path, size and modification time."""
+  try:
+    found = os.stat(path)
+  except OSError:  # A broken link, say, which the check will report.
+    return f'{path}\0unreadable'
+  return f'{path}\0{found.st_size} {found.st_mtime_ns}'
 
 
 class Picture:

@@ -7,7 +7,7 @@ import csv
 import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -199,6 +199,10 @@ class Files(Source):
   def identity(self) -> str:
     """A hash of the files' folders, names and sizes, in their order."""
     return decode.names_and_sizes(self._paths)
+
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
+    kind = type(self).__name__
+    return (f'{kind} {decode.state_of(self._paths[i])}' for i in indices)
 
 
 class LabelledFiles(Files):

@@ -1,7 +1,7 @@
 """The contract of sources."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,6 +34,14 @@ class Source(Protocol):
   def identity(self) -> str | None:
     """Is the same wherever the data lie; None if only their name says it."""
     return None
+
+  def states(self, indices: Sequence[int]) -> Iterable[str] | None:
+    """Returns a text for each record, which changes as the fingerprint does.
+
+    The check is repeated for records whose text is new.
+    """
+    whole = self.fingerprint()
+    return None if whole is None else (f'{whole} {i}' for i in indices)
 
 
 @runtime_checkable

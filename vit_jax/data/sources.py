@@ -12,7 +12,7 @@ to the worker processes of the loader.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,9 @@ class Subset(Source):
     if (whole := self._source.identity()) is None:
       return None
     return f'{whole} {hashlib.sha256(self._indices.tobytes()).hexdigest()}'
+
+  def states(self, indices: Sequence[int]) -> Iterable[str] | None:
+    return self._source.states(self._indices[list(indices)].tolist())
 
 
 class LabelledSubset(Subset):
