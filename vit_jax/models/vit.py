@@ -61,7 +61,7 @@ class ViT(Model):
     '^(Transformer/encoder_norm|pooled_norm|MAPHead_0|pre_logits|prediction|'
     'head)'
   )
-  cast_params = (r'^Transformer/.*/kernel$',)
+  cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
 
   num_classes: int = field(
     REQUIRED,

@@ -3,6 +3,7 @@
   python -m vit_jax.visualize report CHECKPOINT photo.jpg a_folder/ --out=seen
   python -m vit_jax.visualize rollout CHECKPOINT pet.jpg --class=dog --class=cat
   python -m vit_jax.visualize attention CHECKPOINT photo.jpg --query=3,5
+  python -m vit_jax.visualize pca CHECKPOINT a_folder/
   python -m vit_jax.visualize distance CHECKPOINT a_folder/
   python -m vit_jax.visualize filters CHECKPOINT
   python -m vit_jax.visualize posemb CHECKPOINT
@@ -28,7 +29,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.checkpoints.formats import recognise
 from vit_jax.cli import flags, predict
 from vit_jax.data import atomic_files, images
-from vit_jax.visualize import page, photos, predictions, sections
+from vit_jax.visualize import components, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.subject import Subject
 
@@ -38,6 +39,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
   'report': page.report,
   'rollout': sections.rollout,
   'attention': sections.attention,
+  'pca': components.section,
   'distance': sections.distance,
   'filters': sections.first_filters,
   'posemb': sections.posemb,

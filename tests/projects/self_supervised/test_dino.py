@@ -270,6 +270,6 @@ def test_what_cannot_work_is_refused(field, value, said):
 
 def test_the_published_recipe_is_built():
   config = dino.get_config('s16')
-  objective = CheckedConfig(config, jax.devices()[:1]).objectives[224, 224]
+  objective = CheckedConfig(config, jax.devices()[:1]).objective
   assert objective.model.last_scale and objective.small_views == 8
   assert objective.images_seen == pytest.approx(4.1, abs=0.1)

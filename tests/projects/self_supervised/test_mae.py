@@ -185,7 +185,7 @@ def test_hidden_pixels_change_no_prediction():
 
 def test_a_quarter_of_the_patches_takes_a_quarter_of_the_encoders_work():
   config = mae.get_config('l16')
-  objective = CheckedConfig(config, jax.devices()[:1]).objectives[224, 224]
+  objective = CheckedConfig(config, jax.devices()[:1]).objective
   whole = flops.forward_flops(objective.model.body(), (224, 224))
   seen = objective.images_seen
   assert 1 / seen > 2.5

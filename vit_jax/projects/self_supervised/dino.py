@@ -53,7 +53,8 @@ class DINO(Objective):
     f.name: f.default for f in DINOViT.own_fields() if f.name in _PROJECTION
   }
   valid: ClassVar[Mapping[str, Valid]] = {}
-  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES | {
+  unused: ClassVar[Mapping[str, Any]] = {
+    **OF_CLASSES,
     'data.augment': '',
     'data.crop_resize': 0.0,
   }

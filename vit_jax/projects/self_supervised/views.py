@@ -93,7 +93,8 @@ class Views:
     """
     radius = 2.0 * max(size) / 224
     first, second, small = (
-      Distortion(*shares, radius) for shares in ((1, 0), (0.1, 0.2), (0.5, 0))
+      Distortion(blurred, solarized, radius)
+      for blurred, solarized in ((1.0, 0.0), (0.1, 0.2), (0.5, 0.0))
     )
     return cls(
       (

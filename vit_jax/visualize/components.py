@@ -1,0 +1,84 @@
+"""Principal components of patch tokens as colours, as DINOv2 shows them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.visualize import sections
+from vit_jax.visualize.subject import Subject
+
+# The share of patches at either end of a component whose colour is saturated.
+_SATURATED = 0.01
+
+
+def section(subject: Subject) -> sections.Section:
+  """Principal components of patches as colours, one basis for all images.
+
+  Arrays: `colours` (image, h, w, RGB), from 0 to 1; `files`.
+  """
+  colours_Bhw3 = colours(tokens(subject))
+
+  def line(i: int) -> dict[str, np.ndarray]:
+    shown_HWC = subject.photographs[i].shown()
+    height, width, _ = shown_HWC.shape
+    _, h, w, _ = colours_Bhw3.shape
+    rows = np.arange(height) * h // height
+    columns = np.arange(width) * w // width
+    painted_HWC = colours_Bhw3[i][rows[:, None], columns[None]]
+    return {
+      'image': shown_HWC,
+      'components': (255 * painted_HWC).astype(np.uint8),
+    }
+
+  return sections.Section(
+    'Principal components of the patches',
+    'Red, green and blue are the first three components of the encoded patches '
+    'of all images together. Patches of one colour are alike to the model.',
+    {'colours': colours_Bhw3, 'files': subject.files},
+    sections.sheets(
+      'pca', 'principal components of the patches', subject.photographs, line
+    ),
+  )
+
+
+def tokens(subject: Subject) -> np.ndarray:
+  """Returns the encoded patches of all photographs, float32 BhwD.
+
+  Raises:
+    ValueError: if the model has no tokens of patches.
+  """
+  checkpoint = subject.checkpoint
+  model = checkpoint.model
+  if model.attention != 'all':
+    raise ValueError(
+      f'This model is a {type(model).__name__}. Components are drawn of ViTs '
+      'and hybrids, which have a token for each patch: use one.'
+    )
+  h, w = model.grid(checkpoint.image_size)
+
+  @jax.jit
+  def encode(image_HWC: jax.Array) -> jax.Array:
+    images_1HWC = checkpoint.normalize(image_HWC[None])
+    _, aux = model.apply({'params': checkpoint.on_device}, images_1HWC)
+    patches_LD = aux['tokens'][0, -h * w :]
+    return patches_LD.astype(jnp.float32).reshape(h, w, -1)
+
+  return np.stack([encode(p.seen_HWC) for p in subject.photographs])
+
+
+def colours(tokens_BhwD: np.ndarray) -> np.ndarray:
+  """Returns three principal components of all patches together, Bhw3.
+
+  They have one basis, so that a colour means the same in every photograph. Each
+  goes from 0 to 1. The sign of a component is that of its largest loading.
+  """
+  B, h, w, D = tokens_BhwD.shape
+  x_LD = tokens_BhwD.reshape(-1, D).astype(np.float64)
+  x_LD = x_LD - x_LD.mean(axis=0)
+  _, basis_ID = np.linalg.eigh(x_LD.T @ x_LD)
+  basis_D3 = basis_ID[:, ::-1][:, :3]
+  largest_3 = np.abs(basis_D3).argmax(axis=0)
+  found_L3 = x_LD @ (basis_D3 * np.sign(basis_D3[largest_3, range(3)]))
+  low_3, high_3 = np.quantile(found_L3, (_SATURATED, 1 - _SATURATED), axis=0)
+  spread_3 = np.where(high_3 > low_3, high_3 - low_3, 1)
+  return np.clip((found_L3 - low_3) / spread_3, 0, 1).reshape(B, h, w, 3)
