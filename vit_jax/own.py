@@ -8,8 +8,10 @@ A resumed run reads that file, so its length never changes.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
+import operator
 import re
 import statistics
 import time
@@ -82,19 +84,18 @@ def config(
   made.optimizer.weight_decay = 0.05
   if init:
     from_init.choose(made, init)
-    # The result is the best step on photos that training does not see. Their
-    # loss tells two steps apart where a few photos have the same accuracy.
-    made.data.split = 'train[:90%]'
     made.evaluators.val = made.evaluators.test.copy_and_resolve_references()
     made.evaluators.val.split = 'train[90%:]'
-    made.best_metric = 'val/loss'
-    made.early_stopping = True
     made.head_first = True
   else:
     made.model.update(MODEL)
-  for field, value in _choices(Photos(1, (1, 1), 1, 1), 1, 'new').items():
+  anything = Photos(1, (1, 1), 1, 1)
+  left_open = _choices(anything, 1, 'new')
+  if init:
+    left_open |= _held_out(anything)
+  for field, value in left_open.items():
     *groups, name = field.split('.')
-    group = made[groups[0]] if groups else made
+    group = functools.reduce(operator.getitem, groups, made)
     del group[name]
     group[name] = placeholder(type(value))
   return made
@@ -155,6 +156,22 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   }
 
 
+def _held_out(photos: Photos) -> dict[str, Any]:
+  """Returns the open fields of a run that starts from a checkpoint.
+
+  Its result is the best step on a tenth of the photos that training does not
+  see, if those are a hundred or more: fewer cannot tell steps apart. Their loss
+  can where equally many are right.
+  """
+  enough = photos.count >= 1000
+  return {
+    'data.split': 'train[:90%]' if enough else 'train',
+    'evaluators.val.on': enough,
+    'best_metric': 'val/loss' if enough else 'test/accuracy',
+    'early_stopping': enough,
+  }
+
+
 def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
   """Fills in the fields that a config leaves open, as WORKDIR/chosen.json says.
 
@@ -184,7 +201,8 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
     if field in kept and kept[field]['asked'] == value
   }
   if chosen.keys() != asked.keys():
-    chosen = _choose(config, chosen, measure)
+    found = _choose(config, chosen, measure)
+    chosen = {field: found[field] for field in asked}
     kept = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
     if measure and jax.process_index() == 0:
       path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,10 +223,11 @@ def _choose(
   config: ConfigDict, kept: dict[str, Any], measure: bool
 ) -> dict[str, Any]:
   """Returns a value for each open field; `kept` are chosen already."""
-  source = bad_images.open_checked(config.data, config.data.split)
+  source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind, size = 'new', {}
   if config.init:
+    kept = _held_out(photos) | kept
     checkpoint = opening.open_checkpoint(config.init)
     shape = checkpoint.image_size
     if flops.count_params(checkpoint.model, shape) > SMALL:
@@ -218,17 +237,14 @@ def _choose(
   # The speed is that with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
-  batch, most = trial.batch_size, MOST_EPOCHS[kind]
-  total = 1
-  if minutes := _MINUTES.fullmatch(config.total):
+  batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
+  if minutes and 'total' not in kept:
+    most, total = MOST_EPOCHS[kind], 1
     if measure:
       total = _steps_in(float(minutes[1]), trial, source, most)
-  elif 'total' in kept:
-    total = int(kept['total'].split()[0])
   else:
-    total = durations.steps_of(
-      config.total, batch_size=batch, examples=photos.count
-    )
+    given = kept.get('total', config.total)
+    total = durations.steps_of(given, batch_size=batch, examples=photos.count)
   epochs = total * batch / photos.count
   chosen = _choices(photos, epochs, kind) | size | kept
   if jax.process_index() == 0:
@@ -240,6 +256,8 @@ def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
   """Returns how many steps and evaluations fit into the minutes."""
+  if jax.process_index() == 0:
+    print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
   batch = trial.batch_size
   tested = sum(
@@ -268,7 +286,7 @@ def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
   """Returns seconds of the compilation, and of a step, with its images."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
-  state, step = experiment.start(experiment.new_params()), None
+  state = experiment.start(experiment.new_params())
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,

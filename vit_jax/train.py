@@ -233,8 +233,8 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   Returns:
     The evaluators' metrics.
   """
-  build.check(config)
   own.resolve(config, workdir, measure=False)
+  build.check(config)
   checkpoint = opening.open_checkpoint(config.init or workdir)
   source = bad_images.open_checked(
     config.data, config.data.split, build.splits(config)

@@ -83,9 +83,9 @@ def evaluate(
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)
   split = split or benchmarks.usual_splits(config.name)[1]
-  source = bad_images.open_checked(config, split)
+  source: Any = bad_images.open_checked(config, split)
   if not source.several_labels:
-    source = sources.labelled(source, f'{config.name} {split}')
+    sources.labelled(source, f'{config.name} {split}')  # refuses others
   class_C = classes.same_classes(
     checkpoint, source.class_names, config.class_order
   )

@@ -108,7 +108,7 @@ def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
     f'always {names[most]}', float(np.mean(test.labels() == most))
   )
   rows = np.linspace(0, len(train) - 1, min(len(train), _MOST_LEARNED))
-  x_ND, labels_N = _features(train, rows.astype(int))
+  x_ND, labels_N = _features(train, rows.astype(int).tolist())
   test_MD, test_labels_M = _features(test, range(len(test)))
   mean_D, std_D = ridge.moments(x_ND)
   x_ND = (x_ND - mean_D) / std_D
@@ -121,7 +121,7 @@ def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
 
 
 def _features(
-  source: sources.LabelledSource, rows: Sequence[int] | np.ndarray
+  source: sources.LabelledSource, rows: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns pixels and histograms, float32 ND, and the labels."""
   transform = Images((_SIDE, _SIDE)).eval_transform()
@@ -140,9 +140,9 @@ def _features(
 
   bar = cores.progress('', len(rows), 'images', shown=False)
   found = list(cores.in_threads(features_of, rows, bar))
-  kept = [i for i, x in enumerate(found) if x is not None]
+  is_read_N = np.array([x is not None for x in found])
   labels_N = source.labels()[np.asarray(rows, int)]
-  return np.stack([found[i] for i in kept]), labels_N[kept]
+  return np.stack([x for x in found if x is not None]), labels_N[is_read_N]
 
 
 def several_lines(found: SeveralMeasures) -> list[str]:
@@ -211,7 +211,7 @@ def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
   wrong_CC = confusion_CC - np.diag(right_C)
   order = np.argsort(-wrong_CC, axis=None, kind='stable')[:5]
   for i, j in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
-    if times := wrong_CC[i, j]:
+    if (times := wrong_CC[i, j]) > 1:
       lines.append(
         f'confused   {names[i]} taken for {names[j]}, {times:,} times'
       )

@@ -49,7 +49,7 @@ class TrainedModel:
     self.checkpoint = checkpoint
     self.class_names = checkpoint.class_names
     self.image_size = checkpoint.image_size
-    self._layers: dict[str, Any] = {}
+    self._layers: dict[tuple[str, bool], Any] = {}
 
   def __repr__(self) -> str:
     place, text = self.checkpoint.path, self.checkpoint.describe()
@@ -81,7 +81,7 @@ class TrainedModel:
     found = self.stream(images, topk)
     if on_bad_image == 'error':
       return list(map(_readable, found))
-    return [[] if _is_error(x) else x for x in found]
+    return [x if isinstance(x, list) else [] for x in found]
 
   def stream(
     self, images: Any, topk: int = 5
