@@ -703,7 +703,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
     ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
     ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),
-    ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'has patch_size 8 and .* is 4'),
+    ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'patch_size 8; .* is 4'),
   ],
 )
 def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):
