@@ -9,6 +9,7 @@ import functools
 import logging
 import operator
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -501,6 +502,25 @@ def parse_argument(
   return positional + defaults[len(positional) :], pairs
 
 
+# Names that other projects have for a field.
+_OTHER_NAMES = {
+  'checkpoint': 'init',
+  'dataset': 'data.name',
+  'epochs': "total='50 epochs'",
+  'learning_rate': 'optimizer.lr',
+  'num_epochs': "total='50 epochs'",
+  'pretrained': 'init',
+  'steps': "total='10000 steps'",
+}
+
+
+def unknown_field(name: str, known: Iterable[str]) -> str:
+  """The error message for a config field that does not exist."""
+  other = _OTHER_NAMES.get(name)
+  hint = f'Did you mean {other}?' if other else nearest(name, known)
+  return f'No config field {name!r}. {hint}'
+
+
 def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """Sets fields by dotted names, as in {'optimizer.lr': '0.01'}.
 
@@ -518,7 +538,7 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
       known = flatten(config)
       continue
     if key not in known:
-      raise ValueError(f'No config field {key!r}. {nearest(key, known)}')
+      raise ValueError(unknown_field(key, known))
     *groups, field = key.split('.')
     kind = functools.reduce(operator.getitem, groups, config).get_type(field)
     try:

@@ -35,7 +35,10 @@ class Register(dict[str, str]):
 def nearest(name: str, valid: Iterable[str]) -> str:
   """Returns 'Did you mean ...' with the valid names closest to `name`."""
   valid = sorted(valid)
-  close = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+  # A field without its group: lr for optimizer.lr.
+  close = [
+    x for x in valid if x.endswith(f'.{name}')
+  ] or difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
   if close:
     return f'Did you mean {" or ".join(close)}?'
   return f'Valid: {", ".join(valid)}.'

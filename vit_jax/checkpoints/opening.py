@@ -196,7 +196,11 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   path = os.fspath(path)
   place = saving.absolute(fetch.local(path))
   if not place.exists():
-    raise FileNotFoundError(f'No checkpoint at {path}.')
+    raise FileNotFoundError(
+      f'No checkpoint at {path}. Give a path that exists, timm://NAME.TAG, '
+      'hf://ORG/NAME, or a published name such as augreg/b16, from `python -m '
+      'vit_jax.models --pretrained`.'
+    )
   if (place / saving.META).is_dir() and saving.is_step(place):
     return _open_step(place)
   folder = place / saving.FOLDER

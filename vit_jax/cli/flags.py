@@ -16,7 +16,6 @@ from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
 from vit_jax.data import atomic_files, sources
-from vit_jax.register import nearest
 
 # Exit statuses besides 0; `main` has more.
 EXIT_BAD_INPUT = 2
@@ -103,6 +102,11 @@ def parse_flags(
     sys.exit(0 if is_help else e.code)
   except (SyntaxError, ImportError) as e:
     refuse(f'The config cannot be read: {type(e).__name__}: {e}.')
+  except flags.UnrecognizedFlagError as e:
+    refuse(
+      f'{e}. --help lists the flags. Fields of the config are set by '
+      '--config.FIELD=VALUE, as in --config.optimizer.lr=0.001.'
+    )
   except (flags.Error, OSError) as e:
     # config_flags puts a traceback before its message.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
@@ -148,7 +152,7 @@ def _refuse_unknown_field(argv: list[str]) -> None:
   for arg in argv:
     match = re.match(r'--?(?:no)?config\.([^=]*)', arg)
     if match and match[1] not in known:
-      refuse(f'No config field {match[1]!r}. {nearest(match[1], known)}')
+      refuse(config_lib.unknown_field(match[1], known))
 
 
 def refuse(message: str) -> NoReturn:
