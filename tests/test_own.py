@@ -13,6 +13,7 @@ import vit_jax
 from configs import own as own_config
 from vit_jax import config as config_lib
 from vit_jax import own
+from vit_jax.cli import evaluate
 from vit_jax.data import sources
 from vit_jax.evaluators import final
 from vit_jax.experiment import CheckedConfig
@@ -182,3 +183,28 @@ def test_packages_are_looked_for_first(monkeypatch):
   made.wandb = 'photos'
   with pytest.raises(ImportError, match='wandb is not installed: pip'):
     vit_jax.train(made, '/no/such/workdir')
+
+
+@pytest.mark.slow
+def test_several_labels_are_measured_alike_everywhere(photos, tmp_path, capsys):
+  """By training, by the report at its end, and by `evaluate`."""
+  lines = ['file,labels']
+  for i, path in enumerate(sorted(photos.rglob('*.png'))):
+    names = [path.parent.name, *['third'] * (i % 3 == 0)]
+    lines.append(f'{path},{";".join(names)}')
+  table = tmp_path / 'photos.csv'
+  table.write_text('\n'.join(lines))
+  made = own.config(str(table))
+  made.update_from_flattened_dict(TINY | {'total': '6 steps'})
+  made.update(eval_every='100%', best_metric='test/accuracy')
+  made.loss.name = 'sigmoid'
+  workdir = str(tmp_path / 'run')
+  trained = vit_jax.train(made, workdir)
+  assert 'test/accuracy' not in trained and 'train/accuracy' not in trained
+  found = vit_jax.evaluate(workdir, str(table)).measures
+  assert found.mean_ap == pytest.approx(trained['test/map'], abs=1e-6)
+  assert found.mean_f1 == pytest.approx(trained['test/f1'], abs=1e-6)
+  assert final.report(made, workdir).lstrip().startswith('mean AP  ')
+  assert evaluate.main([workdir, str(table), f'--output={tmp_path}/out']) == 0
+  rows = (tmp_path / 'out' / 'classes.csv').read_text().splitlines()
+  assert rows[0] == 'class,images,average_precision,f1' and len(rows) == 4
