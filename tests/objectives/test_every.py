@@ -278,6 +278,7 @@ OF_CLASSES = {
   'data.erasing': 0.5,
   'data.wrong_labels': 0.5,
   'loss.name': 'sigmoid',
+  'loss.class_weights': 'balanced',
   'loss.label_smoothing': 0.1,
   'loss.mixup': 0.8,
   'loss.cutmix': 1.0,

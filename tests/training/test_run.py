@@ -1,5 +1,6 @@
 """The books of a run, and what is waited for at its end, and how long."""
 
+import contextlib
 import types
 
 import numpy as np
@@ -34,11 +35,14 @@ def ending(tmp_path):
   ended = object.__new__(run.Run)
   ended.workdir, ended.shown = str(tmp_path), {'test/accuracy': 'highest'}
   ended.durations = types.SimpleNamespace(total=3)
+  ended._trace = contextlib.ExitStack()
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
   ended._log = log
   log.close = noting('log')
   ended.checkpoints = types.SimpleNamespace(
-    wait=noting('wait'), path='checkpoints/{}'.format
+    wait=noting('wait'),
+    path='checkpoints/{}'.format,
+    latest_step=lambda: 3,
   )
   ended._progress = Fast(
     total_steps=3,
@@ -52,6 +56,13 @@ def ending(tmp_path):
   return ended, calls
 
 
+META = {
+  'elapsed_s': 60.0,
+  'since_log': [],
+  'evaluated': [],
+  'config': {'best_metric': 'test/accuracy', 'patience': 2},
+  'best': 'highest',
+}
 WHOLE = [
   ('wait',),
   # Nothing is to be watched while dashboards are waited for.
@@ -115,7 +126,7 @@ class Books:
       'checkpoints': self,
       'evaluators': (),
       'shown': {},
-      'meta': {'elapsed_s': 60.0, 'since_log': [], 'config': 'a config'},
+      'meta': META,
       'start_step': 0,
       'batch_size': 16,
       'forward_flops': 7,
@@ -200,7 +211,7 @@ def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
 
 
 def test_a_resumed_run_goes_on_with_the_row_that_was_begun(monkeypatch):
-  meta = {'elapsed_s': 60.0, 'since_log': [{'loss': 9.0}], 'config': None}
+  meta = META | {'since_log': [{'loss': 9.0}]}
   books = Books(monkeypatch, meta=meta, start_step=3)
   books.run.take(4, {'loss': 1.0})
   books.run._settle(0)
@@ -269,7 +280,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
   books.run.save(4, state)
   # What was trained before, and all that has gone by since.
   (step, _, meta, metrics) = books.saved[0]
-  assert (step, meta['elapsed_s'], meta['config']) == (4, 90.0, 'a config')
+  assert (step, meta['elapsed_s'], meta['config']) == (4, 90.0, META['config'])
   assert metrics == {'test/examples': 1360.0, 'a/b': 0.25}
   # A step that was not evaluated has no metrics to be the best by.
   books.run.save(3, state)
@@ -284,3 +295,22 @@ def test_a_checkpoint_has_the_steps_that_no_row_has_yet(monkeypatch):
   books.run.take(1, numbers(1.0))
   books.run.save(1, experiment.TrainState('p', 'o'))
   assert books.saved[0][2]['since_log'] == [numbers(1.0)]
+
+
+@pytest.mark.parametrize(
+  ('best', 'values', 'ends'),
+  [
+    ('highest', [0.1, 0.2, 0.3], False),
+    ('highest', [0.3, 0.2], False),
+    ('highest', [0.3, 0.2, 0.1], True),
+    ('highest', [0.3, 0.3, 0.3], True),  # no better is not better
+    ('highest', [0.3, 0.2, 0.4], False),
+    ('lowest', [0.3, 0.4, 0.5], True),
+    ('lowest', [0.3, 0.4, 0.2], False),
+  ],
+)
+def test_patience_counts_evaluations_without_a_better_one(
+  monkeypatch, best, values, ends
+):
+  books = Books(monkeypatch, meta=META | {'best': best, 'evaluated': values})
+  assert books.run.is_out_of_patience() == ends

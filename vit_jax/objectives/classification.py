@@ -199,7 +199,8 @@ class Classification(Objective):
     losses_B = self._losses(logits_BC, labels_BC)
     if self.several_labels:
       rows = {'scores': logits_BC, 'labels': labels_BC, 'mask': batch['mask']}
-      return sums(batch['mask'], {'loss': losses_B}) | {'rows': rows}
+      found: dict[str, Any] = sums(batch['mask'], {'loss': losses_B})
+      return found | {'rows': rows}
     hit_B = self._hits(logits_BC, labels_BC)
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 

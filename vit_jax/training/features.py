@@ -104,7 +104,8 @@ def patches(model: Model, name: str) -> Function:
     apply: Any = model.apply
     _, aux = apply({'params': params}, images_BHWC, **captured)
     x_BLD = aux['blocks'][int(match[1])] if match else aux['tokens']
-    h, w = model.grid(images_BHWC.shape[1:3])
+    _, H, W, _ = images_BHWC.shape
+    h, w = model.grid((H, W))
     x_BLD = x_BLD.astype(jnp.float32)[:, len(extra) :]
     return x_BLD.reshape(len(x_BLD), h, w, -1)
 

@@ -218,9 +218,9 @@ class Run:
       self.save(step, state, evaluation_due=True)
       raise Preempted(f'Preempted: saved step {step}.') from None
     self._eval_metrics = metric_log.numbers(found)
-    self._evaluated.append(
-      self._eval_metrics[self.meta['config']['best_metric']]
-    )
+    name = self.meta['config']['best_metric']
+    if name in self._eval_metrics:
+      self._evaluated.append(self._eval_metrics[name])
     self._log.write(step, found)
     self._progress.message(
       f'step {step:,} evaluated: '
