@@ -38,7 +38,7 @@ def page(request):
 
 
 def test_the_first_page_is_short():
-  assert len((_ROOT / 'README.md').read_text().splitlines()) <= 250
+  assert len((_ROOT / 'README.md').read_text().splitlines()) <= 120
 
 
 def test_every_folder_of_commands_has_a_page():

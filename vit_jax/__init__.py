@@ -21,7 +21,7 @@ if TYPE_CHECKING:
   from vit_jax.models.variants import build_model as build_model
   from vit_jax.train import train as train
 
-__version__ = '0.1.0'  # setup.py reads it here
+__version__ = '1.0.0'  # setup.py reads it here
 
 _MODULES = {
   'Experiment': 'experiment',
