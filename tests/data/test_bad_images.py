@@ -150,13 +150,13 @@ def test_the_result_is_kept(small, decoded):
 def test_another_host_finds_the_result_in_the_workdir(
   small, decoded, tmp_path, monkeypatch
 ):
-  for home in ('one', 'two'):
+  for home, run in (('one', 'other'), ('one', 'run'), ('two', 'run')):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / home))
-    with bad_images.kept_in(str(tmp_path / 'run')):
+    with bad_images.kept_in(str(tmp_path / run)):
       bad_images.find_bad_images(_open(small))
   names = [pathlib.Path(x).name for x in decoded]
   assert sorted(names[:3]) == ['0.png', '1.png', '2.png']
-  assert names[3:] == ['0.png']
+  assert names[3:] == ['0.png', '0.png']
 
 
 def test_a_check_is_repeated_with_the_annotations_it_depends_on(small, decoded):

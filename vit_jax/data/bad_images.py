@@ -146,15 +146,15 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   with bar:
     hashes = (_hash(f'{decoders} {text}', bar) for text in texts)
     states_N = np.fromiter(hashes, np.uint64, len(share))
-  known = [_read(path) for place in _places() for path in place.glob('*.npy')]
-  known_N = np.concatenate([np.empty(0, np.uint64), *known])
-  new_N = np.flatnonzero(~np.isin(states_N, known_N))
+  known = {place: _read(place) for place in _places()}
+  is_known_N = np.isin(states_N, np.concatenate([*known.values()]))
+  new_N = np.flatnonzero(~is_known_N)
   indices = [share[i] for i in new_N]
   bar = cores.progress('Checking images', len(indices), 'images')
   found = list(cores.in_threads(lambda i: _examine(source, i), indices, bar))
-  good_N = states_N[[i for i, x in zip(new_N, found, strict=True) if not x]]
-  if good_N.size:
-    _keep(good_N)
+  is_known_N[new_N] = [image is None for image in found]
+  for place, known_N in known.items():
+    _keep(place, np.setdiff1d(states_N[is_known_N], known_N))
   return [image for image in found if image]
 
 
@@ -184,26 +184,29 @@ def _hash(text: str, bar: Any) -> int:
   return int.from_bytes(digest.digest(), 'little')
 
 
-def _read(path: epath.Path) -> np.ndarray:
-  """Returns the hashes in a file, none if it is damaged."""
-  with contextlib.suppress(OSError, ValueError, EOFError):
-    found = np.load(io.BytesIO(path.read_bytes()))
-    if found.dtype == np.uint64 and found.ndim == 1:
-      return found
-  return np.empty(0, np.uint64)
+def _read(place: epath.Path) -> np.ndarray:
+  """Returns the hashes in the files of a folder that are not damaged."""
+  hashes = [np.empty(0, np.uint64)]
+  for path in place.glob('*.npy'):
+    with contextlib.suppress(OSError, ValueError, EOFError):
+      found = np.load(io.BytesIO(path.read_bytes()))
+      if found.dtype == np.uint64 and found.ndim == 1:
+        hashes.append(found)
+  return np.concatenate(hashes)
 
 
-def _keep(states_N: np.ndarray) -> None:
+def _keep(place: epath.Path, states_N: np.ndarray) -> None:
   """Writes the hashes of images that were found readable."""
+  if not states_N.size:
+    return
   data = io.BytesIO()
   np.save(data, states_N)
   name = hashlib.sha256(data.getvalue()).hexdigest()[:16]
-  for place in _places():
-    try:
-      place.mkdir(parents=True, exist_ok=True)
-      atomic_files.replace(place / f'{name}.npy', data.getvalue())
-    except OSError as e:  # a read-only home must not keep one from training
-      _log.warning('The result of the image check is not kept: %s', e)
+  try:
+    place.mkdir(parents=True, exist_ok=True)
+    atomic_files.replace(place / f'{name}.npy', data.getvalue())
+  except OSError as e:  # a read-only home must not keep one from training
+    _log.warning('The result of the image check is not kept: %s', e)
 
 
 def _gather(items: list[Any]) -> list[Any]:
