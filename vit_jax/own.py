@@ -139,7 +139,7 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   come more often.
   """
   short = min(photos.size)
-  often = 0 if epochs < 15 else 1 if epochs < 100 else 2
+  often = 0 if epochs < 30 else 1 if epochs < 150 else 2
   is_new = kind == 'new'
   return {
     'batch_size': 128 if is_new and photos.count >= 1000 else 64,
@@ -247,7 +247,7 @@ def _choose(
     total = durations.steps_of(given, batch_size=batch, examples=photos.count)
   epochs = total * batch / photos.count
   chosen = _choices(photos, epochs, kind) | size | kept
-  if jax.process_index() == 0:
+  if measure and jax.process_index() == 0:
     print(_story(photos, chosen, trial, total, epochs))
   return {'total': f'{total} steps'} | chosen
 
