@@ -22,7 +22,7 @@ decay; rates .003 (S, M) and .001 (L). Its crops (the short side at random from
 third of the area here.
 
 Published: test NLL on 32 x 32 ImageNet 2.0895 nats a pixel (S), 2.0614 (M),
-2.0466 (L). Measured here: see the table of vit_jax/objectives/README.md.
+2.0466 (L). Measured here: see docs/results/objectives.md.
 """
 
 from vit_jax import config as config_lib

@@ -21,8 +21,8 @@ Labels come later: configs/finetune.py, configs/small.py and any other start
 from the result with --config.init=WORKDIR.
 
 Published for B/16: 79.9 % on ImageNet after fine-tuning, 2 points over training
-from scratch and 4 under supervised pre-training. Measured here: see the table
-of vit_jax/objectives/README.md.
+from scratch and 4 under supervised pre-training. Measured here: see
+docs/results/objectives.md.
 """
 
 from vit_jax import config as config_lib

@@ -25,7 +25,7 @@ of the lanes empty:
   them out in any case, and sums exponentials by a product with ones
   (`sum_keys`), forward and backward: 6 % of a layer of L/16 on v5e and 7 % on
   v6e by the compiler's estimate, which overrates sums; nothing and 2 % by its
-  analysis of the schedule (`plan/README.md`).
+  analysis of the schedule (docs/results/tpu.md).
 
 Others:
 

@@ -42,7 +42,7 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
   # Both are defaults from v4 on: products with what is gathered, or is to be
   # scattered, in pieces that travel while others are multiplied. The kernels
   # are gathered once a step here, so that there is nothing to hide, and the
-  # pieces halve the speed (see `plan/README.md`).
+  # pieces halve the speed (see docs/results/tpu.md).
   '': {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
