@@ -69,6 +69,7 @@ VALID: dict[str, Valid] = {
   'optimizer.b2': '[0, 1)',
   'optimizer.clip_norm': '[0, inf)',
   'optimizer.layer_decay': '(0, 1]',
+  'optimizer.lora': '[0, inf)',
   'optimizer.lr': '[0, inf)',
   'optimizer.momentum': '[0, 1)',
   'optimizer.polyak': '[0, 1)',
@@ -278,6 +279,11 @@ def base() -> ConfigDict:
         # ('^embedding/', 'encoderblock_[0-5]/'): those that match stay as they
         # are.
         'frozen': (),
+        # Rank of adapters (LoRA, 2106.09685): they and the head are trained in
+        # place of all parameters, and checkpoints hold them alone. They are
+        # added to the kernels of the layers whose path matches `lora_on`.
+        'lora': 0,
+        'lora_on': '(query|value)/kernel$',
         # Pairs of such an expression and what the learning rate is multiplied
         # by where it is the first that matches, as in (('^head/', 10.0),).
         'lr_scales': (),

@@ -20,7 +20,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints import adapters, opening, transfer
 from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params, Partitions
@@ -135,12 +135,20 @@ class Experiment:
     self.optimizer = optim.make(
       o, self.lr, self.objective.model, self.durations.total
     )
-    if o.frozen or o.lr_scales:
+    self.has_adapters = o.lora > 0
+    if self.has_adapters and self.objective.result:
+      raise ValueError(
+        f'optimizer.lora is {o.lora} and objective.name '
+        f'{config.objective.name!r}: its {self.objective.result} needs all '
+        'parameters. Adapters are for fine-tuning; use 0.'
+      )
+    if o.frozen or o.lr_scales or o.lora:
       _ = self.state_shapes  # refuses patterns that match nothing
 
   def new_params(self) -> Params:
     """Returns the random parameters that training starts from, placed."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes.params)
+    shapes = self.placed(jax.eval_shape(self._new_params))
+    shardings = jax.tree.map(lambda x: x.sharding, shapes)
     return jax.jit(self._new_params, out_shardings=shardings)()
 
   def params_from(self, checkpoint: opening.Checkpoint) -> Params:
@@ -167,12 +175,39 @@ class Experiment:
     )
 
   def start(self, params: Params) -> TrainState:
-    """Returns the state at the beginning of training. Donates `params`."""
+    """Returns the state at the beginning of training.
+
+    Donates `params`, unless adapters are trained.
+    """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
+    donated = () if self.has_adapters else (0,)
     new_state = jax.jit(
-      self._new_state, donate_argnums=0, out_shardings=shardings
+      self._new_state, donate_argnums=donated, out_shardings=shardings
     )
     return new_state(params)
+
+  def with_body(self, fixed: Params, params: Params | None) -> Params:
+    """Returns the fixed parameters of a step: the objective's, `fixed`.
+
+    With adapters they include those of the model, `params`, below the adapters.
+    """
+    if not self.has_adapters:
+      return fixed
+    body = adapters.body_of(self.objective.model, params)
+    return {'adapted': body, 'objective': fixed}
+
+  def fixed_shapes(self) -> Params:
+    """Returns the shapes and shardings of a step's fixed parameters."""
+    fixed, params = map(
+      jax.eval_shape, (self.objective.fixed, self._new_params)
+    )
+    return self.placed(self.with_body(fixed, params))
+
+  def whole(self, params: Params, fixed: Params) -> Params:
+    """Returns all parameters of the model, of those that are trained."""
+    if not self.has_adapters:
+      return params
+    return adapters.merged(fixed['adapted'], params)
 
   @functools.cached_property
   def state_shapes(self) -> TrainState:
@@ -185,6 +220,11 @@ class Experiment:
     return variants.init(self.objective.model, self._keys()[0], self.image_size)
 
   def _new_state(self, params: Params) -> TrainState:
+    if self.has_adapters:
+      o = self.config.optimizer
+      params = optim.new_adapters(
+        self.objective.model, params, o.lora, o.lora_on, self._keys()[0]
+      )
     return TrainState(
       params=params,
       opt_state=self.optimizer.init(params),
@@ -335,7 +375,9 @@ class Experiment:
   ) -> tuple[Params, tuple[Metrics, Any]]:
     def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Any]]:
       params = optim.stop_frozen(params, self.config.optimizer.frozen)
-      return self.objective.loss_and_seen(params, fixed, state, batch, key)
+      whole = self.whole(params, fixed)
+      own = fixed['objective'] if self.has_adapters else fixed
+      return self.objective.loss_and_seen(whole, own, state, batch, key)
 
     with sharding.activations(self.mesh):
       grads, seen = jax.grad(loss, has_aux=True)(params)

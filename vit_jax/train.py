@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -75,7 +76,13 @@ def train(
     processes.SEEN_S,
   )
   init = None
-  if start_over or not saving.steps_in(workdir):
+  is_new = start_over or not saving.steps_in(workdir)
+  if config.optimizer.lora and not config.init:
+    raise ValueError(
+      f'optimizer.lora is {config.optimizer.lora} and init is empty: adapters '
+      'are added to a trained model. Name its checkpoint, or use 0.'
+    )
+  if is_new or config.optimizer.lora:
     if config.init:
       init = opening.open_checkpoint(config.init)
     else:
@@ -95,7 +102,8 @@ def train(
     )
     evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
-  if params and config.head_first and not source.several_labels:
+  fixed = experiment.with_body(fixed, params)
+  if params and is_new and config.head_first and not source.several_labels:
     params = first_head.fitted(parts, params, source)
   del init  # its arrays would stay as long as training does
   with (
@@ -172,6 +180,13 @@ def _train(
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
+  whole = jax.jit(experiment.whole)
+
+  def of_all_parameters(evaluator: Evaluator) -> Callable[[Params], Any]:
+    if not experiment.has_adapters:
+      return evaluator.run
+    return lambda trained: evaluator.run(whole(trained, fixed))
+
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,
@@ -190,7 +205,7 @@ def _train(
     mesh=experiment.mesh,
     durations=durations,
     checkpoints=checkpoints,
-    evaluators=[evaluator.run for evaluator in evaluators],
+    evaluators=[*map(of_all_parameters, evaluators)],
     shown=shown,
     meta=meta,
     start_step=start_step,

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import math
 import os
@@ -256,6 +257,34 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
     ) from e
 
 
+def _params_of(
+  step_dir: epath.Path, meta: dict[str, Any], model: Model
+) -> dict[str, Any]:
+  """Returns the verified parameters that are the result of training."""
+  config, size = meta['config'], tuple(meta['image_size'])
+  if config['optimizer'].get('lora'):
+    # By name, because it opens the checkpoint that adapters were added to.
+    adapters = importlib.import_module('vit_jax.checkpoints.adapters')
+    found: dict[str, Any] = adapters.read(step_dir, meta, model)
+    return found
+  item = 'average' if config['optimizer']['polyak'] else 'params'
+  like = flops.param_shapes(model, size)
+  if result := meta.get('result'):
+    item = 'objective_state'
+    params = saving.read_arrays(step_dir / item, {result: like})[result]
+  else:
+    params = saving.read_arrays(step_dir / item, like)
+  if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
+    raise ValueError(f'the arrays of {item} are not those of its config')
+  sums_like = jax.eval_shape(saving.checksums, like)
+  sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
+  ours, kept = saving.checksums(params), sums[item]
+  # A state has other arrays besides its result.
+  if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
+    raise ValueError(f'the arrays of {item} are not those saved')
+  return params
+
+
 def _open_step(step_dir: epath.Path) -> Checkpoint:
   with _reading(step_dir):
     meta = saving.read_meta(step_dir)
@@ -266,23 +295,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     fields = meta.get('model', config['model'] | {'num_classes': classes})
     model = variants.build(image_size=size, **fields)
     preprocessing = Preprocessing.of(config['data'])
-    item = 'average' if config['optimizer']['polyak'] else 'params'
-    like = flops.param_shapes(model, size)
-    if result := meta.get('result'):
-      item = 'objective_state'
-      state = saving.read_arrays(step_dir / item, {result: like})
-      params = state[result]
-    else:
-      params = saving.read_arrays(step_dir / item, like)
-    if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
-      raise ValueError(f'the arrays of {item} are not those of its config')
-    sums_like = jax.eval_shape(saving.checksums, like)
-    sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
-    found, kept = saving.checksums(params), sums[item]
-    is_same = np.array_equal(found, kept)
-    # A state has other arrays besides its result.
-    if not (is_same or (result and np.isin(found, kept).all())):
-      raise ValueError(f'the arrays of {item} are not those saved')
+    params = _params_of(step_dir, meta, model)
   if short_sides := config.get('objective', {}).get('short_sides'):
     # Arrays are of any shape that holds what is resized so.
     size = min(short_sides[-1], *size), max(size)

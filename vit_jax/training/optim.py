@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
+from vit_jax.checkpoints import adapters
 from vit_jax.models.model import Model
 
 Schedule = Callable[[jax.Array | int], jax.Array]
@@ -230,6 +232,45 @@ def hidden_matrices(model: Model) -> Callable[[Any], Any]:
     return MuonDimensionNumbers(axes[:-outputs], axes[-outputs:])
 
   return lambda params: jax.tree_util.tree_map_with_path(axes_of, params)
+
+
+def new_adapters(
+  model: Model, params: Any, rank: int, pattern: str, key: jax.Array
+) -> Any:
+  """Returns what LoRA trains: adapters, and the parameters of the task.
+
+  Adapters stand in the place of their kernels, see `adapters.merged`. As in
+  peft, A is uniform within one over the root of its inputs, and B is 0.
+
+  Raises:
+    ValueError: if the pattern matches no kernel of the layers.
+  """
+  flat = flatten_dict(params)
+  found = {p: x for p, x in flat.items() if p[0] in model.task_params}
+  axes = flatten_dict(hidden_matrices(model)(params))
+  for i, (path, sides) in enumerate(axes.items()):
+    if sides is None or not re.search(pattern, '/'.join(path)):
+      continue
+    x = flat[path]
+    stacked = x.shape[: sides.reduction_axis[0]]
+    D, E = (
+      math.prod(x.shape[axis] for axis in part)
+      for part in (sides.reduction_axis, sides.output_axis)
+    )
+    found[*path, adapters.A] = jax.random.uniform(
+      jax.random.fold_in(key, i),
+      (*stacked, D, rank),
+      minval=-(D**-0.5),
+      maxval=D**-0.5,
+    )
+    found[*path, adapters.B] = jnp.zeros((*stacked, rank, E))
+  if not any(path[-1] == adapters.A for path in found):
+    raise ValueError(
+      f'optimizer.lora_on is {pattern!r}, which matches no kernel of the '
+      f'layers of a {model.kind}: write a regular expression of paths such as '
+      + ', '.join('/'.join(path) for path, x in axes.items() if x)[:200]
+    )
+  return unflatten_dict(found)
 
 
 def _muon(

@@ -40,8 +40,11 @@ def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
   experiment = step.experiment_of(config, devices)
   program = aot.training(experiment)
   compiled, facts = speed.timed(lambda: program.lower().compile())
-  state = experiment.start(experiment.new_params())
-  fixed = experiment.place(experiment.objective.fixed())
+  params = experiment.new_params()
+  fixed = experiment.with_body(
+    experiment.place(experiment.objective.fixed()), params
+  )
+  state = experiment.start(params)
   batch = sharding.global_batch(step.random_batch(config), experiment.mesh)
   metrics: Any = None
   numbers = itertools.count()

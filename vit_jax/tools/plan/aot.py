@@ -48,7 +48,7 @@ def training(experiment: Experiment) -> Program:
 
   Its arguments are those of `Experiment.train_step`.
   """
-  fixed = experiment.placed(jax.eval_shape(experiment.objective.fixed))
+  fixed = experiment.fixed_shapes()
   batch = experiment.objective.batch_shapes(experiment.config.batch_size)
   rows = _placed(batch, NamedSharding(experiment.mesh, sharding.BATCH))
   number = jax.ShapeDtypeStruct((), np.int32)

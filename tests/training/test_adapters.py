@@ -1,0 +1,174 @@
+"""LoRA is the paper's: W + A B, of which A, B and the head are trained."""
+
+import dataclasses
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from configs import digits
+from tests.checkpoints.random_weights import random_checkpoint
+from vit_jax.checkpoints import adapters, opening
+from vit_jax.convert import orbax
+from vit_jax.models import flops
+from vit_jax.tools.plan import aot
+from vit_jax.training import optim, preemption
+
+train = importlib.import_module('vit_jax.train')
+
+FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'heads': 2}
+SIZE = (16, 16)
+
+
+@pytest.fixture
+def base(tmp_path):
+  checkpoint = random_checkpoint(None, SIZE, 5, **FIELDS)
+  orbax.write(checkpoint, str(tmp_path / 'base'), 'float32')
+  return opening.open_checkpoint(str(tmp_path / 'base'))
+
+
+def config_of(base, **changes):
+  config = digits.get_config()
+  config.model.update(FIELDS)
+  config.init = base.path
+  config.data.image_size = '16'
+  config.optimizer.update(lora=2, lr=0.01, warmup='0 steps')
+  config.update(total='6 steps', eval_every='6 steps', batch_size=64)
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_forward_and_gradients_are_those_of_pytorch(base, scan):
+  """Of x W + (x A) B, as peft computes it, for the queries of one layer."""
+  model = base.model.clone(scan=scan)
+  params = model.stack_layers(base.params) if scan else base.params
+  trained = optim.new_adapters(
+    model, params, 3, '(query|Dense_0)/kernel$', jax.random.key(0)
+  )
+  count = 2 if scan else 4
+  leaves = jax.tree_util.tree_leaves_with_path(trained)
+  assert sum(path[-1].key == adapters.A for path, _ in leaves) == count
+  rng = np.random.default_rng(0)
+  trained = jax.tree.map(
+    lambda x: jnp.asarray(rng.standard_normal(x.shape) / 4, jnp.float32),
+    trained,
+  )
+  body = adapters.body_of(model, params)
+  block = 'MultiHeadDotProductAttention_1', 'query', 'kernel'
+  layer = 'encoderblock' if scan else 'encoderblock_1'
+
+  def at(tree):
+    for name in ('Transformer', layer, *block):
+      tree = tree[name]
+    return tree
+
+  own, w = at(trained), np.asarray(at(params))
+  a, b = (np.asarray(own[name]) for name in (adapters.A, adapters.B))
+  if scan:
+    a, b, w = a[1], b[1], w[1]
+  x, y = rng.standard_normal((2, 5, 16))
+
+  def loss(trained):
+    kernel = at(adapters.merged(body, trained))
+    kernel = kernel[1] if scan else kernel
+    return jnp.sum(jnp.asarray(y) * jnp.tanh(x @ kernel.reshape(16, 16)))
+
+  got, grads = jax.value_and_grad(loss)(trained)
+  ta, tb = (torch.tensor(z.astype(float), requires_grad=True) for z in (a, b))
+  tx, ty, tw = (torch.tensor(z.astype(float)) for z in (x, y, w))
+  want = (ty * torch.tanh(tx @ tw.reshape(16, 16) + tx @ ta @ tb)).sum()
+  want.backward()
+  assert float(got) == pytest.approx(want.item(), rel=1e-5)
+  for name, tensor in ((adapters.A, ta), (adapters.B, tb)):
+    found = at(grads)[name]
+    np.testing.assert_allclose(
+      found[1] if scan else found, tensor.grad, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_adapters_change_nothing_at_first(base):
+  trained = optim.new_adapters(
+    base.model, base.params, 2, 'value/kernel$', jax.random.key(0)
+  )
+  body = adapters.body_of(base.model, base.params)
+  jax.tree.map(
+    np.testing.assert_array_equal, adapters.merged(body, trained), base.params
+  )
+
+
+@pytest.mark.filterwarnings('ignore:Sharding info not provided')
+def test_a_run_trains_and_saves_adapters_and_head_alone(
+  base, tmp_path, preempt_at
+):
+  config, whole, parts = config_of(base), tmp_path / 'whole', tmp_path / 'parts'
+  metrics = train.train(config, str(whole))
+  preempt_at(3)
+  with pytest.raises(preemption.Preempted):
+    train.train(config, str(parts))
+  preempt_at(None)
+  train.train(config, str(parts))
+  one, other = (opening.open_checkpoint(str(path)) for path in (whole, parts))
+  jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+  kernels, others = [], []
+  for path, x in jax.tree_util.tree_leaves_with_path(one.params['Transformer']):
+    was = base.params['Transformer']
+    for key in path:
+      was = was[key.key]
+    names = [key.key for key in path]
+    adapted = names[-1] == 'kernel' and names[-2] in ('query', 'value')
+    (kernels if adapted else others).append((x, was))
+  assert len(kernels) == 4
+  assert all((x != was).any() for x, was in kernels)
+  for x, was in others:
+    np.testing.assert_array_equal(x, was)
+  assert one.params['head']['kernel'].any()
+
+  saved = opening.saving.ocp.PyTreeCheckpointer().restore(
+    whole / 'checkpoints/6/params'
+  )
+  count = sum(x.size for x in jax.tree.leaves(saved))
+  assert count == 4 * 2 * (16 + 16) + 16 * 10 + 10
+  config.eval_only = True
+  found = train.evaluate_only(config_of(one, **{'optimizer.lora': 0}), '')
+  assert found['test/loss'] == pytest.approx(metrics['test/loss'], rel=1e-4)
+
+  # Another start would be another model.
+  more = jax.tree.map(lambda x: x + np.float32(1), base.params)
+  changed = dataclasses.replace(base, params=more)
+  orbax.write(changed, str(tmp_path / 'new'), 'float32')
+  (tmp_path / 'base').rename(tmp_path / 'old')
+  (tmp_path / 'new').rename(tmp_path / 'base')
+  with pytest.raises(ValueError, match='base.* not the one'):
+    opening.open_checkpoint(str(whole))
+
+
+def test_adapters_are_planned_and_refused_where_they_cannot_work(base):
+  config = config_of(base)
+  experiment = train.Experiment(
+    train.CheckedConfig(config), train.facts_of(config, _source())
+  )
+  program = aot.training(experiment)
+  assert aot.peak_bytes(program.lower().compile()) > 0
+  state = experiment.state_shapes
+  trained = sum(x.size for x in jax.tree.leaves(state.params))
+  assert trained < flops.count_params(base.model, SIZE) / 5
+  moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
+  assert moments < 2.1 * trained
+  config.optimizer.lora_on = 'nothing/kernel$'
+  with pytest.raises(ValueError, match="lora_on is 'nothing/kernel"):
+    train.Experiment(
+      train.CheckedConfig(config), train.facts_of(config, _source())
+    )
+  with pytest.raises(ValueError, match='lora is 2 and init is empty'):
+    train.train(config_of(base, init=''), 'x')
+
+
+def _source():
+  from vit_jax.data import sources
+
+  return sources.open_source('digits', 'train')

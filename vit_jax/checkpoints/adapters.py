@@ -1,0 +1,70 @@
+"""Low-rank adapters of kernels (LoRA, arXiv 2106.09685).
+
+A kernel W of D inputs and E outputs becomes W + A B, with A [D, r] and B
+[r, E]. Training changes A, B and the parameters of the task alone, and a
+checkpoint holds nothing else: the others are those of `config.init`.
+"""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from vit_jax.checkpoints import opening, saving, transfer
+from vit_jax.models import flops
+from vit_jax.models.model import Model, Params
+
+A, B = 'lora_a', 'lora_b'
+
+
+def body_of(model: Model, params: Params) -> Params:
+  """Returns the parameters that adapters leave as they are."""
+  return {k: x for k, x in params.items() if k not in model.task_params}
+
+
+def merged(body: Params, trained: Params) -> Params:
+  """Returns all parameters, with adapters added to their kernels.
+
+  Args:
+    body: as `body_of` gives it.
+    trained: adapters in the place of their kernels, and the task's parameters.
+  """
+  found, trained = flatten_dict(body), flatten_dict(trained)
+  for path, x in trained.items():
+    *kernel, name = path
+    if name == A:
+      w = found[*kernel,]
+      found[*kernel,] = w + (x @ trained[*kernel, B]).reshape(w.shape)
+    elif name != B:
+      found[path] = x
+  return unflatten_dict(found)
+
+
+def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
+  """Returns all parameters of a step whose `params` are adapters.
+
+  Raises:
+    FileNotFoundError: if `config.init` is missing.
+    ValueError: if the adapters are damaged, or `config.init` has changed.
+  """
+  config, size = meta['config'], tuple(meta['image_size'])
+  item = 'average' if config['optimizer']['polyak'] else 'params'
+  trained = jax.tree.map(
+    np.asarray, ocp.PyTreeCheckpointer().restore(step_dir / item)
+  )
+  sums = saving.checksums(trained)
+  like = jax.ShapeDtypeStruct(sums.shape, sums.dtype)
+  kept = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: like})
+  if not np.array_equal(sums, kept[item]):
+    raise ValueError(f'the arrays of {item} are not those saved')
+  start = opening.open_checkpoint(os.fspath(config['init']))
+  task = {name: trained[name] for name in model.task_params if name in trained}
+  fresh = flops.param_shapes(model, size) | task
+  body = body_of(model, transfer.to_new_task(start, model, size, fresh))
+  found = saving.checksums(body).tolist()
+  if found != meta['fixed'][: len(found)]:
+    raise ValueError(f'{start.path} is not the one that adapters were added to')
+  return merged(body, trained)
