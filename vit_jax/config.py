@@ -144,8 +144,9 @@ def base() -> ConfigDict:
         # the image size, and a random part of the image size cut out.
         'crop_resize': 0.0,
         'flip': True,
-        # randaugment(2, 9), which takes the deviation of the magnitude third,
-        # 3augment(0.3), or nothing.
+        # randaugment(2, 9), which takes the deviation of the magnitude third
+        # and as=big_vision for its operations at the end, 3augment(0.3), or
+        # nothing.
         'augment': '',
         # Probability that a rectangle of an image becomes noise.
         'erasing': 0.0,

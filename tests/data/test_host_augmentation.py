@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from tests.conftest import ROOT
 from vit_jax.data import host_augmentation, transforms
-from vit_jax.data.host_augmentation import OPERATIONS
+from vit_jax.data.host_augmentation import BIG_VISION, OPERATIONS
+
+# Images by big_vision's own functions of TensorFlow 2.21, as NAME_MAGNITUDE or
+# NAME_MAGNITUDE_negative; tensorflow_addons' three by the TensorFlow operation
+# that they call.
+GOLDEN = np.load(ROOT / 'tests/golden/randaugment_big_vision.npz')
 
 
 @pytest.fixture
@@ -68,7 +74,57 @@ def test_operations_equal_torchvisions(
     assert np.array_equal(np.array(got), pixels) == (magnitude == 0)
 
 
-def test_rand_augment_draws_all_operations_alike(pixels, monkeypatch):
+@pytest.mark.parametrize('key', [key for key in GOLDEN.files if '_' in key])
+def test_operations_equal_big_visions(key):
+  name, magnitude, *negative = key.split('_')
+  got = BIG_VISION[name](
+    Image.fromarray(GOLDEN['image']), float(magnitude), Direction(negative)
+  )
+  apart = np.abs(np.array(got, int) - GOLDEN[key].astype(int))
+  # Pillow rounds greys and smoothed pixels, which TensorFlow cuts off.
+  assert apart.max() <= (name in ('Color', 'Sharpness'))
+
+
+def test_all_of_big_visions_operations_are_there_and_tested():
+  tested = {key.split('_')[0] for key in GOLDEN.files} - {'image'}
+  assert BIG_VISION.keys() == tested | {'Cutout'}
+  assert len(BIG_VISION) == 16
+
+
+def test_contrast_of_big_vision_is_about_196_in_images_of_224_pixels():
+  """As "ViT Baseline Revisited" found it for these two colours."""
+  tile = np.repeat(np.uint8([[(192, 64, 64)], [(64, 192, 192)]]), 112, axis=0)
+  tile = np.repeat(tile, 224, axis=1)
+  got = np.array(BIG_VISION['Contrast'](Image.fromarray(tile), 10, None))
+  assert {tuple(map(int, got[y, 0])) for y in (0, -1)} == {
+    (188, 0, 0),
+    (0, 188, 188),
+  }
+
+
+def test_cutout_is_a_square_around_any_pixel():
+  white = Image.fromarray(np.full((100, 120, 3), 255, np.uint8))
+  rng, tops = np.random.default_rng(0), []
+  for _ in range(300):
+    grey = np.array(BIG_VISION['Cutout'](white, 5, rng))[..., 0] == 128
+    y, x = np.nonzero(grey)
+    inside = np.ix_(*(np.arange(v.min(), v.max() + 1) for v in (y, x)))
+    assert grey[inside].all()
+    # Half of the side is 20 pixels, as far as they are in the image.
+    for v, side in ((y, 100), (x, 120)):
+      assert 20 <= np.ptp(v) + 1 <= 40
+      if 0 < v.min() and v.max() < side - 1:
+        assert np.ptp(v) + 1 == 40
+    tops.append(y.max() - 19)
+  assert min(tops) < 10 and max(tops) > 78
+  for magnitude in (0, -1):
+    unchanged = BIG_VISION['Cutout'](white, magnitude, rng)
+    assert np.array(unchanged).min() == 255
+
+
+@pytest.mark.parametrize('whose', ['torchvision', 'big_vision'])
+def test_rand_augment_draws_all_operations_alike(pixels, monkeypatch, whose):
+  operations = {'torchvision': OPERATIONS, 'big_vision': BIG_VISION}[whose]
   drawn, magnitudes = [], []
 
   def note(name):
@@ -79,19 +135,18 @@ def test_rand_augment_draws_all_operations_alike(pixels, monkeypatch):
 
     return apply
 
-  recording = {
-    name: type(name, (), {'__call__': note(name)})() for name in OPERATIONS
-  }
-  monkeypatch.setattr(host_augmentation, 'OPERATIONS', recording)
+  for name in operations:
+    recorder = type(name, (), {'__call__': note(name)})()
+    monkeypatch.setitem(operations, name, recorder)
   rng = np.random.default_rng(0)
-  augment = host_augmentation.RandAugment(2, 5, 0.5)
+  augment = host_augmentation.RandAugment(2, 5, 0.5, whose)
   for _ in range(2000):
     np.testing.assert_array_equal(augment(pixels, rng), pixels)
   assert len(drawn) == 4000
   names, counts = np.unique(drawn, return_counts=True)
-  assert set(names) == set(OPERATIONS)
-  # A binomial of 4,000 draws with 1/14 each: 286 and a deviation of 16.
-  assert np.all(np.abs(counts - 4000 / 14) < 5 * 16.3)
+  assert set(names) == set(operations)
+  # A binomial of 4,000 draws with 1/14 each, or 1/16: a deviation of 16.
+  assert np.all(np.abs(counts - 4000 / len(operations)) < 5 * 16.3)
   assert abs(np.mean(magnitudes) - 5) < 0.05
   assert abs(np.std(magnitudes) - 0.5) < 0.05
 
@@ -194,6 +249,11 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
     ('3augment(0.2)', host_augmentation.ThreeAugment(0.2)),
     (' randaugment( 1 ,0, ) ', host_augmentation.RandAugment(1, 0)),
     ('randaugment(1, 10, 0)', host_augmentation.RandAugment(1, 10)),
+    ('randaugment(2, 9, as=torchvision)', host_augmentation.RandAugment(2, 9)),
+    (
+      'randaugment(1, 10, 0.5, as = big_vision )',
+      host_augmentation.RandAugment(1, 10, 0.5, 'big_vision'),
+    ),
   ],
 )
 def test_texts_of_configs(text, want):
@@ -209,8 +269,11 @@ def test_texts_of_configs(text, want):
     'randaugment(0)',
     'randaugment(2, 11)',
     'randaugment(2, 9, -1)',
+    'randaugment(2, 9, as=timm)',
+    'randaugment(as=big_vision, 2, 9)',
     'autoaugment',
     '3augment(2)',
+    '3augment(0.3, as=big_vision)',
   ],
 )
 def test_other_texts_are_refused(text):

@@ -1,8 +1,9 @@
 """Random changes of training images, one by one, on the CPU.
 
 Pillow applies the operations and ranges of AutoAugment (1805.09501, table 6).
-Magnitudes count from 0, no change, to 10, the end of the range, as in
-torchvision and DeiT; the papers' code counts some the other way round.
+Magnitudes of `OPERATIONS` count from 0, no change, to 10, the end of the range,
+as in torchvision and DeiT. `BIG_VISION` has the operations of the code that the
+paper's authors train with, which counts some the other way round.
 """
 
 import dataclasses
@@ -96,6 +97,85 @@ OPERATIONS = {
 }
 
 
+def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
+  """Transforms pixel indices, not centres, to those of the nearest pixels."""
+  a, b, c, d, e, f = matrix
+  centred = a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
+  return image.transform(
+    image.size, Image.Transform.AFFINE, centred, fillcolor=_GREY
+  )
+
+
+def _blends(start: Callable[[Image.Image], Image.Image]) -> Operation:
+  """Goes from `start` at 0.1 over the image at 1 to beyond it at 1.9."""
+  return Operation(
+    lambda image, v: Image.blend(start(image), image, 0.1 + v),
+    1.8,
+    signed=False,
+  )
+
+
+def _flat(image: Image.Image) -> Image.Image:
+  """The grey of big_vision's contrast: pixels over 256, in place of the mean.
+
+  That is 196 for images of 224 x 224 pixels, whatever is in them.
+  """
+  grey = min(image.width * image.height // 256, 255)
+  return Image.new('RGB', image.size, (grey,) * 3)
+
+
+def _solarize_add(image: Image.Image, value: float) -> Image.Image:
+  pixels = np.array(image)
+  brighter = np.minimum(pixels.astype(int) + int(value), 255)
+  return Image.fromarray(
+    np.where(pixels < 128, brighter, pixels).astype(np.uint8)
+  )
+
+
+def _cut_out(
+  image: Image.Image, magnitude: float, rng: np.random.Generator
+) -> Image.Image:
+  """Greys a square of up to 80 pixels around a random pixel."""
+  half = int(40 * min(max(magnitude, 0), _MOST) / _MOST)
+  x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
+  image = image.copy()
+  image.paste(_GREY, (x - half, y - half, x + half, y + half))
+  return image
+
+
+# Of big_vision's `randaug`, made for images of 224 pixels: three more and no
+# Identity; colours and sharpness change in one direction; coordinates are
+# rounded; TranslateX and Y move by pixels.
+BIG_VISION: dict[str, Callable[..., Image.Image]] = {
+  'AutoContrast': OPERATIONS['AutoContrast'],
+  'Equalize': OPERATIONS['Equalize'],
+  'Invert': Operation(lambda image, _: ImageOps.invert(image), signed=False),
+  'Rotate': Operation(
+    lambda image, v: image.rotate(v, fillcolor=_GREY), OPERATIONS['Rotate'].end
+  ),
+  'Posterize': Operation(  # the bits that stay
+    lambda image, v: ImageOps.posterize(image, int(v)), 4, signed=False
+  ),
+  'Solarize': Operation(  # a threshold in 8 bits: 256 is 0, and inverts all
+    lambda image, v: ImageOps.solarize(image, int(v) % 256), 256, signed=False
+  ),
+  'Color': _blends(lambda image: image.convert('L').convert('RGB')),
+  'Contrast': _blends(_flat),
+  'Brightness': _blends(lambda image: Image.new('RGB', image.size)),
+  'Sharpness': _blends(lambda image: image.filter(ImageFilter.SMOOTH)),
+  'ShearX': Operation(lambda image, v: _shifted(image, 1, v, 0, 0, 1, 0), 0.3),
+  'ShearY': Operation(lambda image, v: _shifted(image, 1, 0, 0, v, 1, 0), 0.3),
+  'TranslateX': Operation(
+    lambda image, v: _shifted(image, 1, 0, v, 0, 1, 0), 100
+  ),
+  'TranslateY': Operation(
+    lambda image, v: _shifted(image, 1, 0, 0, 0, 1, v), 100
+  ),
+  'Cutout': _cut_out,
+  'SolarizeAdd': Operation(_solarize_add, 110, signed=False),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
   """Several operations in a row, drawn from all (1909.13719).
@@ -104,23 +184,31 @@ class RandAugment:
     count: number of operations, N of the paper.
     magnitude: M of the paper, from 0 to 10.
     deviation: standard deviation of each operation's magnitude; 0.5 in DeiT.
+    operations: whose operations: torchvision's or big_vision's.
   """
 
   count: int = 2
   magnitude: float = 9.0
   deviation: float = 0.0
+  operations: str = 'torchvision'
 
   def __post_init__(self) -> None:
-    if self.count < 1 or not 0 <= self.magnitude <= _MOST or self.deviation < 0:
+    if (
+      self.count < 1
+      or not 0 <= self.magnitude <= _MOST
+      or self.deviation < 0
+      or self.operations not in ('torchvision', 'big_vision')
+    ):
       raise ValueError(f'{self} is out of range')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
     image = Image.fromarray(pixels_HWC)
-    for name in rng.choice([*OPERATIONS], self.count):
+    by_name = BIG_VISION if self.operations == 'big_vision' else OPERATIONS
+    for name in rng.choice([*by_name], self.count):
       magnitude = rng.normal(self.magnitude, self.deviation)
-      image = OPERATIONS[name](image, magnitude, rng)
+      image = by_name[name](image, magnitude, rng)
     return np.array(image)
 
 
@@ -167,17 +255,23 @@ def parse(text: str) -> Augmentation | None:
   if not text:
     return None
   kinds: dict[str, Callable[..., Augmentation]] = {
-    'randaugment': lambda n=2, *m: RandAugment(int(n), *map(float, m)),
+    'randaugment': lambda n=2, *m, **operations: RandAugment(
+      int(n), *map(float, m), **operations
+    ),
     '3augment': lambda *jitter: ThreeAugment(*map(float, jitter)),
   }
-  match = re.fullmatch(r'(\w+)(?:\((.*)\))?', text.strip())
+  match = re.fullmatch(
+    r'(\w+)(?:\((.*?)(?:\bas\s*=\s*(\w+)\s*)?\))?', text.strip()
+  )
   try:
-    name, numbers = match.groups('')  # type: ignore[union-attr]
+    name, numbers, operations = match.groups('')  # type: ignore[union-attr]
     parts = [part.strip() for part in numbers.split(',')]
-    return kinds[name](*filter(None, parts))
+    named = {'operations': operations} if operations else {}
+    return kinds[name](*filter(None, parts), **named)
   except (AttributeError, KeyError, TypeError, ValueError):
     raise ValueError(
       f'data.augment is {text!r}: write randaugment(n, m), with n of 1 or more '
       f'and m from 0 to {_MOST}, maybe with a deviation of 0 or more behind '
-      'them; 3augment(j), with j from 0 to 1; or nothing.'
+      'them and as=torchvision or as=big_vision at the end; 3augment(j), with '
+      'j from 0 to 1; or nothing.'
     ) from None

@@ -1,0 +1,92 @@
+"""Better plain ViT baselines for ImageNet-1k (arXiv 2205.01580).
+
+  python -m vit_jax.main --workdir=... --config=configs/baseline.py:s16
+  python -m vit_jax.main --workdir=... \
+      --config=configs/baseline.py:s16,imagenet2012,epochs=300
+
+The first value is the variant of a ViT: s16 (the default), ti16 or b16. The
+second is the data: imagenet2012 (the default), any other TFDS name or a folder.
+`epochs` is the length of training: 90 (the default), 150 or 300.
+
+Published for S/16 on ImageNet's validation images: 76.5 % after 90 epochs,
+78.5 % after 150 and 80.0 % after 300; 76.7, 78.6 and 79.8 % with one linear
+layer as the head (`model.representation_size=0`). The authors' config expects 6
+to 7 hours for 90 epochs on a TPU v3-8. The note has S/16 only. Not measured
+here.
+
+The recipe is that of big_vision's vit_s16_i1k.py: fixed 2-D sine-cosine
+position embeddings, the mean of all tokens, a tanh layer before the head,
+softmax loss, no dropout, RandAugment(2, 10), mixup 0.2, Adam with a first
+moment in bfloat16, decoupled weight decay on kernels, clipping at norm 1, a
+warm-up of 10,000 steps, cosine decay, the first 99 % of the training images.
+These differences remain:
+
+  weight decay     The original multiplies 1e-4 by the schedule alone, ours
+                   multiplies 0.1 by the learning rate. Both are the same at the
+                   recipe's rate of 1e-3; another rate needs another
+                   `optimizer.weight_decay` here.
+  learning rate    The warm-up is one step ahead: the first update has 1e-7, not
+                   0.
+  Adam             b1 is 0.9. The original rounds 0.9 to bfloat16, 0.8984, where
+                   it multiplies the moment.
+  mixup            Pairs are neighbours in the whole batch; the original pairs
+                   neighbours on the same device.
+  RandAugment      Draws and operations are big_vision's, as Pillow computes
+                   them. `data.augment='randaugment(2, 10)'` has torchvision's.
+  flip             After RandAugment, not before it.
+  crop             Aspect ratios go up to 4/3, not 1.33. Resizing suppresses
+                   aliasing; the original's bilinear resize does not.
+  JPEG             Decoded by libjpeg-turbo, large images at a reduced size.
+  evaluation       The short side is resized to 256 by a bilinear filter, not by
+                   area.
+  shuffling        Over all images, not in a buffer of 250,000.
+
+"ViT Baseline Revisited" (EIFY 2025) measured some of them with the linear head,
+90 epochs and all training images. PyTorch had 76.91 % with torchvision's
+RandAugment and crop, 77.27 % with big_vision's RandAugment except its contrast,
+and 76.94 % with TensorFlow's crop as well, whose distribution ours has.
+big_vision's code had 76.74 % as it is, and 76.77 to 76.87 % after changes to
+contrast, aliasing, JPEG decoding, the dtype of the first moment and shuffling.
+Runs of one recipe differed by 0.4 points.
+
+Other data takes the splits train and test, and 10 % of the run as warm-up.
+"""
+
+from vit_jax import config as config_lib
+
+
+def get_config(argument='s16'):
+  (variant, data), pairs = config_lib.parse_argument(
+    argument, ['s16', 'imagenet2012']
+  )
+  config = config_lib.base()
+  config.total = f'{pairs.pop("epochs", 90)} epochs'
+  config.batch_size = 1024
+  config.eval_every = '2500 steps'
+  config_lib.choose_model(config, variant)
+  config.model.update(
+    pool='gap', posemb='sincos2d', representation_size=config.model.width
+  )
+  config.mesh.fsdp = -1
+  config.data.update(
+    name=data,
+    image_size='224',
+    augment='randaugment(2, 10, as=big_vision)',
+    resize_small=256,
+    workers=8,
+  )
+  config.loss.mixup = 0.2
+  config.optimizer.update(
+    lr=1e-3,
+    decay='cosine',
+    weight_decay=0.1,
+    clip_norm=1.0,
+    momentum_dtype='bfloat16',
+  )
+  if data == 'imagenet2012':
+    config.data.split = 'train[:99%]'
+    config.evaluators.test.split = 'validation'
+  else:
+    config.optimizer.warmup = '10%'
+  config_lib.override(config, pairs)
+  return config
