@@ -150,7 +150,7 @@ def changed(**fields):
 @pytest.mark.parametrize(
   'found, message',
   [
-    (json.dumps(annotated())[:-20], 'is not JSON, or was cut short'),
+    (json.dumps(annotated())[:-20], 'is not valid JSON'),
     (b'\xff{}', 'instances.json is not JSON, .*: .*position 0'),
     ('[]', "needs COCO's lists images, categories and annotations"),
     (annotated(images=[]), 'at least one image'),
@@ -261,7 +261,7 @@ def test_bad_annotations_are_listed_up_to_20(tmp_path):
     sources.open_source(str(tmp_path), 'train')
   said = str(error.value)
   assert said.count('category_id is 7') == min(10 * times, 20)
-  assert said.endswith(f'\n{end}Mend or remove them.')
+  assert said.endswith(f'\n{end}Correct or remove them.')
   assert ('more' in said) == bool(end)
 
 

@@ -354,7 +354,9 @@ def test_refusals_of_the_evaluator(parts):
     parts, objective=test_every.experiment_of('detection').objective
   )
   coco_ap.CocoEvaluator.from_entry(boxes_alone, 'coco', entry_of('test[:3]'))
-  with pytest.raises(ValueError, match='masks is on and model.masks is off'):
+  with pytest.raises(
+    ValueError, match='masks is True and model.masks is False'
+  ):
     coco_ap.CocoEvaluator.from_entry(
       boxes_alone, 'coco', entry_of('test', masks=True)
     )

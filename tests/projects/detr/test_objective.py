@@ -362,9 +362,9 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
     ({'objective.no_object': 0.0}, 'objective.no_object is 0'),
     ({'objective.short_sides': (0,)}, 'objective.short_sides is 0: it has'),
     ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
-    ({'objective.crop': (600, 384)}, r'crop is \(600, 384\): give the small'),
+    ({'objective.crop': (600, 384)}, r'crop is \(600, 384\). Give the small'),
     ({'objective.short_sides': ('x',)}, r"short_sides is \('x',\), and 'x' is"),
-    ({'objective.crop': (384,)}, r'crop is \(384,\): give the smallest'),
+    ({'objective.crop': (384,)}, r'crop is \(384,\). Give the smallest'),
     ({'objective.crop_sides': (400, 0)}, 'crop_sides is 0: it has'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),
   ],
@@ -377,11 +377,11 @@ def test_fields_that_cannot_work(changes, message):
 
 def test_data_without_classes_or_boxes():
   config = test_every.config_of('detection')
-  with pytest.raises(ValueError, match='has no classes, which detection'):
+  with pytest.raises(ValueError, match='has no classes, and detection'):
     detected(config, Facts((), 1))
   objective = detected(config, Facts(NAMES, 1))
   digit = sources.open_source('digits', 'train')[0]
-  with pytest.raises(ValueError, match='has no boxes, which objective.name='):
+  with pytest.raises(ValueError, match='has no boxes; objective.name='):
     objective.train_transform()(digit, np.random.default_rng(0))
 
 

@@ -125,7 +125,7 @@ def test_clips_are_of_one_video_each():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'objective.videos': ''}, 'objective.videos is empty: name a folder'),
+    ({'objective.videos': ''}, 'objective.videos is empty. Name a folder'),
     ({'objective.shots': 1}, 'objective.shots is 1'),
     ({'objective.frames': 1}, 'objective.frames is 1'),
     ({'objective.group': 1}, 'objective.group is 1'),

@@ -214,7 +214,7 @@ def test_evaluation_counts_each_image_once(causal):
   [
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
     ({'objective.rate': 1.1}, 'objective.rate is 1.1'),
-    ({'data.std': (0.5, 0.5, 0.4)}, 'data.std .*a palette has values'),
+    ({'data.std': (0.5, 0.5, 0.4)}, 'data.std .*A palette needs images'),
     ({'data.image_size': '512'}, '262,144 tokens'),
   ],
 )

@@ -1,8 +1,8 @@
-"""From a record with boxes to arrays of fixed shapes.
+"""Turn a record with boxes into arrays of fixed shapes.
 
-As DETR's code does it (2005.12872): images are mirrored, resized to one of
-several short sides, or cut before that, and keep their aspect ratio. They stand
-in the upper left corner of the array; the rest is padding.
+This follows DETR's code (2005.12872). An image is flipped at random, cropped at
+random, and resized to one of several short sides with its aspect ratio kept. It
+stands in the upper left corner of the array; the rest is padding.
 """
 
 import dataclasses
@@ -21,25 +21,26 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class BoxTransform(transforms.PerStep):
-  """From a record with boxes to an example.
+  """Turns a record with boxes into an example.
 
-  With a generator it draws one of two at random: the whole image, or a part of
-  it. Without one it takes the whole image, as evaluation does.
+  With a generator (training) it takes the whole image or a random crop, each
+  with probability 1/2. Without a generator (evaluation) it takes the whole
+  image.
 
   Attributes:
     image_size: (H, W) of the arrays.
     max_objects: M, the rows of objects.
-    short_sides: that images are resized to; the last one is that of
-      evaluation. No side becomes longer than that of the array, nor the long
-      one than its longer side. Empty for the largest images that fit.
-    mask_stride: pixels from one to the next of the masks; 0 for no masks.
-    crop_sides: short sides before a part is taken; empty for the whole image
-      always.
-    crop: least and largest sides of that part in pixels.
-    flip: whether images are mirrored at random.
-    buckets: how many shapes the arrays of a batch may have. Each has as many
-      of `short_sides`, and is smaller than `image_size` as the longest of them
-      is shorter than the last, but for what makes its sides multiples of 32.
+    short_sides: lengths that the short side of an image is resized to.
+      Evaluation uses the last one. The image never exceeds the array. If empty,
+      images are as large as fits into the array.
+    mask_stride: image pixels per mask pixel along a side; 0 for no masks.
+    crop_sides: short sides that an image is resized to before the random crop;
+      if empty, images are never cropped.
+    crop: smallest and largest side of the crop in pixels.
+    flip: whether images are flipped horizontally at random.
+    buckets: how many shapes the arrays of a batch may have. `short_sides` are
+      divided evenly among the buckets. The shape of a bucket is `image_size`
+      scaled by its longest short side, rounded up to multiples of 32.
   """
 
   image_size: tuple[int, int]
@@ -52,16 +53,16 @@ class BoxTransform(transforms.PerStep):
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Returns the transform of all images of a batch.
+    """Returns the transform for all images of a batch.
 
-    A short side is as likely as without buckets.
+    It draws a bucket. Each short side stays as likely as without buckets.
     """
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch's arrays for each short side, all as likely."""
+    """Returns (H, W) of a batch for each short side; all are equally likely."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -82,22 +83,22 @@ class BoxTransform(transforms.PerStep):
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns an example of a record.
+    """Turns a record into an example.
 
     Args:
-      record: with `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
-        N4 and `labels` int32 N, and `crowd` bool N where there are crowds.
-      rng: its own generator; None for evaluation.
+      record: has `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
+        N4, `labels` int32 N, and optionally `crowd` bool N.
+      rng: generator of this example; None for evaluation.
 
     Returns:
-      `image` uint8 HWC; `size`, the (height, width) of it without padding;
-      `boxes` float32 M4, (cx, cy, w, h) as shares of that; `labels` int32 M,
-      -1 in rows without an object; and with `mask_stride` `masks` bool Mhw.
+      `image` uint8 HWC; `size`, its (height, width) without padding; `boxes`
+      float32 M4, (cx, cy, w, h) as shares of `size`; `labels` int32 M, -1 in
+      rows without an object; and with `mask_stride` also `masks` bool Mhw.
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: There are no boxes, or more than `max_objects`, or an object
-        has no mask and masks are wanted.
+      ValueError: The record lacks boxes, it has more than `max_objects`, or an
+        object lacks the mask that `mask_stride` asks for.
     """
     picture = decode.open_image(record['image'], record['name'])
     part, flip = Box(0, 0, picture.height, picture.width), False
@@ -111,7 +112,7 @@ class BoxTransform(transforms.PerStep):
     image = transforms.resize(picture.read(part, size, exact=rng is None), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = (boxes_of(record) - corner_4) / ([part.width, part.height] * 2)
-    # The pixels of the record's image that are nearest to the resized ones.
+    # For each pixel of the resized image, the nearest pixel of the original.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -120,13 +121,14 @@ class BoxTransform(transforms.PerStep):
     boxes_N4 = np.clip(boxes_N4, 0, 1)
     low_N2, high_N2 = boxes_N4[:, :2], boxes_N4[:, 2:]
     is_kept_N = np.all(high_N2 > low_N2, axis=1)
-    # A crowd has no box of one object.
+    # The box of a crowd covers many objects, so it is not a target.
     is_kept_N &= ~np.asarray(record.get('crowd', np.zeros(len(low_N2), bool)))
     count = np.sum(is_kept_N)
     if count > self.max_objects:
       raise ValueError(
         f'{record["name"]} has {count} objects and objective.max_objects is '
-        f'{self.max_objects}: raise it; model.num_queries have to be as many.'
+        f'{self.max_objects}. Raise it, and model.num_queries to at least the '
+        'same number.'
       )
     canvas = np.zeros((*self.image_size, 3), np.uint8)
     canvas[: image.shape[0], : image.shape[1]] = image
@@ -154,7 +156,7 @@ class BoxTransform(transforms.PerStep):
   ) -> np.ndarray:
     """Returns the masks of the objects that are kept, bool Mhw.
 
-    Each pixel of them is that in the middle of `mask_stride`.
+    Each mask pixel samples the middle of `mask_stride` image pixels.
     """
     masks, middle = masks_of(record), self.mask_stride // 2
     rows_h, columns_w = (x[middle :: self.mask_stride] for x in pixels)
@@ -167,10 +169,10 @@ class BoxTransform(transforms.PerStep):
     return masks_Mhw
 
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
-    """Returns the part of an image, in its own pixels.
+    """Draws a crop, in pixels of the original image.
 
-    It has its sides after a resize to one of `crop_sides`, which with the one
-    after it is one resize.
+    `crop` counts pixels of the image resized to one of `crop_sides`. The crop
+    is mapped back to the original, so that one resize replaces two.
     """
     scale = _one(self.crop_sides, rng) / min(height, width)
     starts, sides = [], []
@@ -187,12 +189,13 @@ def boxes_of(record: Record) -> np.ndarray:
   """Returns the boxes of a record, float64 N4.
 
   Raises:
-    ValueError: It has none.
+    ValueError: The record lacks boxes.
   """
   if 'boxes' not in record:
     raise ValueError(
-      f'{record["name"]} has no boxes, which objective.name=detection learns: '
-      "give a folder with COCO's instances.json, or digits_canvas."
+      f'{record["name"]} has no boxes; objective.name=detection needs them. '
+      "Set data.name to a folder with COCO's instances.json, or to "
+      'digits_canvas.'
     )
   return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
 
@@ -209,8 +212,8 @@ def masks_of(record: Record) -> Sequence[segments.Segmentation]:
   if lacking:
     raise ValueError(
       f'{record["name"]} has {lacking} objects without a mask, and '
-      "model.masks learns them: give COCO's segmentation of every object, "
-      'or switch it off.'
+      "model.masks needs them. Add COCO's segmentation of every object, or "
+      'set model.masks=False.'
     )
   return masks
 

@@ -1,4 +1,4 @@
-"""Digits on a canvas: objects to be found, made of scikit-learn's digits."""
+"""Synthetic detection data: scikit-learn's digits placed on a canvas."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from vit_jax.data.source import Source
 from vit_jax.data.sources import Digits
 
 SIDE = 48
-# Sides of the square that a scan of 8 pixels is resized to.
+# Range of the side that a digit of 8x8 pixels is resized to.
 _LEAST, _MOST = 14, 24
 _COUNTS = (1, 2, 3)
 _CANVASES = {'train': range(10_000), 'test': range(10_000, 10_500)}
@@ -31,9 +31,9 @@ def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
 class DigitsCanvas(Source):
   """One to three digits of random size and place on 48x48 pixels.
 
-  10,000 canvases of `train` and 500 of `test` follow from the split, their
-  number and `split_seed`. Those of `test` have the fifth of scikit-learn's
-  digits that `Digits` holds out. Digits do not overlap.
+  The split `train` has 10,000 canvases and `test` has 500. A canvas depends
+  only on its number and `split_seed`. Canvases of `test` use the test digits of
+  `Digits`. Digits do not overlap.
   """
 
   def __init__(
@@ -64,7 +64,7 @@ class DigitsCanvas(Source):
     return None
 
   def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:
-    # Its numbers are the same for all versions of NumPy.
+    # RandomState draws the same numbers in all versions of NumPy.
     rng = np.random.RandomState([self._seed, position])
     digits = self._digits['train' if position in _CANVASES['train'] else 'test']
     canvas = np.zeros((SIDE, SIDE, 3), np.uint8)
@@ -98,7 +98,7 @@ class DigitsCanvas(Source):
 def _free_square(
   is_taken_HW: np.ndarray, rng: np.random.RandomState
 ) -> tuple[slice, slice] | None:
-  """Returns the pixels of a free square, or None if none is found."""
+  """Draws a free square; None if every attempt overlaps a digit."""
   for _ in range(_ATTEMPTS):
     side = rng.randint(_LEAST, _MOST + 1)
     top, left = rng.randint(SIDE - side + 1, size=2)

@@ -1,12 +1,14 @@
 """Folders of images with objects, annotated in COCO's JSON or as Pascal VOC.
 
-Three layouts of COCO's: `annotations/instances_train2017.json` with its images
-in `train2017/` (or `images/train2017/`, or `images/`), and the same of val2017
-and others; one `instances.json` with its images in `images/` or beside it,
-which Label Studio calls `result.json` and CVAT
-`annotations/instances_default.json`; or Roboflow's
-`train/_annotations.coco.json` with its images beside it, and the same of
-`valid/`. Pascal VOC's layout is in `voc`.
+Three layouts of COCO's JSON are read:
+- COCO: `annotations/instances_train2017.json` with its images in `train2017/`,
+  `images/train2017/` or `images/`, and likewise for val2017 and other splits.
+- One file: `instances.json` with its images in `images/` or beside it. Label
+  Studio calls it `result.json`, CVAT `annotations/instances_default.json`.
+- Roboflow: `train/_annotations.coco.json` with its images beside it, and
+  likewise for `valid/`.
+
+`voc` reads the layout of Pascal VOC.
 """
 
 import collections
@@ -31,23 +33,23 @@ _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
 _IDS = (int, str)  # `true` is an int too, by isinstance
 _ROBOFLOW = '_annotations.coco.json'
-# The class of an id without a category, as published models call it.
+# Name of an id without a category, as in published models.
 NO_NAME = 'N/A'
 
 
 def open_annotated(
   name: str, split: str, split_seed: int
 ) -> 'CocoFolder | None':
-  """Opens a split of a folder; None if it has no annotated objects."""
+  """Opens a split of a folder; None if the folder lacks annotation files."""
   root = pathlib.Path(name).expanduser()
   files = _annotations(root)
   return CocoFolder(root, files, split, split_seed) if files else None
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the files of annotations by split; 'all' for one of all images."""
+  """Returns annotation files by split; 'all' names a file of every split."""
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
-    # Label Studio's folder has images; elsewhere the name may mean anything.
+    # The name is too common to stand alone; Label Studio writes images/ too.
     if (root / name).is_file() and (
       name != 'result.json' or (root / 'images').is_dir()
     ):
@@ -74,11 +76,10 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 class CocoFolder(Source):
-  """Images with objects of a folder, as a source.
+  """A source of images with objects, from a folder.
 
-  Classes are called by their category ids, from 0 to the highest one, as in
-  DETR (2005.12872): COCO's 80 have ids up to 90, and a name for each that is
-  missing.
+  A class is a category id, from 0 to the highest one, as in DETR (2005.12872).
+  COCO's 80 categories have ids up to 90; unused ids are named `NO_NAME`.
   """
 
   def __init__(
@@ -88,14 +89,15 @@ class CocoFolder(Source):
     split: str,
     split_seed: int,
   ):
-    """Reads the annotations of a split and checks them.
+    """Reads and checks the annotations of a split.
 
-    A fifth of the images of one `instances.json` becomes `test`; the splits of
-    `annotations/` are called without the year, unless several differ in that.
+    With a single `instances.json`, a fifth of the images becomes `test`. The
+    names of splits in `annotations/` lose their year, unless two splits differ
+    only in the year.
 
     Raises:
-      ValueError: Annotations of the split are wrong; each is named. A warning
-        leaves out other splits whose annotations are wrong.
+      ValueError: Annotations of the split are wrong; the message lists them.
+        Other splits with wrong annotations are skipped with a warning.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -114,8 +116,8 @@ class CocoFolder(Source):
       for i, category in own.items():
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
-            f'{path} calls the category of id {i} {category!r}, and a file '
-            f'beside it {other!r}: give all files the same categories.'
+            f'{path} names category {i} {category!r}, and another annotation '
+            f'file names it {other!r}. Give all files the same categories.'
           )
       members[part] = list(range(len(every), len(every) + len(images)))
       every += images
@@ -156,7 +158,7 @@ class CocoFolder(Source):
 def _say_what_there_is(
   name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
 ) -> None:
-  """Logs how much is learned from, and warns of what is improbable."""
+  """Logs the numbers of images and objects, and warns of improbable data."""
   crowds = sum(int(np.sum(image['crowd'])) for image in images)
   boxes_N4 = np.concatenate([image['boxes'] for image in images])
   count = len(boxes_N4)
@@ -178,10 +180,12 @@ def _say_what_there_is(
 def _read(
   root: pathlib.Path, path: pathlib.Path, modified_ns: int
 ) -> tuple[dict[int, str], list[dict[str, Any]]]:
-  """Returns the categories and images of a file, once for all its splits.
+  """Returns the categories and images of a file.
+
+  The cache makes all splits of a file share one read.
 
   Raises:
-    ValueError: listing what is wrong.
+    ValueError: listing the wrong entries.
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
@@ -228,21 +232,21 @@ def _json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text(encoding='utf-8-sig'))
   except (ValueError, RecursionError) as e:
     raise ValueError(
-      f'{path} is not JSON, or was cut short: {e}. Fetch or write it anew.'
+      f'{path} is not valid JSON: {e}. Download or export it again.'
     ) from e
 
 
 def _plain(entry: Any) -> Any:
-  """Returns an entry without nulls, and with numbers of one kind.
+  """Normalises an entry: drops nulls and degenerate polygons, unifies ids.
 
-  Tools write ids and sizes as 1, 1.0 or '1', and polygons of two points, which
-  cover nothing.
+  Annotation tools write ids and sizes as 1, 1.0 or '1', and some write polygons
+  of two points, which have no area.
   """
   if not isinstance(entry, dict):
     return entry
   entry = {key: value for key, value in entry.items() if value is not None}
   for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
-    # Text such as 007 stays: it may be another id than 7.
+    # Text such as '007' stays, since it may be a different id from 7.
     if re.fullmatch(r'(0|[1-9]\d{0,14})(\.0)?', str(entry.get(key))):
       entry[key] = int(float(entry[key]))
   if isinstance(polygons := entry.get('segmentation'), list):
@@ -271,7 +275,7 @@ def _refuse(
     raise ValueError(
       f'{path} has {max(more + _LISTED, 0)} wrong entries:\n'
       + '\n'.join(problems)
-      + '\nMend or remove them.'
+      + '\nCorrect or remove them.'
     )
 
 
@@ -317,7 +321,7 @@ def _implausible(
   annotations: Sequence[Mapping[str, Any]],
   sizes: Mapping[Any, tuple[int, int]],
 ) -> str:
-  """Returns why all the boxes together cannot be right; empty if they can."""
+  """Returns why the boxes as a whole look wrong; empty if they do not."""
   if not annotations:
     return ''
   if all(x.get('iscrowd') for x in annotations):
@@ -344,7 +348,7 @@ def _implausible(
 
 
 def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
-  """Returns (height, width) as annotated, or of the file if it is missing."""
+  """Returns the annotated (height, width), or the file's if it is missing."""
   if {'height', 'width'} <= entry.keys():
     return entry['height'], entry['width']
   image = decode.open_image(decode.read_file(file), file)
@@ -354,10 +358,10 @@ def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
 def _image(
   file: str, size: tuple[int, int], annotations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """Returns an image with its objects, as `CocoFolder.objects` has them.
+  """Returns an image with its objects, in the form of `CocoFolder.objects`.
 
-  `masks` are the JSON of all segmentations: lists of numbers would take five
-  times as much memory, in every worker.
+  `masks` is the JSON of all segmentations. Python lists would take five times
+  as much memory, in every worker.
   """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)
   boxes_N4 = boxes_N4.reshape(-1, 4)
@@ -378,7 +382,7 @@ def _image(
 def _image_folder(
   root: pathlib.Path, path: pathlib.Path, file: str
 ) -> pathlib.Path:
-  """Returns the folder that has the images of a file of annotations."""
+  """Returns the folder with the images of an annotation file."""
   part = path.stem.removeprefix('instances_')
   if path.name == _ROBOFLOW:
     part = path.parent.name
@@ -386,5 +390,5 @@ def _image_folder(
   for place in places:
     if image_files.find(place, file).exists():
       return place
-  # The first image may be the one that is missing.
+  # The first image may be missing itself: take a folder that exists.
   return next(x for x in places if x.is_dir())

@@ -1,4 +1,4 @@
-"""Objects that DETR finds in photographs: boxes, masks and pictures."""
+"""Detect objects in photographs with DETR: boxes, masks and pictures."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ _LEAST_SIDE = 480
 
 
 class Detections(NamedTuple):
-  """What is found in an image, the likeliest first.
+  """The objects detected in an image, sorted by probability.
 
   Attributes:
     labels_N: classes.
     scores_N: their probabilities.
-    boxes_N4: (x0, y0, x1, y1) in pixels of the image, inside of it.
-    masks_NHW: which pixels of the image each has, bool; None where the
-      checkpoint finds no masks.
+    boxes_N4: (x0, y0, x1, y1) in pixels of the image, clipped to it.
+    masks_NHW: masks in pixels of the image, bool; None if the checkpoint does
+      not predict masks.
   """
 
   labels_N: np.ndarray
@@ -37,18 +37,18 @@ class Detections(NamedTuple):
 
 
 class Detector:
-  """A checkpoint of DETR at work on one photograph after the other."""
+  """Runs a DETR checkpoint on one photograph at a time."""
 
   def __init__(self, checkpoint: Checkpoint, threshold: float):
-    """Takes a checkpoint, and the least probability of an object."""
+    """Takes a checkpoint and the lowest probability of a reported object."""
     self._checkpoint, self._threshold = checkpoint, threshold
     self._likeliest = jax.jit(self._outputs)
 
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
-    """Returns an image as it is, uint8 HWC upright, and what is in it.
+    """Returns an image, uint8 HWC upright, and its detections.
 
-    The model sees a copy whose short side is that of the checkpoint's size,
-    and its long side no longer than the other.
+    The model sees a copy that is resized to fit into the checkpoint's image
+    size.
 
     Raises:
       UnreadableImage: naming the file.
@@ -86,9 +86,9 @@ class Detector:
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns for each query `scores` Q, `labels` Q, `boxes` Q4 and masks.
+    """Returns `scores` Q, `labels` Q, `boxes` Q4 and maybe `mask_logits` Qhw.
 
-    Boxes are corners as shares of the image, `mask_logits` Qhw of the canvas.
+    Boxes are corners as shares of the image; mask logits cover the canvas.
     """
     logits_1QC, aux = predicted(
       self._checkpoint.model,
@@ -109,8 +109,8 @@ def find(
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
   """Yields (class, probability, x0, y0, x1, y1) of each object, file by file.
 
-  The likeliest objects come first, none below the threshold. An unreadable file
-  yields its error. A folder `out` receives pictures.
+  Objects below the threshold are left out, and the likeliest come first. An
+  unreadable file yields its error. Pictures are written into the folder `out`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))
@@ -148,7 +148,7 @@ def picture(
   short = min(image.size)
   letters = max(12, short // 40)
   font = ImageFont.load_default(letters)
-  # The likeliest is drawn over the others.
+  # The likeliest object is drawn last, on top.
   for label, score, box_4 in reversed(list(zip(*found[:3], strict=True))):
     colour = _colour(label)
     x0, y0, x1, y1 = (float(x) * scale for x in box_4)

@@ -21,18 +21,18 @@ from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
-# What COCO's table has in its order: precision averaged over IoUs of .5 to .95,
-# at .5 and .75, of objects by size (below 32^2 and 96^2 pixels, and above); and
-# recall with so many boxes an image, and by size.
+# The rows of COCO's table in its order. Average precision: over IoUs of .5 to
+# .95, at .5, at .75, and for objects of up to 32^2, up to 96^2 and more pixels.
+# Average recall: with 1, 10 and 100 boxes per image, and by object size.
 ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
-# What stands before those of masks.
+# Prefix of the rows for masks.
 MASKS = 'mask_'
-# What was found in an image: labels, scores and (x0, y0, x1, y1) in its pixels,
-# and where masks are measured, those as RLE, and for panoptic quality the
-# annotated and the found segments.
+# Detections of an image: labels, scores, (x0, y0, x1, y1) in its pixels, masks
+# as RLE (empty if only boxes are measured), and for panoptic quality the
+# annotated and the detected segments.
 Found = tuple[
   np.ndarray,
   np.ndarray,
@@ -44,16 +44,16 @@ Found = tuple[
 
 @dataclasses.dataclass
 class CocoEvaluator(Evaluator):
-  """Measures the boxes of every image of a split, and with `masks` these.
+  """Measures the boxes, and optionally the masks, of every image of a split.
 
   Attributes:
     name: prefix of the metrics.
-    objects: of each image.
-    detect: gives of a batch indices B, scores BQ, classes BQ, corners BQ4 as
-      shares of the image, sizes B2 in pixels of the canvas and, where masks are
-      measured, their logits BQhw of the canvas.
-    batches: gives the batches of the split.
-    canvas: (H, W).
+    objects: the annotated objects of each image.
+    detect: returns for a batch indices B, scores BQ, classes BQ, corners BQ4 as
+      shares of the image, and sizes B2 in pixels of the canvas. If masks are
+      measured, it also returns their logits BQhw on the canvas.
+    batches: returns the batches of the split.
+    canvas: (H, W) of the padded images.
   """
 
   name: str
@@ -64,7 +64,7 @@ class CocoEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Refuses an entry while hotcoco is missing."""
+    """Raises ImportError if hotcoco is not installed."""
     del entry
     segments.require_library(f'evaluators.{name}')
 
@@ -72,7 +72,7 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns COCO's rows, and with `masks` those of masks too."""
+    """Returns the names of COCO's rows, for masks too if they are measured."""
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
@@ -82,28 +82,29 @@ class CocoEvaluator(Evaluator):
     """Returns the evaluator of a split.
 
     Raises:
-      ValueError: the objective finds no objects, or no masks and the entry
-        asks for these; the data have none; or the run is chosen by objects of a
-        size that the split lacks.
+      ValueError: the objective does not detect objects; the entry asks for
+        masks that the model does not predict; the data lack boxes; or
+        `best_metric` names an object size that the split lacks.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
       raise ValueError(
-        f'evaluators.{name} measures boxes, which objective.name='
-        f'{parts.config.objective.name} does not learn: switch it off.'
+        f'evaluators.{name} measures boxes, and objective.name='
+        f'{parts.config.objective.name} does not predict them. Set '
+        f'evaluators.{name}.on=False, or use objective.name=detection.'
       )
     if entry.masks and not objective.model.masks:
       raise ValueError(
-        f'evaluators.{name}.masks is on and model.masks is off: switch that on '
-        'too, or this off.'
+        f'evaluators.{name}.masks is True and model.masks is False. Set both '
+        'to the same value.'
       )
     source = parts.source(entry.split)
     if not isinstance(source, BoxedSource):
       raise ValueError(
-        f"{entry.split} has images without boxes: give a folder with COCO's "
-        'instances.json, or digits_canvas.'
+        f'The images of {entry.split} have no boxes. Set data.name to a folder '
+        "with COCO's instances.json, or to digits_canvas."
       )
-    # Masks would fill the memory.
+    # Masks are kept only if they are measured: they would fill the memory.
     objects = [
       {
         k: x
@@ -142,14 +143,14 @@ class CocoEvaluator(Evaluator):
   def run(self, params: Params) -> dict[str, float]:
     """Returns COCO's rows under this evaluator's name.
 
-    Those of sizes that no object has are left out.
+    Rows for object sizes that the split lacks are left out.
     """
     found: dict[int, Found] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
-    # Masks of a whole split would fill the memory.
+    # One batch ahead, since the masks of a whole split would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
-    # Without images that cannot be read any more.
+    # Skipped (unreadable) images have no detections and are not measured.
     kept = sorted(found)
     objects = [self.objects[i] for i in kept]
     found = {i: found[index] for i, index in enumerate(kept)}
@@ -162,7 +163,7 @@ class CocoEvaluator(Evaluator):
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
-    """Returns what was found in each image of a batch, by its index."""
+    """Returns the detections in each image of a batch, by image index."""
     index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
     def of(i: int) -> tuple[int, Found]:
@@ -204,13 +205,13 @@ def average_precision(
   found: Mapping[int, Found],
   kind: str = 'bbox',
 ) -> dict[str, float]:
-  """Returns COCO's rows for what was found in some of the images.
+  """Computes COCO's rows from annotations and detections.
 
   Args:
-    objects: of each image, as `BoxedSource.objects` has them.
-    found: by the index of the image.
-    kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask has all of
-      its box.
+    objects: annotations of each image, as `BoxedSource.objects` returns them.
+    found: detections by the index of the image; may lack images.
+    kind: 'bbox' for boxes, 'segm' for masks. The mask of a crowd without one is
+      its whole box.
   """
   from hotcoco import COCO, COCOeval
 
@@ -247,14 +248,14 @@ def average_precision(
         for i, x in enumerate(objects)
       ],
       'categories': [{'id': label, 'name': str(label)} for label in labels],
-      # An id of 0 means no match there.
+      # Ids start at 1, since COCO's code takes 0 for an unmatched object.
       'annotations': [{'id': i} | x for i, x in enumerate(wanted, 1)],
     }
   )
   measured = COCOeval(truth, truth.loadRes(given), kind)
-  # It prints a table.
+  # COCOeval prints a table.
   with contextlib.redirect_stdout(io.StringIO()):
     measured.run()
-  # -1 stands for no object of that size.
+  # -1 means that the split lacks objects of that size.
   rows = zip(ROWS, measured.stats, strict=True)
   return {row: float(value) for row, value in rows if value >= 0}

@@ -1,9 +1,9 @@
 """DETR: directories of transformers, and the names of its arrays.
 
 `DetrForObjectDetection` and, with masks, `DetrForSegmentation`. transformers
-saves arrays by the names of the original in the panoptic head, and elsewhere by
-the names that its modules once had; its backbone is timm's, with the names of
-the original's torchvision, or its own.
+names the arrays of the panoptic head as the original does, and all others as
+its own modules were once called. Its backbone is either timm's, with the names
+of torchvision as in the original, or its own.
 """
 
 import os
@@ -72,12 +72,12 @@ _LAYERS: dict[str, Rules] = {
 
 
 def key_of(name: str, naming: str, prefix: str = '') -> str:
-  """Returns the key of an array of ours.
+  """Returns the key in the file for a parameter of ours.
 
   Args:
-    name: of ours.
+    name: name of the parameter.
     naming: `ORIGINAL`, `TIMM` or `OWN`.
-    prefix: before all but the panoptic head.
+    prefix: of all keys but those of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name
@@ -96,7 +96,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
 
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns the table, as of a `File`; its arguments are those of `key_of`."""
+  """Returns the `table` of a `File`, for this naming; see `key_of`."""
 
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
@@ -117,12 +117,12 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
   return entries
 
 
-# ImageNet's; and the sides of images that the published models see.
+# Mean and std of ImageNet; short and long side that published models use.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (800, 1333)
 HEADS = 8
 MASKS = 'mask_head/lay1/kernel'
-# What a model here has.
+# Values of config.json that our DETR implies.
 _CONFIG = {
   'activation_function': 'relu',
   'num_channels': 3,
@@ -173,7 +173,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def lookup_of(
   path: str, arrays: table.Flat, naming: str
 ) -> tuple[archive.Lookup, str]:
-  """Returns the arrays by our names, and what is before most of their keys."""
+  """Returns the arrays by our names, and the prefix of most keys."""
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
   lookup = archive.Lookup(
     path, arrays, lambda name: key_of(name, naming, prefix), 'DETR'
@@ -182,7 +182,7 @@ def lookup_of(
 
 
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
-  """Returns the fields that the shapes of arrays decide."""
+  """Returns the model fields that follow from the shapes of the arrays."""
 
   def start(name: str, end: str) -> str:
     return lookup.key_of(name).partition(end)[0] + end
@@ -211,7 +211,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
-  """Returns the preprocessing of a directory, and (H, W) of its images."""
+  """Returns the preprocessing of a directory, and the (H, W) it resizes to."""
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
@@ -234,7 +234,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens.
 
   Raises:
-    ValueError: if transformers has no such model.
+    ValueError: if transformers cannot represent the model.
   """
   fields = weights.fields
   table.check_writable(
@@ -293,14 +293,14 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if H <= W:
     return []
   return [
-    'transformers keeps the shorter and the longer side of images alone: '
-    f'read here, this one has a canvas of {short}x{long} pixels and not '
+    'transformers stores only the shorter and the longer side of images. Read '
+    f'back, this checkpoint has a canvas of {short}x{long} pixels and not '
     f'{H}x{W}.'
   ]
 
 
 def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns its configuration: timm's where it is dilated, or their own."""
+  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'."""
   layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
   stages = range(1, len(layers) + 1)
   if not fields['dilation']:
@@ -313,9 +313,9 @@ def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
   names = {x: f'resnet{n}' for n, x in STAGES.items() if n != 200}
   if layers not in names or width != 64:
     raise ValueError(
-      f'transformers has no DETR with backbone_layers {layers} and '
-      f'backbone_width {width} where the last stage is dilated: its backbone '
-      "is timm's then, of 50, 101 or 152 layers and width 64."
+      f'transformers has no dilated DETR with backbone_layers {layers} and '
+      f"backbone_width {width}. Dilated models use timm's ResNet-50, 101 or "
+      '152 of width 64.'
     )
   return {
     'backbone': names[layers],

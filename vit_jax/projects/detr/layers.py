@@ -1,7 +1,7 @@
 """DETR's backbone, and the layers of its encoder and decoder (2005.12872).
 
-Norms come after the sums, as in appendix A.3. Q is the number of queries; the
-other dimension letters are those of `models.layers`.
+LayerNorm follows each residual sum (post-norm, appendix A.3). Q is the number
+of queries; `models.layers` lists the other dimension letters.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,13 @@ EPSILON = 1e-5  # of LayerNorm
 
 
 class PostNormLayer(nn.Module):
-  """What layers of encoder and decoder share: a norm after every sum.
+  """Base of encoder and decoder layers: attention and MLP with post-norm.
+
+  Dropout is applied to attention weights, in the MLP, and to every branch.
 
   Attributes:
-    of: the fields of DETR. Dropout follows attention's softmax and every
-      branch, and is in the MLP.
-    capture: as the model's `__call__` has it.
+    of: the fields of DETR.
+    capture: see `DETR.__call__`.
   """
 
   of: Any
@@ -51,10 +52,16 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries after attention, and its weights or None.
+    """Returns the queries after attention, and the weights if captured.
 
-    Queries BQD and what is seen, BLD, come with their positions, which are
-    added to queries and keys and not to values.
+    Args:
+      name: of the attention module.
+      norm: name of its LayerNorm.
+      queries: tokens BQD and their positions. Positions are added to queries
+        and keys, not to values.
+      seen: tokens BLD that are attended to, and their positions.
+      mask_B1L: true for tokens that may be attended to.
+      key: for dropout; None for none.
     """
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
     key_weights, key_branch = _split(key, 2)
@@ -93,7 +100,7 @@ class PostNormLayer(nn.Module):
 
 
 class EncoderLayer(PostNormLayer):
-  """Attention among the places of a feature map, then an MLP."""
+  """Self-attention over the cells of a feature map, then an MLP."""
 
   @nn.compact
   def __call__(
@@ -103,7 +110,7 @@ class EncoderLayer(PostNormLayer):
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer and what `capture` names of it."""
+    """Returns the tokens after this layer, and the captured values."""
     key_attention, key_mlp = _split(key, 2)
     x = constrain(x_BLD, 'BLD'), places_BLD
     x_BLD, weights_BNLL = self.attend(
@@ -115,7 +122,7 @@ class EncoderLayer(PostNormLayer):
 
 
 class DecoderLayer(PostNormLayer):
-  """Attention among queries, from them to the encoded image, then an MLP."""
+  """Self-attention of queries, cross-attention to the image, then an MLP."""
 
   @nn.compact
   def __call__(
@@ -127,10 +134,10 @@ class DecoderLayer(PostNormLayer):
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the queries' tokens after this layer, captured as `outputs` too.
+    """Returns the tokens of the queries, and the same captured as `outputs`.
 
-    `queries_1QD` are what the queries have for positions, the same for all
-    images, as `places_BLD` may be.
+    `queries_1QD` are the learned positions of the queries, shared by all
+    images. `places_BLD` are the positions of `memory_BLD`; B may be 1.
     """
     key_self, key_cross, key_mlp = _split(key, 3)
     x = constrain(x_BQD, 'BLD'), queries_1QD
@@ -152,16 +159,16 @@ def _split(key: Array | None, n: int) -> Sequence[Array | None]:
 
 
 class PlainBackbone(nn.Module):
-  """Stages of 3x3 convolutions, each after the root at half the side.
+  """Stages of 3x3 convolutions, each with half the resolution of the last.
 
-  For images too small for a ResNet's root, to be trained from nothing.
+  For images that are too small for the root of a ResNet; trained from scratch.
   """
 
   of: Any  # the fields of DETR
 
   @nn.compact
   def __call__(self, x_BHWC: Array) -> list[Array]:
-    """Returns the output of every stage, BhwC, from 1/2 of the sides on."""
+    """Returns the output of every stage, BhwC, the first at 1/2 resolution."""
     maps = []
     x = x_BHWC
     for i, units in enumerate(self.of.backbone_layers):
@@ -184,7 +191,7 @@ class PlainBackbone(nn.Module):
 
 
 class Backbone(nn.Module):
-  """A ResNet's root and stages, or plain ones."""
+  """A ResNet without its head, or a plain backbone."""
 
   of: Any  # the fields of DETR
 

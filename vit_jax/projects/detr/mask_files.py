@@ -1,10 +1,10 @@
-"""COCO's annotations of images that have their masks as files.
+"""Convert mask files to COCO annotations.
 
-As Penn-Fudan's pedestrians do: `images/` and `masks/` with files of the same
-names but for their extensions and `_mask` behind those of masks. A pixel of a
-mask is 0 where there is nothing and else the number of its object, and all
-objects are of one class. 255 is a border that is left out, as in Pascal VOC,
-unless masks have it alone or 254 as well.
+The layout is that of the Penn-Fudan pedestrians. `images/` and `masks/` have
+files of the same stem; a mask may end in `_mask`. A mask pixel is 0 for
+background, or the number of its object. All objects have one class. As in
+Pascal VOC, 255 is a border and is left out, unless masks contain 254 too or no
+number but 255.
 """
 
 import logging
@@ -25,7 +25,7 @@ _BORDER = 255
 def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   """Returns COCO's `instances.json` for the images of a folder.
 
-  Boxes end behind an object's outermost pixels; masks are compressed RLE.
+  Boxes include an object's outermost pixels; masks are compressed RLE.
 
   Raises:
     ValueError: an image or a mask is missing, or they differ in size.
@@ -40,7 +40,8 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   if lacking:
     raise ValueError(
       f'{root} has {len(paths)} images and {len(masks)} masks, and lacks '
-      f'{", ".join(lacking[:5])}: give images/ and a mask of each in masks/.'
+      f'{", ".join(lacking[:5])}. Put images into images/ and a mask for each '
+      'into masks/.'
     )
   images: list[dict[str, Any]] = []
   annotations: list[dict[str, Any]] = []
@@ -48,12 +49,12 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   for i, (stem, path) in enumerate(bar, 1):
     numbers_HW = _numbers(masks[stem])
     height, width = numbers_HW.shape
-    # As it will be learned from: turned as its EXIF data say.
+    # Training applies the EXIF orientation, so sizes are compared after it.
     image = decode.open_image(decode.read_file(str(path)), str(path))
     if (image.height, image.width) != (height, width):
       raise ValueError(
         f'{path} has {image.width}x{image.height} pixels and {masks[stem]} '
-        f'{width}x{height}: make them the same.'
+        f'{width}x{height}. An image and its mask need the same size.'
       )
     images.append(
       {'id': i, 'file_name': path.name, 'height': height, 'width': width}
@@ -75,7 +76,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   if _BORDER in numbers and numbers != {_BORDER} and 254 not in numbers:
     objects = [x for x in annotations if x['id'] != _BORDER]
     _log.warning(
-      '255 is left out as a border without an object: %d of %d masks have it.',
+      'Pixels of 255 are taken for a border and left out, in %d of %d masks.',
       len(annotations) - len(objects),
       len(images),
     )
@@ -92,8 +93,8 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
   for first, *others in found.values():
     if others:
       raise ValueError(
-        f'{place} has {first} and {others[0]}: masks and images have the same '
-        'names, so that two of one name cannot be told apart.'
+        f'{place} has both {first} and {others[0]}. Masks and images are '
+        'matched by stem, so each stem must be unique. Rename or remove one.'
       )
   return {x.removesuffix(end): place / name for x, (name,) in found.items()}
 
@@ -103,21 +104,21 @@ def _numbers(path: pathlib.Path) -> np.ndarray:
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
   one_number = image.mode in ('1', 'L', 'P', 'I', 'I;16')
-  # JPEG changes the numbers that are written to it.
+  # JPEG compression changes pixel values.
   if image.format in ('JPEG', 'MPO') or not one_number:
     raise ValueError(
-      f'{path} is a {image.format} of mode {image.mode}: save masks as PNG '
-      'whose pixels are the numbers of their objects, or 0.'
+      f'{path} is a {image.format} of mode {image.mode}. Save masks as PNG '
+      'with one channel of object numbers, 0 for background.'
     )
   return numbers_HW.astype(np.int64)
 
 
 def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
-  """Returns the numbers above 0.
+  """Returns the object numbers of a mask.
 
   Raises:
-    ValueError: most are of pixels without a neighbour of the same number but
-      with one of another, as greys at an edge are.
+    ValueError: the mask looks antialiased. Then most numbers belong to edge
+      pixels: no neighbour has the same number, and one has another number.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]
@@ -129,8 +130,8 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   at_edges = np.bincount(of_pixel.ravel(), edge_HW.ravel())
   if np.sum(at_edges > areas / 2) > max(3, len(found) / 2):
     raise ValueError(
-      f'{path} has {len(found) - 1} numbers, most of them of pixels at edges: '
-      'it looks antialiased, or resized with interpolation. Write hard '
-      'edges, and resize it by nearest neighbours.'
+      f'{path} has {len(found) - 1} object numbers, most of them only at '
+      'edges: it looks antialiased, or resized with interpolation. Write it '
+      'with hard edges, and resize it by nearest neighbours.'
     )
   return found[found > 0].tolist()

@@ -14,15 +14,12 @@ from vit_jax.projects.detr import segments
 Array = jax.Array
 
 EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
-# Feature maps that masks are refined with, besides the encoder's.
+# How many maps of the backbone refine the masks, besides the encoder's input.
 FINER = 3
 
 
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
-  """Resizes two axes to (h, w) pixels, as PyTorch's 'nearest' does.
-
-  Of the pixels of x, those of `segments.nearest`.
-  """
+  """Resizes two axes to (h, w) pixels, as PyTorch's 'nearest' does."""
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:
@@ -33,12 +30,12 @@ def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
 
 
 def channels(width: int) -> tuple[int, ...]:
-  """Returns those that the convolutions after the first put out."""
+  """Returns the output channels of the convolutions after the first."""
   return tuple(width // 2**i for i in range(1, FINER + 2))
 
 
 class AttentionMap(nn.Module):
-  """Where queries look, by heads: attention without its values."""
+  """Attention weights of each query and head, without values."""
 
   heads: int
   dtype: Any = jnp.float32
@@ -47,9 +44,9 @@ class AttentionMap(nn.Module):
   def __call__(
     self, queries_BQD: Array, tokens_BLD: Array, mask_B1L: Array | None
   ) -> Array:
-    """Returns weights BQLN, which are 1 for a query in all.
+    """Returns weights BQLN, which sum to 1 over L and N for each query.
 
-    The mask is true where may be looked.
+    The mask is true for tokens that may be attended to.
     """
     B, Q, D = queries_BQD.shape
     shape = (self.heads, D // self.heads)
@@ -63,17 +60,17 @@ class AttentionMap(nn.Module):
 
 
 class JoinedConv(nn.Module):
-  """The 3x3 convolution of features beside what a query sees of them.
+  """3x3 convolution of image features concatenated with attention maps.
 
-  It has the parameters of `nn.Conv`. The features are the same for all queries,
-  and their share of the sum, nearly all of it, is computed once.
+  Its parameters are those of `nn.Conv`. The features are the same for all
+  queries, so their part of the sum, nearly all of the work, is computed once.
   """
 
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x_BhwD: Array, seen_BQhwN: Array) -> Array:
-    """Returns BQhwM, where M is D + N."""
+    """Returns features BQhwM, where M is D + N."""
     D, N = x_BhwD.shape[-1], seen_BQhwN.shape[-1]
     M = D + N
     init = nn.initializers.lecun_uniform()
@@ -94,7 +91,7 @@ class JoinedConv(nn.Module):
 
 
 class MaskHead(nn.Module):
-  """Convolutions from where a query looks to the mask of what it found."""
+  """Convolutions that turn a query's attention map into a mask."""
 
   dtype: Any = jnp.float32
 
@@ -102,11 +99,11 @@ class MaskHead(nn.Module):
   def __call__(
     self, x_BhwD: Array, seen_BQhwN: Array, finer: Sequence[Array]
   ) -> Array:
-    """Returns logits BQhw in float32, as fine as the finest map.
+    """Returns logits BQhw in float32, at the resolution of the finest map.
 
     Args:
-      x_BhwD: features that the encoder sees.
-      seen_BQhwN: attention of the queries to their places.
+      x_BhwD: the encoder's input features.
+      seen_BQhwN: attention of the queries to their cells.
       finer: feature maps BhwC of the backbone, each finer than the one before.
     """
     B, Q = seen_BQhwN.shape[:2]

@@ -1,10 +1,10 @@
-"""DETR: objects of an image as a set, by a transformer's queries.
+"""DETR: detect the objects of an image as a set, with learned queries.
 
-After "End-to-End Object Detection with Transformers" (2005.12872) and its code,
-number for number. A backbone's last feature map is encoded, and a fixed number
-of learned queries gather from it what they then say of one object each: its
-class or that there is none, its box and, with `masks`, its mask. The dimension
-letters are those of `layers`, and Q is the number of queries.
+This follows "End-to-End Object Detection with Transformers" (2005.12872) and
+reproduces the outputs of its code. A transformer encodes the last feature map
+of a backbone. A fixed number of learned queries attend to it. Each query
+predicts one object: its class or "no object", its box and, with `masks`, its
+mask. `layers` lists the dimension letters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ Array = jax.Array
 
 ENCODER = Loop('encoder_layer', 0, 'encoder_layers')
 DECODER = Loop('decoder_layer', 0, 'decoder_layers')
-# U(-1 / sqrt(inputs), 1 / sqrt(inputs)), where the original leaves it so.
+# U(-1 / sqrt(inputs), 1 / sqrt(inputs)), PyTorch's default.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
@@ -63,10 +63,10 @@ def linear(x: Array, features: int, name: str) -> Array:
 
 
 class DETR(Model):
-  """Images to a class and a box for every query, and masks."""
+  """Maps images to a class, a box and optionally a mask for every query."""
 
   kind: ClassVar[str] = 'detr'
-  # Boxes are those of any objects.
+  # The box head does not depend on the classes.
   task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
     'masks': ('bbox_attention', 'mask_head')
@@ -77,26 +77,26 @@ class DETR(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
   num_classes: int = field(REQUIRED, 'C; 0 returns tokens.', valid='[0, inf)')
-  num_queries: int = field(100, 'Q, more than objects.', valid='[1, 1048576]')
+  num_queries: int = field(100, 'Number of queries Q.', valid='[1, 1048576]')
   width: int = field(256, 'D.', valid='[1, 1048576]', multiple=4)
   heads: int = field(8, 'N; must divide D.', valid='[1, 1048576]')
   mlp_dim: int = field(2048, 'M.', valid='[1, 1048576]')
   encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
   decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
   dropout: float = field(0.1, 'Rate of encoder and decoder.', valid='[0, 1)')
-  masks: bool = field(False, 'Every query tells a mask, too; for four stages.')
-  backbone: str = field('resnet', 'Plain for few pixels.', valid=BACKBONES)
+  masks: bool = field(False, 'Predict masks too; needs four stages.')
+  backbone: str = field('resnet', 'Use plain for tiny images.', valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(
-    (3, 4, 6, 3), 'Units or convolutions of each stage.', valid=DEPTHS
+    (3, 4, 6, 3), 'Units or convolutions per stage.', valid=DEPTHS
   )
   backbone_width: int = field(
-    64, 'Of the first stage.', valid='[1, inf)', multiple=resnet.GROUPS
+    64, 'Width of stage 1.', valid='[1, inf)', multiple=resnet.GROUPS
   )
   backbone_version: int = field(
-    0, '0 has frozen BatchNorm, 1 GroupNorm to train anew.', valid=(0, 1)
+    0, '0: frozen BatchNorm, 1: GroupNorm.', valid=(0, 1)
   )
-  dilation: bool = field(False, 'The last stage keeps the sides (DC5).')
-  dtype: Any = field(jnp.float32, 'Of the computation.')
+  dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
+  dtype: Any = field(jnp.float32, 'Compute dtype.')
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
@@ -139,7 +139,7 @@ class DETR(Model):
 
   @property
   def stride(self) -> int:
-    """Pixels from one place of the backbone's output to the next."""
+    """Pixels of the image per cell of the backbone's output, along a side."""
     stages = len(self.backbone_layers)
     first = 1 if self.backbone == 'plain' else 2
     return 2 ** (first + stages - 1 - self.dilation)
@@ -159,7 +159,7 @@ class DETR(Model):
     )
 
   def check(self, image_size: tuple[int, int]) -> None:
-    del image_size  # the padding takes any
+    del image_size  # images of any size are padded
     check_heads(self)
     stages = len(self.backbone_layers)
     if not stages or (self.masks and stages <= mask_head.FINER):
@@ -170,9 +170,9 @@ class DETR(Model):
     made = (self.width + self.heads, *mask_head.channels(self.width))
     if self.masks and any(C % min(8, C) if C else True for C in made):
       raise ValueError(
-        f'model.masks makes {made} channels of model.width {self.width} and '
-        f'model.heads {self.heads}, which GroupNorm cannot divide into 8 '
-        'groups: use a width that is a multiple of 128, and 8 heads.'
+        f'model.masks with model.width {self.width} and model.heads '
+        f'{self.heads} needs {made} channels, which GroupNorm cannot divide '
+        'into 8 groups. Use a width that is a multiple of 128, and 8 heads.'
       )
 
   @nn.compact
@@ -184,24 +184,28 @@ class DETR(Model):
     train: bool = False,
     capture: tuple[str, ...] = (),
   ) -> tuple[Array, dict[str, Any]]:
-    """Tells the objects of images.
+    """Predicts the objects of images.
 
     Args:
-      images_BHWC: images, normalised, of zeros where they are padded; or the
-        feature maps BhwC of a backbone, finest first.
-      padding_BHW: true where images are padded, at any resolution; None for
-        nowhere. An image of padding alone gives finite numbers.
-      train: whether to drop out, which needs the random key 'dropout'.
-      capture: more to return, of each encoder layer: 'blocks' (its tokens, X x
-        BLD) and 'attention' (the softmax weights, X x BNLL).
+      images_BHWC: normalised images, 0 in their padding; or the feature maps
+        BhwC of a backbone, finest first.
+      padding_BHW: true in the padding of images, at any resolution; None if
+        images are not padded. An image of padding only gives finite outputs.
+      train: whether to apply dropout, which needs the random key 'dropout'.
+      capture: values of each encoder layer to return too: 'blocks' (its tokens,
+        X x BLD) and 'attention' (the softmax weights, X x BNLL).
 
     Returns:
-      Logits BQC of the last layer, where the last of the C + 1 classes stands
-      for no object, or the queries' tokens BQD; and a dict with `boxes` (cx,
-      cy, w and h as shares of the image without its padding, XBQ4) and `logits`
-      (XBQC) of every decoder layer, `mask_logits` (BQhw of the last layer, at
-      1/4 of the side behind a ResNet), `positions` BhwD, `tokens` (encoded,
-      BLD), `pre_logits` (BQD) and the captured. Outputs are float32.
+      Logits BQC of the last layer, whose last class means "no object", or the
+      tokens of the queries BQD if `num_classes` is 0; and a dict with
+        boxes: XBQ4 of every decoder layer, (cx, cy, w, h) as shares of the
+          image without padding.
+        logits: XBQC of every decoder layer.
+        mask_logits: BQhw of the last layer, at 1/4 resolution with a ResNet.
+        positions: BhwD.
+        tokens: encoded, BLD.
+        pre_logits: BQD.
+      and the captured values. Outputs are float32.
     """
     if isinstance(images_BHWC, Sequence):
       maps = images_BHWC
@@ -259,7 +263,7 @@ class DETR(Model):
     capture: tuple[str, ...],
     key: Array | None,
   ) -> tuple[Array, Array, dict[str, Any]]:
-    """Returns the encoded tokens, every decoder layer's, and the captured."""
+    """Returns encoded tokens, tokens of each decoder layer, and captures."""
     B, _, D = x_BLD.shape
     loop: dict[str, Any] = {
       'heads': self.heads,
@@ -310,9 +314,9 @@ def predicted(
   size_B2: Array,
   **more: Any,
 ) -> tuple[Array, dict[str, Any]]:
-  """Returns a detector's outputs for uint8 images of the sizes (h, w).
+  """Returns the outputs for padded uint8 images whose sizes are (h, w).
 
-  Their padding is 0 after they are normalised, as the original has it.
+  Padding is set to 0 after normalisation, as in the original code.
   """
   is_padding_BHW = padding(size_B2, images_BHWC.shape[1:3])
   images_BHWC = jnp.where(

@@ -1,8 +1,9 @@
-"""Detection of objects as a set: DETR (2005.12872), training included.
+"""DETR's set-prediction objective (2005.12872).
 
-Every query says a class, or that there is no object, and a box. Those matched
-with an object (equation 1) learn its class and box, the others that there is
-none (equation 2); every decoder layer is matched for itself.
+Every query predicts a class or "no object", and a box. Bipartite matching
+assigns each object to one query (equation 1). Matched queries learn the class
+and box of their object, the other queries learn "no object" (equation 2). Each
+decoder layer is matched separately.
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ class Detection(Objective):
   """Learns the classes, boxes and masks of an image's objects.
 
   Attributes:
-    model: says what each query finds.
-    images: how images are normalised, and whether they are mirrored.
+    model: predicts an object per query.
+    images: how images are normalised, and whether they are flipped.
     class_names: C names.
   """
 
@@ -55,19 +56,19 @@ class Detection(Objective):
   images: Images
   class_names: tuple[str, ...] = ()
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
-  crop_sides: tuple[int, ...] = field((), 'Likewise.', valid=_SIDE)
-  crop: tuple[int, int] = field((384, 600), 'Likewise.', valid=_SIDE)
-  buckets: int = field(1, 'Likewise; each shape is compiled for itself.')
+  crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
+  crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
+  buckets: int = field(1, 'See `BoxTransform`; each compiles separately.')
   max_objects: int = field(100, 'Rows for objects of an image.', valid=_SIDE)
-  l1: float = field(5.0, 'Weight of the L1 of boxes, in costs too.', valid=_ANY)
-  giou: float = field(2.0, 'Weight of their GIoU, likewise.', valid=_ANY)
-  no_object: float = field(0.1, 'Weight of free queries.', valid='(0, inf)')
+  l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
+  giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
+  no_object: float = field(0.1, 'Weight of "no object".', valid='(0, inf)')
   mask: float = field(1.0, "Weight of the masks' focal loss.", valid=_ANY)
-  dice: float = field(1.0, 'Weight of their dice loss.', valid=_ANY)
-  # The original's is 1: max_objects times an image's pixels in bytes.
+  dice: float = field(1.0, "Weight of the masks' dice loss.", valid=_ANY)
+  # The original uses 1: an image's masks take max_objects x H x W bytes.
   mask_stride: int = field(1, 'See `BoxTransform`.', valid=_SIDE)
-  # Teaches a backbone to tell objects apart from few images.
-  dense: float = field(0.0, 'Weight of the classes of places.', valid=_ANY)
+  # An auxiliary loss that helps a backbone trained on few images.
+  dense: float = field(0.0, 'Weight of per-cell classification.', valid=_ANY)
 
   @classmethod
   def _arguments(
@@ -76,24 +77,25 @@ class Detection(Objective):
     o = config.objective
     if config.model.name != DETR.kind:
       raise ValueError(
-        f'model.name is {config.model.name!r}: objects are found by DETR. '
+        f'model.name is {config.model.name!r}, and detection needs a DETR. '
         'Choose a variant such as detr_r50.'
       )
     if config.model.masks:
       segments.require_library('model.masks')
     if o.max_objects > config.model.num_queries:
       raise ValueError(
-        f'objective.max_objects is {o.max_objects} and model.num_queries '
-        f'{config.model.num_queries}: each object needs a query of its own.'
+        f'objective.max_objects is {o.max_objects} and model.num_queries is '
+        f'{config.model.num_queries}. Each object needs its own query: raise '
+        'num_queries or lower max_objects.'
       )
     if len(o.crop) != 2 or o.crop[1] < o.crop[0]:
       raise ValueError(
-        f'objective.crop is {o.crop}: give the smallest and the largest side.'
+        f'objective.crop is {o.crop}. Give the smallest and the largest side.'
       )
     if o.buckets != 1 and not 1 <= o.buckets <= len(o.short_sides):
       raise ValueError(
         f'objective.buckets is {o.buckets} and objective.short_sides has '
-        f'{len(o.short_sides)}: each bucket needs one of them.'
+        f'{len(o.short_sides)} values. Use 1 to as many buckets as short sides.'
       )
     return super()._arguments(config, image_size)
 
@@ -106,14 +108,14 @@ class Detection(Objective):
     names = facts.class_names
     if not names:
       raise ValueError(
-        f'{config.data.name} {config.data.split} has no classes, which '
-        "detection learns: give a folder with COCO's instances.json."
+        f'{config.data.name} {config.data.split} has no classes, and detection '
+        "needs them. Set data.name to a folder with COCO's instances.json."
       )
     model = self.model.clone(num_classes=len(names))
     return dataclasses.replace(self, model=model, class_names=names)
 
   def train_transform(self) -> BoxTransform:
-    """Returns the function that makes an example of a record."""
+    """Returns the function that turns a record into an example."""
     return BoxTransform(
       self.images.size,
       self.max_objects,
@@ -126,17 +128,17 @@ class Detection(Objective):
     )
 
   def eval_transform(self) -> BoxTransform:
-    """Returns the same, which evaluation calls without a generator."""
+    """Returns the same transform; evaluation calls it without a generator."""
     return self.train_transform()
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch for each short side, all as likely."""
+    """Returns (H, W) of a batch for each short side; all equally likely."""
     return self.train_transform().sizes()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, their sizes, and labels, boxes, masks BM.
+    """Returns the shapes of images, sizes, labels, boxes and masks.
 
-    They are those of the largest bucket.
+    They are the shapes of the largest bucket.
     """
     M = self.max_objects
     shapes = {
@@ -151,10 +153,10 @@ class Detection(Objective):
     return shapes
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns the batch and how many objects its images have on average.
+    """Adds `objects` B, the mean number of objects per image of the batch.
 
-    With that, `objects` B, the same in each row, each part of the batch divides
-    by what the whole has.
+    All rows have the same value. It lets each microbatch divide its sums by the
+    count of the whole batch.
     """
     del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
@@ -170,11 +172,11 @@ class Detection(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the loss of the batch, and parts of it before their weights.
+    """Returns the loss of the batch, and its unweighted terms.
 
-    Sums over all queries are divided by their weights in the batch, sums over
-    objects by the objects of the batch. 'cross_entropy', 'l1' and 'giou' are
-    those of the last layer, 'class_accuracy' that of its matched queries.
+    Sums over queries are divided by the sum of their weights in the batch, sums
+    over objects by the number of objects. The terms refer to the last decoder
+    layer; 'class_accuracy' counts its matched queries.
     """
     del fixed
     losses_B, parts = self._losses(params, batch, key if train else None)
@@ -184,7 +186,7 @@ class Detection(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    The loss of an image is that of a batch of it alone.
+    The loss of an image equals the loss of a batch that holds only this image.
     """
     del fixed
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1).astype(jnp.float32)
@@ -194,7 +196,7 @@ class Detection(Objective):
   def predict(
     self, params: Params, batch: Batch, key: jax.Array | None = None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the model's outputs; the key is that of a training step."""
+    """Returns the model's outputs; with a key, dropout is applied."""
     return predicted(
       self.model,
       params,
@@ -208,7 +210,7 @@ class Detection(Objective):
   def _losses(
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns losses B, whose mean is that of the batch, and parts likewise."""
+    """Returns losses B and their terms B; the batch loss is the mean."""
     _, outputs = self.predict(params, batch, key)
     losses_B, parts = self.set_losses(outputs, batch)
     if self.dense:
@@ -219,16 +221,16 @@ class Detection(Objective):
   def set_losses(
     self, outputs: Batch, batch: Batch
   ) -> tuple[jax.Array, Metrics]:
-    """Returns losses B of all decoder layers, and parts of the last one's.
+    """Returns losses B over all decoder layers, and the last layer's terms.
 
     Args:
-      outputs: `logits` XBQC and `boxes` XBQ4 of X layers, and where there are
-        masks `mask_logits` BQhw of the last one.
+      outputs: `logits` XBQC and `boxes` XBQ4 of X layers; with masks also
+        `mask_logits` BQhw of the last layer.
       batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them,
         and `masks` BMHW.
     """
     objects_B = batch['objects']
-    # Without objects there is nothing to be divided.
+    # Without objects the sums are 0: divide by 1 instead of 0.
     count_B = jnp.where(objects_B > 0, objects_B, 1.0)
     weights_B = (
       self.no_object * self.model.num_queries + (1 - self.no_object) * objects_B
@@ -268,7 +270,7 @@ class Detection(Objective):
       self.giou,
     )
     X, B, Q, M = costs_XBQM.shape
-    # Images stay outermost, as devices share them.
+    # Images stay the outermost axis, which is the sharded one.
     costs_NQM = costs_XBQM.swapaxes(0, 1).reshape(B * X, Q, M)
     is_object_NM = jnp.repeat(objects['labels'] >= 0, X, axis=0)
     query_NM = set_losses.match(costs_NQM, is_object_NM)
@@ -277,10 +279,10 @@ class Detection(Objective):
   def _dense(
     self, params: Params, batch: Batch, tokens_BLD: jax.Array
   ) -> jax.Array:
-    """Returns the cross-entropy of the places' classes, B.
+    """Returns the cross-entropy of classifying each cell of the grid, B.
 
-    The class of a place is that of the smallest box around its middle; those
-    without one weigh as much as queries without one.
+    The target of a cell is the class of the smallest box around its centre.
+    Cells outside all boxes have the weight `no_object`.
     """
     H, W = batch['image'].shape[1:3]
     h, w = self.model.grid((H, W))
@@ -314,8 +316,8 @@ def dense_classes(
 ) -> jax.Array:
   """Returns the class of the smallest box around each point, int32 L.
 
-  Points (x, y) and boxes (cx, cy, w, h) are shares of the image. Where there is
-  no box it is `none`.
+  Points (x, y) and boxes (cx, cy, w, h) are shares of the image. Points outside
+  all boxes get the class `none`.
   """
   distance_LM2 = jnp.abs(middle_L2[:, None] - boxes_M4[None, :, :2])
   is_in_LM = jnp.all(distance_LM2 < boxes_M4[None, :, 2:] / 2, axis=-1)

@@ -1,7 +1,7 @@
-"""DETR: files of its original code.
+"""Read checkpoints of DETR's original code.
 
-They hold arrays alone. The number of heads comes from the mask head, or is 8.
-The name of the file tells whether the last stage is dilated (DC5).
+The files hold only arrays. The number of heads follows from the mask head, or
+is 8. The last stage is dilated if the name of the file contains `dc5`.
 """
 
 import os
@@ -12,7 +12,7 @@ from vit_jax.projects.detr import hf_format
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Tells whether a file of tensors is one of the original."""
+  """Whether the arrays are from DETR's original code."""
   return any(
     f'{prefix}transformer.decoder.norm.weight' in arrays
     for prefix in ('', 'detr.')
@@ -20,7 +20,7 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
-  """Reads a file of the original, with these arrays."""
+  """Describes a checkpoint of the original code."""
   del config  # the original writes none
   lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
@@ -28,8 +28,8 @@ def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
     width = lookup.shape('input_proj/kernel', 4)[0]
     heads = lookup.shape(hf_format.MASKS, 4)[0] - width
   warning = (
-    f'{path} does not say whether its last stage is dilated (DC5): by its name '
-    f'it {"is" if dilation else "is not"}.'
+    f'{path} does not say whether its last stage is dilated (DC5). Its name '
+    f'{"contains" if dilation else "lacks"} "dc5", which decides.'
   )
   fields = {'heads': heads, 'dilation': dilation, 'image_size': hf_format.SIZE}
   return table.File(

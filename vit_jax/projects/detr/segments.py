@@ -1,14 +1,14 @@
-"""Which pixels of an image are an object's: masks, and how COCO writes them.
+"""Masks, COCO's segmentations and panoptic quality.
 
-COCO's `segmentation` of an object is a list of polygons, x and y by turns in
-pixels, or run lengths of zeros and ones down the columns (RLE), compressed or
-not. hotcoco decides which pixels a polygon has, as pycocotools does.
+COCO's `segmentation` of an object is a list of polygons (x and y alternate, in
+pixels) or run lengths of zeros and ones down the columns (RLE), compressed or
+not. hotcoco rasterises polygons as pycocotools does.
 
-Panoptic quality (1801.00868) is of objects that do not overlap: every pixel
-belongs to one object or to none. PQ (equation 1) is SQ, the mean IoU of matched
-objects, times RQ, the F1 score of the matches. hotcoco counts them as COCO's
-panopticapi does, with one difference: pixels without an object are background
-here, and count against a segment that covers them.
+Panoptic quality (1801.00868) is defined for segments that do not overlap. PQ
+(equation 1) is SQ, the mean IoU of matched segments, times RQ, the F1 score of
+the matches. hotcoco counts as COCO's panopticapi does, with one difference:
+unannotated pixels are background here, and count against a segment that covers
+them.
 """
 
 import importlib.util
@@ -23,13 +23,13 @@ Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
 # COCO's annotations of an image's segments.
 Written = list[dict[str, Any]]
 ROWS = ('PQ', 'SQ', 'RQ')
-# The least probability of an object, and the most pixels of one that is left
-# out, as in DETR's code.
+# As in DETR's code, segments of a lower probability or so few pixels are
+# dropped.
 _LIKELY, _SMALL = 0.85, 4
 
 
 def require_library(what: str) -> None:
-  """Raises ImportError, naming what needs it, if hotcoco is missing."""
+  """Raises ImportError if hotcoco is missing; `what` names what needs it."""
   if not importlib.util.find_spec('hotcoco'):
     raise ImportError(
       f'{what} needs hotcoco, which is not installed: pip install -e '
@@ -38,7 +38,7 @@ def require_library(what: str) -> None:
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
-  """Returns the fault of COCO's segmentation; empty if it is valid.
+  """Returns what is wrong with a COCO segmentation; empty if it is valid.
 
   `size` is the (height, width) of its image.
   """
@@ -62,7 +62,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
-  """Whether a list has finite numbers alone; JSON's may exceed every float."""
+  """Whether x is a list of finite numbers; JSON integers may exceed floats."""
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
   )
@@ -107,19 +107,19 @@ def in_pixels(
   size: tuple[int, int],
   shown: tuple[int, int],
 ) -> np.ndarray:
-  """Returns a model's logits of a mask in pixels of the image it was shown.
+  """Resizes mask logits from the padded canvas to the original image.
 
-  As DETR's code does it (2005.12872): between the logits linearly, then the
-  nearest of the pixels that the model saw.
+  As in DETR's code (2005.12872), logits are interpolated linearly to the
+  canvas, and then by nearest neighbour to the image.
 
   Args:
-    logits_hw: float32, of the canvas.
-    canvas: (height, width) of what the model sees, with padding.
-    size: (height, width) of the part of it that is the image.
-    shown: (height, width) of the image.
+    logits_hw: float32, on the canvas.
+    canvas: (height, width) of the model's input, with padding.
+    size: (height, width) of the image inside the canvas.
+    shown: (height, width) of the original image.
 
   Returns:
-    float32 HW of the image, above 0 where the mask is.
+    Logits float32 HW in pixels of the original image; the mask is above 0.
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = (
@@ -129,7 +129,7 @@ def in_pixels(
 
 
 def nearest(old: int, new: int) -> np.ndarray:
-  """Returns of which of `old` pixels each of `new` is, as PyTorch counts."""
+  """Returns the old index of each new pixel, as PyTorch's 'nearest' does."""
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
   return np.minimum(at, old - 1)
@@ -139,9 +139,9 @@ class Segments(NamedTuple):
   """Objects of an image that do not overlap.
 
   Attributes:
-    index_HW: the object of each pixel, from 0 on; -1 for none.
-    labels_N: their classes.
-    crowd_N: whether each is many objects that are not told apart.
+    index_HW: the index of each pixel's object; -1 for background.
+    labels_N: class of each object.
+    crowd_N: whether a segment is a crowd of objects.
   """
 
   index_HW: np.ndarray
@@ -150,11 +150,11 @@ class Segments(NamedTuple):
 
 
 def wanted(objects: Mapping[str, Any]) -> Segments:
-  """Returns annotated objects: where they overlap, the smaller one is in front.
+  """Returns the annotated segments; where they overlap, the smaller one wins.
 
   Args:
-    objects: as `BoxedSource.objects` has them, with masks; a crowd without one
-      has none here either.
+    objects: with masks, as `BoxedSource.objects` returns them. A crowd without
+      a mask gets no pixels.
   """
   size = objects['size']
   masks = [mask(x, size) for x in objects['masks']]
@@ -170,16 +170,16 @@ def found(
   labels_N: np.ndarray,
   size: tuple[int, int],
 ) -> Segments:
-  """Gives each pixel to the query with the highest positive logit.
+  """Assigns each pixel to the query with the highest positive logit.
 
-  As in DETR's code, unlikely objects and those of few pixels are left out;
-  there every pixel is some query's, as there are classes of background too.
+  As in DETR's code, unlikely objects and tiny segments are dropped. Unlike
+  there, a pixel may stay background: DETR's panoptic classes cover every pixel.
 
   Args:
-    logits_of: gives those HW of a query, asked for one after the other: all of
-      them would take gigabytes of a photograph.
-    scores_N: probabilities of the queries' objects.
-    labels_N: their classes.
+    logits_of: returns the logits HW of a query. It is called query by query,
+      since all logits of a photograph would take gigabytes.
+    scores_N: probability of each query's object.
+    labels_N: class of each query's object.
     size: (H, W).
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
@@ -195,7 +195,7 @@ def found(
 def written(x: Segments, *, background: bool = False) -> Written:
   """Returns COCO's annotations of segments; class 0 is the background.
 
-  Crowds of a class become one, since panopticapi knows one an image.
+  Crowds of a class are merged, since panopticapi expects one per image.
   """
   alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
   parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
@@ -214,10 +214,10 @@ def written(x: Segments, *, background: bool = False) -> Written:
 
 
 def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
-  """Returns PQ, SQ and RQ; nothing if there is no object at all.
+  """Returns PQ, SQ and RQ; an empty dict if there are no objects.
 
   Args:
-    images: annotations, with background, and what was found, of each.
+    images: annotated segments, with background, and detected segments of each.
   """
   from hotcoco import panoptic as hotcoco_panoptic
 

@@ -1,10 +1,9 @@
-"""Boxes, which query answers for which object, and what that costs.
+"""Box utilities, bipartite matching and set losses (2005.12872).
 
 Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
-`match` gives each object of an image a query of its own, so that the costs of
-all pairs together are as low as they can be (equation 1 of 2005.12872). Losses
-are sums over an image, so that whoever calls can divide by what a whole batch
-has, however it is split.
+`match` assigns each object of an image to one query such that the total cost is
+minimal (equation 1). Losses are sums over an image. The caller divides them by
+the counts of the whole batch, also when it is split into microbatches.
 """
 
 import functools
@@ -17,13 +16,13 @@ import optax.assignment
 from vit_jax.models.model import Batch
 from vit_jax.training import sharding
 
-# Below any area that float32 can tell from none, and its square above 0, so
-# that boxes without area have gradients.
+# Replaces smaller areas in divisions, so that boxes without area have finite
+# gradients. Its square is above 0 in float32.
 _LEAST_AREA = 1e-12
 
 
 def corners(boxes_X4: jax.Array) -> jax.Array:
-  """Returns (x0, y0, x1, y1) of (cx, cy, w, h)."""
+  """Converts (cx, cy, w, h) to (x0, y0, x1, y1)."""
   centre_X2, size_X2 = jnp.split(boxes_X4, 2, axis=-1)
   return jnp.concatenate(
     [centre_X2 - size_X2 / 2, centre_X2 + size_X2 / 2], axis=-1
@@ -33,9 +32,9 @@ def corners(boxes_X4: jax.Array) -> jax.Array:
 def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
   """Returns the GIoU of boxes given by their corners, in [-1, 1].
 
-  Intersection over union, less the share of the smallest box around both that
-  neither covers (1902.09630, algorithm 1). Leading dimensions broadcast. Boxes
-  without area give finite values and gradients.
+  GIoU is the IoU minus the share of the smallest enclosing box that neither box
+  covers (1902.09630, algorithm 1). Leading dimensions broadcast. Boxes without
+  area give finite values and gradients.
   """
 
   def area(low_X2: jax.Array, high_X2: jax.Array) -> jax.Array:
@@ -54,10 +53,10 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
 def likeliest(
   logits_BQC: jax.Array, boxes_BQ4: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns each query's likeliest class of an object, and its box.
+  """Returns each query's likeliest class except "no object", and its box.
 
   Args:
-    logits_BQC: of C - 1 classes and of no object.
+    logits_BQC: of C - 1 classes and "no object".
     boxes_BQ4: (cx, cy, w, h) as shares of the image without padding.
 
   Returns:
@@ -69,8 +68,8 @@ def likeliest(
   return jnp.max(p_BQC, axis=-1), labels_BQ, corners(boxes_BQ4)
 
 
-# Replaces costs that are not finite, with which the search would not end. The
-# loss is not finite then either, and training says so.
+# Replaces costs that are not finite, with which the search would not end. Then
+# the loss is not finite either, and the run reports it.
 _WORST = 1e6
 
 
@@ -82,13 +81,13 @@ def costs(
   l1: float,
   giou: float,
 ) -> jax.Array:
-  """Returns the cost of each object with each query, float32 BQM.
+  """Returns the matching cost of each query and object, float32 BQM.
 
-  -p(class) + l1 |difference of the boxes| - giou GIoU: the probability itself
-  instead of its logarithm, as in section 3.1.
+  It is -p(class) + l1 |difference of the boxes| - giou GIoU, with the
+  probability instead of its logarithm, as in section 3.1.
 
   Args:
-    logits_BQC: of C - 1 classes and of no object.
+    logits_BQC: of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     labels_BM: classes of objects; -1 for an empty row.
     targets_BM4: their boxes.
@@ -106,19 +105,19 @@ def costs(
 def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   """Returns the query of each object, int32 BM.
 
-  The sum of the costs of `is_object_BM` is the lowest if no two objects have
-  the same query; M is at most Q. Empty rows get query 0 and come last. The
-  search covers as many rows as the fullest image of this device, up to a power
-  of two.
+  The assignment has the lowest total cost over the objects, and no two objects
+  share a query; M is at most Q. Empty rows must come last, and get query 0. The
+  search covers as many rows as the fullest image of this device has objects,
+  rounded up to a power of two.
   """
   _, Q, M = costs_BQM.shape
   costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
 
   def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
     is_object_B1m = is_object_BM[:, None, :m]
-    # An empty row has a query of its own behind the others, which no
-    # object takes, and is done with in one step. With equal costs for all it
-    # would try the queries of all such rows before it.
+    # Each empty row gets its own extra query, so that it is matched in one
+    # step. If empty rows had equal costs for all queries, the search would
+    # try the queries of all earlier empty rows first.
     is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
     costs_BXm = jnp.concatenate(
       [
@@ -156,10 +155,10 @@ def of_boxes(
   objects: Batch,
   no_object: float,
 ) -> Batch:
-  """Returns the losses of matched queries, a sum over each image, float32 B.
+  """Returns the class and box losses, summed over each image, float32 B.
 
   Args:
-    logits_BQC: of C - 1 classes and of no object.
+    logits_BQC: of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     query_BM: the query of each object.
     objects: `labels` int32 BM, -1 for an empty row, and their `boxes`
@@ -167,7 +166,7 @@ def of_boxes(
     no_object: weight of the cross-entropy of queries without an object.
 
   Returns:
-    'ce': weighted cross-entropies of all queries in nats; 'l1': differences of
+    'ce': weighted cross-entropies of all queries in nats; 'l1': L1 distances of
     the boxes; 'giou': 1 - GIoU; 'hits': matched queries whose likeliest class
     is right.
   """
@@ -181,7 +180,7 @@ def of_boxes(
   def total(x_BM: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(is_object_BM, x_BM, 0.0), axis=1)
 
-  # Empty rows go behind the last query, where they are dropped.
+  # Empty rows point behind the last query, and mode='drop' ignores them.
   place_BM = jnp.where(is_object_BM, query_BM, Q)
   wanted_BQ = jax.vmap(
     lambda place_M, labels_M: (
@@ -205,16 +204,16 @@ def of_boxes(
 def of_masks(
   mask_logits_BQhw: jax.Array, query_BM: jax.Array, objects: Batch
 ) -> Batch:
-  """Returns the losses of matched masks, a sum over each image, float32 B.
+  """Returns the losses of matched masks, summed over each image, float32 B.
 
   Args:
-    mask_logits_BQhw: predicted, brought to the size of the objects' masks.
+    mask_logits_BQhw: predicted; resized here to the size of the masks.
     query_BM: the query of each object.
     objects: `labels` int32 BM, -1 for an empty row, and `masks` BMHW of 1
       and 0.
 
   Returns:
-    'mask': focal losses with alpha .25 and gamma 2 (1708.02002), means over the
+    'mask': focal loss with alpha .25 and gamma 2 (1708.02002), averaged over
     pixels; 'dice': 1 - (2 |a b| + 1) / (|a| + |b| + 1).
   """
   labels_BM, masks_BMHW = objects['labels'], objects['masks']

@@ -1,9 +1,9 @@
-"""Folders annotated as Pascal VOC is: an XML file for each image.
+"""Read folders in Pascal VOC's format: one XML file per image.
 
-`Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and, where images are divided,
-`ImageSets/Main/train.txt` and others with a name a line. labelImg's folders are
-read too: `annotations/` and `images/`, or all files in one folder. `read` gives
-the lists that COCO's JSON has; `coco` checks them.
+The layout is `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and optionally
+`ImageSets/Main/train.txt` and other splits with one name per line. The layouts
+of labelImg are read too: `annotations/` and `images/`, or all files in one
+folder. `read` returns the lists of COCO's JSON; `coco` checks them.
 """
 
 import logging
@@ -20,9 +20,9 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns by split what `read` takes; 'all' for the folder of all files.
+  """Returns the path for `read` by split; 'all' if there are no split files.
 
-  `trainval` is left out where its halves are there.
+  `trainval` is left out if train and a validation split exist.
   """
   if not (files := _files(root)):
     return {}
@@ -35,7 +35,7 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  """Returns when a file of annotations, or those of VOC, were last written."""
+  """Returns the modification time of the annotations, the newest if many."""
   read = [path]
   if path.suffix != '.json':
     read += [image_folder(root), *_files(root).values()]
@@ -49,9 +49,10 @@ def image_folder(root: pathlib.Path) -> pathlib.Path:
 
 
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the files of annotations by stem.
+  """Returns the annotation files by stem.
 
-  Beside images, where XML may be anything, a file needs the name of an image.
+  In a folder of images, XML files without an image of the same stem are
+  ignored: they may be anything.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
@@ -69,36 +70,36 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
 def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   """Returns COCO's lists for the images of a split.
 
-  Classes are those of all splits, by the alphabet. Pixels count from 1 in VOC,
-  and the last ones are in their box. Objects called difficult are like COCO's
-  crowds: neither learned, nor missed when they are not found.
+  Classes are collected from all splits and sorted by name. VOC counts pixels
+  from 1, and a box includes its last pixels. Objects marked difficult are
+  treated as COCO's crowds: neither learned nor measured.
 
   Raises:
-    ValueError: naming a file that is missing, or cannot belong to an image.
+    ValueError: a file is missing, or does not match any image.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)
   if path.is_file():
     text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
-    # Files of a class have a number behind each name.
+    # Split files of one class have a number after each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
     if lacking := [stem for stem in stems if stem not in files]:
       raise ValueError(
-        f'{path} names {len(lacking)} images without annotations, '
-        f'{", ".join(lacking[:5])} among them: add them, or remove the lines.'
+        f'{path} lists {len(lacking)} images without annotations, such as '
+        f'{", ".join(lacking[:5])}. Add their XML files, or remove the lines.'
       )
   of_stem = image_files.by_stem(image_folder(root))
   there = {name for found in of_stem.values() for name in found}
   said = {stem: _text(files[stem], 'filename') for stem in stems}
   images = {x: _image_name(x, said[x], of_stem.get(x, [])) for x in stems}
-  # Tools that rename files leave `<filename>` as it was.
+  # Tools that rename files do not update `<filename>`.
   others = [x for x in stems if said[x] in there and said[x] != images[x]]
   if others:
     _log.warning(
-      f'{root}: {len(others)} of {len(stems)} XML files name the image of '
-      f'another file, such as {others[0]}.xml {said[others[0]]}. The image of '
-      'the same name as the XML file is used.'
+      f'{root}: in {len(others)} of {len(stems)} XML files, <filename> names '
+      f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
+      'The image with the stem of the XML file is used.'
     )
   names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
   categories = {name: i for i, name in enumerate(sorted(names - {''}))}
@@ -128,16 +129,16 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 
 
 def _image_name(stem: str, said: str, names: list[str]) -> str:
-  """Returns the image of a file of annotations, one of `names` of its stem.
+  """Returns the image of an annotation file; `names` have the same stem.
 
-  `<filename>` counts only where there is no image of that stem, or several.
+  `<filename>` decides only if there are zero or several such images.
   """
   if len(names) == 1:
     return names[0]
   if names and said not in names:
     raise ValueError(
-      f'{" and ".join(names)} have the same name, and {stem}.xml names neither '
-      'of them: remove the wrong one.'
+      f'{" and ".join(names)} have the same stem, and <filename> in '
+      f'{stem}.xml names neither. Remove the wrong image.'
     )
   return said or f'{stem}.jpg'
 
@@ -145,11 +146,10 @@ def _image_name(stem: str, said: str, names: list[str]) -> str:
 def _parsed(path: pathlib.Path) -> _Element:
   try:
     return xml.etree.ElementTree.parse(path).getroot()
-  # An unknown encoding is one of the other two.
+  # An unknown encoding raises ValueError or LookupError.
   except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
-      f'{path} is not XML in UTF-8, or was cut short: {e}. Fetch or write it '
-      'anew.'
+      f'{path} is not valid XML in UTF-8: {e}. Download or export it again.'
     ) from e
 
 
@@ -167,7 +167,7 @@ def _number(x: _Element, path: str) -> Any:
 
 
 def _box(x: _Element) -> list[Any]:
-  """Returns x, y, width and height; what is not a number stays as it is."""
+  """Returns x, y, width, height; text that is not a number is kept as text."""
   names = ('xmin', 'ymin', 'xmax', 'ymax')
   sides = [_number(x, f'bndbox/{name}') for name in names]
   if not all(isinstance(side, float) for side in sides):

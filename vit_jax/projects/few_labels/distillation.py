@@ -1,14 +1,15 @@
-"""Classification that is learned from a teacher besides (DeiT, 2012.12877).
+"""Classification with distillation from a teacher (DeiT, 2012.12877).
 
-With y the labels, Z_t the teacher's logits, and Z_s and Z_d those of the
-student's class and distillation tokens, the losses of its section 4 are
+Let y be the labels, Z_t the teacher's logits, Z_s the logits of the student's
+class token and Z_d the logits of its distillation token. The losses of section
+4 are
 
   hard: (1 - w) CE(softmax(Z_s), y) + w CE(softmax(Z_d), argmax Z_t)
   soft: (1 - w) CE(softmax(Z_s), y)
         + w t^2 KL(softmax(Z_t / t) || softmax(Z_d / t))
 
-A student without a distillation token has Z_d = Z_s. (The published code
-divides the soft term by the classes as well, 1,000 times less of it.)
+Without a distillation token, Z_d = Z_s. (The published code also divides the
+soft term by the number of classes, 1,000 for ImageNet.)
 """
 
 import dataclasses
@@ -30,23 +31,23 @@ from vit_jax.objectives.classification import Classification
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(Classification):
-  """Learns `batch['label']`, and what a teacher says of `batch['image']`.
+  """Learns `batch['label']`, and a teacher's predictions.
 
   Attributes:
-    teacher: of any architecture and image size; sees the same augmented images,
-      resized to its own size and scaled as it was trained. None while a stage
-      of the run has yet to train it.
+    teacher: a checkpoint of any architecture and image size. It sees the same
+      augmented images, resized and normalised for it. None if a later stage of
+      the run trains it first.
     class_order: `config.data.class_order`.
   """
 
   one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
-  kind: str = field('hard', 'What is learned of it.', valid=('hard', 'soft'))
+  kind: str = field('hard', 'Kind of target.', valid=('hard', 'soft'))
   weight: float = field(0.5, "w, the teacher's share.", valid='[0, 1]')
   temperature: float = field(3.0, 't, of soft distillation.', valid='(0, inf)')
   teacher_dtype: str = field(
-    'float32', 'Of the teacher at work.', valid=('float32', 'bfloat16')
+    'float32', "The teacher's dtype.", valid=('float32', 'bfloat16')
   )
   teacher: opening.Checkpoint = None  # type: ignore[assignment]
   class_order: str = ''
@@ -63,10 +64,10 @@ class Distillation(Classification):
     """Returns the teacher's parameters.
 
     Raises:
-      ValueError: if it knows other classes.
+      ValueError: if the teacher was trained on other classes.
     """
     classes.check_same(self.teacher, self.class_names, self.class_order)
-    # NumPy has no such cast of its own.
+    # NumPy knows bfloat16 only by JAX's dtype.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),
       self.teacher.params,
@@ -101,7 +102,8 @@ class Distillation(Classification):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `agreement` is the share of images that student and teacher call the same.
+    `agreement` is the share of images for which student and teacher predict the
+    same class.
     """
     taught_BC = self.taught(fixed, batch['image'])
     logits_BC, aux = self._outputs(params, batch['image'], key, train)

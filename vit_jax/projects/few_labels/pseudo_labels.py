@@ -1,18 +1,17 @@
-"""Classes of a few images, and what a teacher says of many (1911.04252).
+"""Noisy Student (1911.04252): learn from labels and from pseudo-labels.
 
-The student of Noisy Student. A batch has B labelled images and r times as many
-that a teacher has labelled: those of which it is sure enough, as many of each
-class. With y the labels and q the teacher's probabilities of the image without
-noise, the loss is the mean over all (1 + r) B of
+A batch has B labelled images and r B images that a teacher has labelled. Of
+these, only confident ones are used, equally many per class. Let y be the labels
+and q the teacher's probabilities for the clean image. The loss is the mean over
+all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
-The teacher's labels are kept in a NumPy archive: `probabilities` float32 NC of
-all images in their order, `class_names` of C, `images`, the name and split of
-the data, `split_seed` of the split, and `teacher`, the checksums of its
-parameters.
+The pseudo-labels are stored in a NumPy archive: `probabilities` float32 NC of
+all images in order, `class_names`, `images` (name and split of the data),
+`split_seed`, and `teacher` (checksums of its parameters).
 
-The noise is what the config has of it: `data.augment`, `model.dropout`,
+The noise is set by `data.augment`, `model.dropout` and
 `model.stochastic_depth`.
 """
 
@@ -53,17 +52,17 @@ class PseudoLabels(TwoStreams):
   """Learns `batch['label']` and `batch['soft']`.
 
   Attributes:
-    teacher: None where its labels are in the file, or a stage of the run has
-      yet to train it.
+    teacher: None if the file with its labels exists, or if a stage of the run
+      has yet to train it.
   """
 
   one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
-  threshold: float = field(0.3, 'Least top probability.', valid='[0, 1]')
-  images_a_class: int = field(0, 'As `balanced` has it.', valid='[0, inf)')
-  ratio: int = field(1, 'r, images to a labelled one.', valid='[1, inf)')
+  threshold: float = field(0.3, 'Lowest top probability.', valid='[0, 1]')
+  images_a_class: int = field(0, 'See `balanced`.', valid='[0, inf)')
+  ratio: int = field(1, 'r, images per labelled image.', valid='[1, inf)')
   teacher: opening.Checkpoint | None = None
 
   @classmethod
@@ -73,15 +72,15 @@ class PseudoLabels(TwoStreams):
     labels, teacher = config.objective.labels, None
     if not labels:
       raise ValueError(
-        'objective.labels is empty: name the file that the soft labels are '
-        'kept in, --config.objective.labels=PATH.npz.'
+        'objective.labels is empty. Name the file for the soft labels: '
+        '--config.objective.labels=PATH.npz.'
       )
     if config.teacher or not absolute(labels).exists():
       teacher = teachers.named(config)
     return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example, once images are labelled."""
+    """Returns the transform; labels the unlabelled images first if needed."""
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
     source = self.open_unlabelled()
@@ -107,11 +106,11 @@ class PseudoLabels(TwoStreams):
 
   @property
   def images_seen(self) -> int:
-    """A labelled one and its r others."""
+    """Images per example: one labelled and r pseudo-labelled."""
     return 1 + self.ratio
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, labels int32 B, BrHWC and float32 BrC."""
+    """Returns shapes: images BHWC, labels B, `unlabelled` BrHWC, `soft` BrC."""
     shapes = super().batch_shapes(size)
     image = shapes['image']
     B, *rest = image.shape
@@ -123,7 +122,7 @@ class PseudoLabels(TwoStreams):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns both streams together, a labelled image and its r in a row.
+    """Joins both streams: each row has a labelled image and r others.
 
     Returns:
       `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
@@ -158,8 +157,8 @@ class PseudoLabels(TwoStreams):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `agreement` is the share of the pseudo-labelled images that student and
-    teacher call the same.
+    `agreement` is the share of pseudo-labelled images for which student and
+    teacher predict the same class.
     """
     del fixed
     labels = batch['label']
@@ -186,9 +185,10 @@ def example_of(
   rows: np.ndarray,
   ratio: int,
 ) -> Example:
-  """Returns an example of a record, and of r images drawn from `rows`.
+  """Returns an example of a record and r images drawn from `rows`.
 
-  They are 'image' and 'label', 'unlabelled' [r, H, W, 3] and 'soft' [r, C].
+  Its keys are 'image' and 'label' of the record, 'unlabelled' [r, H, W, 3] and
+  'soft' [r, C].
   """
   example = transform(record, rng)
   drawn = rows[rng.integers(len(rows), size=ratio)]
@@ -207,16 +207,16 @@ def kept(
   data: ConfigDict,
   class_names: tuple[str, ...],
 ) -> np.ndarray:
-  """Returns the probabilities float32 NC of a file, after making it if needed.
+  """Reads the probabilities float32 NC of a file; makes the file if missing.
 
-  All processes call it together, with a path that all of them see. The teacher
-  labels each image as it would be measured, without noise.
+  All processes call it together, with a path on shared storage. The teacher
+  sees images as in evaluation, without noise.
 
   Args:
-    path: of the file; it appears whole or not at all.
-    teacher: of the classes; may be None if the file exists.
+    path: of the file, which is written atomically.
+    teacher: predicts these classes; may be None if the file exists.
     source: the images.
-    data: as `config.data`, with their name and split.
+    data: a `config.data` with the name and split of the images.
     class_names: C names.
 
   Raises:
@@ -235,8 +235,8 @@ def kept(
   if not found:
     if teacher is None:
       raise ValueError(
-        f'objective.labels: there is no {path}, and no teacher to make it: '
-        'name one, --config.teacher=PATH.'
+        f'objective.labels is {path}, which does not exist, and there is no '
+        'teacher to make it. Name one with --config.teacher=PATH.'
       )
     probabilities_NC = _labelled(teacher, source, data.workers)
     if jax.process_index() == 0:
@@ -248,24 +248,27 @@ def kept(
   try:
     with place.open('rb') as file, np.load(file) as archive:
       probabilities_NC = archive['probabilities']
-      # Older files lack the other two.
+      # Older files lack split_seed and teacher.
       held = {name: archive[name] for name in ('images', 'class_names')}
       held |= {x: archive[x] for x in wanted if x in archive}
   except (
     *(KeyError, OSError, ValueError, zipfile.BadZipFile),
     *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
   ) as e:
-    raise ValueError(f'{path} holds no soft labels: {e}') from e
+    raise ValueError(
+      f'{path} is not a file of soft labels: {e}. Remove it, or name another '
+      'file with --config.objective.labels=PATH.npz.'
+    ) from e
   other = [
     name for name, x in held.items() if not np.array_equal(x, wanted[name])
   ]
   if other or probabilities_NC.shape != (len(source), len(class_names)):
     raise ValueError(
-      f'{path} has soft labels of shape {probabilities_NC.shape} of '
-      f'{held["images"]}, and {len(source):,} images of {wanted["images"]} and '
-      f'{len(class_names):,} classes are wanted'
-      + (f' (other {" and ".join(other)})' if other else '')
-      + ': remove it, or name another file, --config.objective.labels=PATH.'
+      f'{path} has soft labels of shape {probabilities_NC.shape} for '
+      f'{held["images"]}; the run needs {len(source):,} images of '
+      f'{wanted["images"]} and {len(class_names):,} classes'
+      + (f' (different {" and ".join(other)})' if other else '')
+      + '. Remove it, or name another file: --config.objective.labels=PATH.'
     )
   return probabilities_NC
 
@@ -295,17 +298,17 @@ def _labelled(
 def balanced(
   probabilities_NC: np.ndarray, threshold: float, images_a_class: int
 ) -> np.ndarray:
-  """Returns which images are learned from, as often as they are, int64.
+  """Returns the indices of the images to learn from, with repeats, int64.
 
-  Those whose likeliest class has at least the probability `threshold`; of each
-  class as many, the likeliest first, and again from the first where a class
-  lacks some.
+  It takes images whose likeliest class has at least the probability
+  `threshold`. Each class contributes equally many, the likeliest first; a small
+  class repeats its images.
 
   Args:
     probabilities_NC: of all images.
     threshold: from 0 to 1.
-    images_a_class: how many; 0 for as many as the largest class has. A class
-      without any stays without.
+    images_a_class: images per class; 0 for the size of the largest class. A
+      class without confident images stays empty.
 
   Raises:
     ValueError: if no image reaches the threshold.
@@ -315,8 +318,8 @@ def balanced(
   rows = rows[top_N[rows] >= threshold]
   if not rows.size:
     raise ValueError(
-      f'objective.threshold is {threshold}, and the teacher is not so sure of '
-      f'any image; of the surest {top_N.max():.3f}. Lower it.'
+      f'objective.threshold is {threshold}, and the highest probability that '
+      f'the teacher gives to any image is {top_N.max():.3f}. Lower it.'
     )
   members = [rows[classes_N[rows] == c] for c in np.unique(classes_N[rows])]
   n = images_a_class or max(map(len, members))

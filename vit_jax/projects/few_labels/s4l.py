@@ -1,22 +1,22 @@
-"""S4L: classes of a few images, and more of many (1905.03670).
+"""S4L (1905.03670): semi-supervised learning with a self-supervised loss.
 
-A batch has two streams: examples of `config.data`, whose labels are learned,
-and as many images drawn from `objective.unlabelled`, whose labels nobody looks
-at. w is the weight.
+A batch has two streams of equal size: labelled examples of `config.data`, and
+images drawn from `objective.unlabelled`, whose labels are ignored. w is
+`objective.weight`.
 
-Rotation turns all of them by 0, 90, 180 and 270 degrees:
+`Rotation` rotates all images by 0, 90, 180 and 270 degrees:
 
-  mean CE(classes of the labelled, each of its four turns)
-    + w mean CE(turn of all images, each of their four turns).
+  mean CE(classes of labelled images, all four rotations)
+    + w mean CE(rotation of all images, all four rotations).
 
-Exemplar makes K copies of each image, each augmented anew. With z the unit
-vectors of what the head sees, and d squared distances,
+`Exemplar` makes K independently augmented copies of each image. Let z be the
+normalised input of the head, and d the squared distance. The loss is
 
-  mean CE(classes of the labelled, each of its K copies)
-    + w mean max(0, m + max d(z, copies of the same)
-                      - min d(z, copies of others)),
+  mean CE(classes of labelled images, all K copies)
+    + w mean max(0, m + max d(z, copies of the same image)
+                      - min d(z, copies of other images)).
 
-the hardest copies of all in a group of `objective.group` rows of the batch (the
+The maximum and the minimum are over `objective.group` rows of the batch (the
 batch-hard triplets of 1703.07737, with the distances of FaceNet, 1503.03832).
 """
 
@@ -43,11 +43,11 @@ from vit_jax.projects.few_labels.streams import TwoStreams
 
 @dataclasses.dataclass(frozen=True)
 class Rotation(TwoStreams):
-  """Learns `batch['label']`, and how `batch['unlabelled']` is turned."""
+  """Learns `batch['label']`, and the rotation of all images."""
 
   second_head: ClassVar[str] = RotationViT.kind
 
-  weight: float = field(1.0, 'w, of the rotations.', valid='[0, inf)')
+  weight: float = field(1.0, 'w, weight of rotation.', valid='[0, inf)')
 
   @classmethod
   def _arguments(
@@ -56,13 +56,13 @@ class Rotation(TwoStreams):
     height, width = image_size
     if height != width:
       raise ValueError(
-        f'data.image_size is {height}x{width}: an image that is turned is as '
-        'wide as it was high, so it has to be square.'
+        f'data.image_size is {height}x{width}, and rotating by 90 degrees '
+        'swaps height and width. Use a square size.'
       )
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example of both streams."""
+    """Returns the function that makes an example from both streams."""
     return functools.partial(
       pair_of,
       transform=super().train_transform(),
@@ -71,7 +71,7 @@ class Rotation(TwoStreams):
 
   @property
   def images_seen(self) -> int:
-    """The turns of both streams."""
+    """Images per example: the rotations of both streams."""
     return 2 * TURNS
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -80,7 +80,7 @@ class Rotation(TwoStreams):
     return shapes | {'unlabelled': shapes['image']}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns the same as `Classification`, and `unlabelled` float32 BHWC."""
+    """Augments as `Classification` does; adds `unlabelled` float32 BHWC."""
     key, key_unlabelled = jax.random.split(key)
     unlabelled_BHWC = self.varied(batch['unlabelled'], key_unlabelled)
     return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
@@ -98,7 +98,7 @@ class Rotation(TwoStreams):
     del fixed
     B = len(batch['image'])
     images_NHWC = jnp.concatenate([batch['image'], batch['unlabelled']])
-    # Each image's turns beside it, on the device where it is.
+    # The rotations are a new axis, so they stay on the device of their image.
     turned_N4HWC = jnp.stack(
       [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
     )
@@ -129,7 +129,7 @@ def pair_of(
   transform: TrainTransform,
   unlabelled: Source,
 ) -> Example:
-  """Returns 'image' and 'label' of a record, and 'unlabelled' of another."""
+  """Returns a record's 'image' and 'label', and a random 'unlabelled' image."""
   example = transform(record, rng)
   other = unlabelled[int(rng.integers(len(unlabelled)))]
   return {**example, 'unlabelled': transform(other, rng)['image']}
@@ -137,16 +137,16 @@ def pair_of(
 
 @dataclasses.dataclass(frozen=True)
 class Exemplar(TwoStreams):
-  """Learns `batch['label']`, and which images are copies of the same."""
+  """Learns `batch['label']`, and which copies come from the same image."""
 
   one_class: ClassVar[bool] = True
-  # A mix of two images is not a copy of one.
+  # A mixture of two images is not a copy of either.
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K.', valid='[2, inf)')
-  group: int = field(16, 'Rows to look for the hardest in.', valid='[1, inf)')
-  margin: float = field(0.5, 'm, between the distances.', valid='[0, inf)')
-  weight: float = field(1.0, 'w, of the triplets.', valid='[0, inf)')
+  group: int = field(16, 'Rows searched for hard triplets.', valid='[1, inf)')
+  margin: float = field(0.5, 'm, margin of the triplet loss.', valid='[0, inf)')
+  weight: float = field(1.0, 'w, weight of the triplets.', valid='[0, inf)')
 
   @classmethod
   def _arguments(
@@ -155,14 +155,14 @@ class Exemplar(TwoStreams):
     group = config.objective.group
     if config.batch_size % (group * config.accum_steps):
       raise ValueError(
-        f'objective.group is {group}: batch_size {config.batch_size} in '
-        f'accum_steps {config.accum_steps} is to be shared evenly by groups of '
-        'so many; take a divisor of it.'
+        f'objective.group is {group}, and batch_size {config.batch_size} with '
+        f'accum_steps {config.accum_steps} does not divide into such groups. '
+        'Use a divisor of batch_size / accum_steps.'
       )
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes copies of both images."""
+    """Returns the function that makes copies of an image of each stream."""
     return functools.partial(
       copies_of,
       transform=super().train_transform(),
@@ -172,11 +172,11 @@ class Exemplar(TwoStreams):
 
   @property
   def images_seen(self) -> int:
-    """The copies of both streams."""
+    """Images per example: the copies of both streams."""
     return 2 * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BKHWC of both, labels int32 B, owners int32 B2."""
+    """Returns shapes: images BKHWC of both streams, labels B, owners B2."""
     shapes = super().batch_shapes(size)
     B, *rest = shapes['image'].shape
     copies = jax.ShapeDtypeStruct((B, self.copies, *rest), np.uint8)
@@ -184,11 +184,11 @@ class Exemplar(TwoStreams):
     return shapes | {'image': copies, 'unlabelled': copies, 'owner': owners}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns groups of rows, which accumulation does not split.
+    """Arranges rows in groups, which gradient accumulation does not split.
 
     Returns:
-      `image`: float32 [B / G, 2 G, K, H, W, C], the labelled of a group before
-      the others; `label`: float32 [B / G, G, C]; `owner`: int32 [B / G, 2 G].
+      `image`: float32 [B / G, 2 G, K, H, W, C], the labelled images of a group
+      first; `label`: float32 [B / G, G, C]; `owner`: int32 [B / G, 2 G].
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     B, G = len(labels), self.group
@@ -217,8 +217,8 @@ class Exemplar(TwoStreams):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `told_apart` is the share of copies that are nearer to all of the same image
-    than to any other.
+    `told_apart` is the share of copies that are nearer to all copies of their
+    image than to any copy of another image.
     """
     del fixed
     images, labels = batch['image'], batch['label']
@@ -246,10 +246,10 @@ def copies_of(
   unlabelled: Source,
   copies: int,
 ) -> Example:
-  """Returns copies of a record, and of another image drawn at random.
+  """Returns copies of a record and of a random unlabelled image.
 
-  They are 'image' and 'unlabelled' [K, H, W, 3], 'label' and 'owner' [2]: the
-  numbers of the two images, by their names.
+  Its keys are 'image' and 'unlabelled' [K, H, W, 3], 'label', and 'owner' [2]:
+  a hash of each image's name.
   """
   both = record, unlabelled[int(rng.integers(len(unlabelled)))]
   ours, others = (
@@ -265,20 +265,20 @@ def copies_of(
 
 
 def unit_vectors(x_XD: jax.Array) -> jax.Array:
-  """Returns the directions of vectors, whatever their leading axes, float32."""
+  """Returns vectors scaled to length 1, in float32."""
   x_XD = x_XD.astype(jnp.float32)
-  # Nothing has no direction; its gradient would be NaN.
+  # Without the constant, the gradient at the zero vector would be NaN.
   return x_XD / jnp.sqrt(jnp.sum(jnp.square(x_XD), -1, keepdims=True) + 1e-12)
 
 
 def triplet_gaps(x_GNKD: jax.Array, owner_GN: jax.Array) -> jax.Array:
-  """Returns how much farther the farthest copy is than the nearest other, GNK.
+  """Returns the farthest positive minus the nearest negative distance, GNK.
 
   Args:
-    x_GNKD: G groups of K copies of N images; squared distances are those of
-      their unit vectors.
-    owner_GN: numbers; images of one number, as an image that is there twice
-      or the frames of a video, are no others to each other.
+    x_GNKD: representations of K copies of N images in G groups. Distances are
+      squared distances of their unit vectors.
+    owner_GN: ids. Images with the same id (a repeated image, or frames of one
+      video) are not negatives of each other.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)

@@ -1,4 +1,4 @@
-"""ViTs with a second head, which learns from images without labels."""
+"""ViTs with a second head that learns from unlabelled images."""
 
 from typing import Any, ClassVar
 
@@ -13,10 +13,10 @@ TURNS = 4
 
 
 class RotationViT(ViT):
-  """A ViT that also tells by how much its image was turned (1803.07728).
+  """A ViT that also predicts the rotation of its image (1803.07728).
 
-  Its logits are those of the classes of images; `logits_rotation` B4 in its
-  dict are those of `TURNS` turns, by 90 degrees each.
+  The returned dict has `logits_rotation` B4: logits of rotations by 0, 90, 180
+  and 270 degrees.
   """
 
   kind: ClassVar[str] = 'rotation_vit'
@@ -26,7 +26,7 @@ class RotationViT(ViT):
     return f'{super().describe(image_size)}, telling rotations'
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns the classes' logits BC, and those of the turns in a dict."""
+    """Returns class logits BC, and a dict with the rotation logits."""
     logits_BC, more = super().classify(x_BLD, y_BD)
     turns_B4 = heads.classifier(y_BD, TURNS, 0.0, 'head_rotation')
     return logits_BC, more | {'logits_rotation': turns_B4}
@@ -35,8 +35,8 @@ class RotationViT(ViT):
 class VideoViT(ViT):
   """A ViT that also predicts the next shot of a video, for VIVI (1912.02783).
 
-  `next_shot` BD in its dict is the representation plus a linear change of it,
-  which starts at zero.
+  The returned dict has `next_shot` BD: the representation plus a linear
+  function of it, which is initialised to zero.
   """
 
   kind: ClassVar[str] = 'video_vit'
@@ -46,7 +46,7 @@ class VideoViT(ViT):
     return f'{super().describe(image_size)}, predicting shots'
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns the classes' logits BC, and the next shot's in a dict."""
+    """Returns class logits BC, and a dict with `next_shot`."""
     logits_BC, more = super().classify(x_BLD, y_BD)
     change_BD = heads.classifier(y_BD, y_BD.shape[-1], 0.0, 'head_next')
     next_BD = y_BD + change_BD.astype(y_BD.dtype)

@@ -1,4 +1,4 @@
-"""Objectives of two streams: labelled examples, and images without labels."""
+"""Base of objectives with two streams: labelled and unlabelled images."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -14,18 +14,18 @@ from vit_jax.objectives.classification import Classification
 
 @dataclasses.dataclass(frozen=True)
 class TwoStreams(Classification):
-  """Learns the classes of `config.data`, and more of other images.
+  """Learns the classes of `config.data`, and learns from unlabelled images.
 
   Attributes:
     data: `config.data`, with the name and split of the unlabelled images.
-    second_head: the architecture that takes the place of a ViT: a ViT with a
-      head for the unlabelled images. Empty for the config's own.
+    second_head: name of the model that replaces `model.name='vit'`, a ViT with
+      a second head; empty if the model is not replaced.
   """
 
   second_head: ClassVar[str] = ''
 
-  unlabelled: str = field('train', 'Split of the images without labels.')
-  unlabelled_data: str = field('', 'Their data; empty for `config.data.name`.')
+  unlabelled: str = field('train', 'Split of the unlabelled images.')
+  unlabelled_data: str = field('', 'Data set; empty: `config.data.name`.')
   data: ConfigDict = None
 
   @classmethod
@@ -37,8 +37,8 @@ class TwoStreams(Classification):
     if cls.second_head:
       if config.model.name != 'vit':
         raise ValueError(
-          f'model.name is {config.model.name!r}: objective.name={o.name} is '
-          'learned by a ViT with a second head. Choose a variant such as b16.'
+          f'model.name is {config.model.name!r}, and objective.name={o.name} '
+          'needs a ViT, to add a second head. Choose a variant such as b16.'
         )
       config.model.name = cls.second_head
     found = super()._arguments(config, image_size)
@@ -46,16 +46,16 @@ class TwoStreams(Classification):
     return found | {'data': data}
 
   def open_unlabelled(self) -> Source:
-    """Opens the images without labels.
+    """Opens the unlabelled images.
 
     Raises:
       ValueError: if they cannot be opened.
-      FileNotFoundError: likewise.
+      FileNotFoundError: if the data are missing.
     """
     return bad_images.open_checked(self.data, self.data.split)
 
   def varied(self, images: jax.Array, key: jax.Array) -> jax.Array:
-    """Normalises and varies uint8 images [..., H, W, C], each by itself."""
+    """Normalises and augments uint8 images [..., H, W, C] independently."""
     images_NHWC = images.reshape(-1, *images.shape[-3:])
     return self.images.varied(self.images.normalize(images_NHWC), key).reshape(
       images.shape

@@ -1,26 +1,27 @@
-"""Classes of a few images, and what videos leave as it is: VIVI (1912.02783).
+"""VIVI (1912.02783): learn from labelled images and from videos.
 
-A batch has B labelled images and as many videos: of each S shots in their
-order, F frames of a shot, and K copies of a frame, each augmented anew. With z
-the unit vectors of what the head sees, c the mean of z over a shot, g what the
-model predicts of the next shot (the unit vector of the mean over a shot), and w
-the weight,
+A batch has B labelled images and B clips. A clip has S shots in order, each
+shot has F frames, and each frame has K independently augmented copies. Let z be
+the normalised input of the head, c the mean of z over a shot, g the model's
+prediction of the next shot (the normalised mean over a shot), and w the weight.
+The loss is
 
-  mean CE(classes of the labelled) + w (frames + shots + videos)
+  mean CE(classes of labelled images) + w (frames + shots + videos)
 
   frames = mean max(0, m + max d(z, copies of the same frame)
-                         - min d(z, all of other videos))
+                         - min d(z, frames of other videos))
   shots  = mean |z - c|^2
-  videos = mean -log softmax(g . c' / t) at c' the next shot of the same video,
-           of those of all videos,
+  videos = mean -log softmax(g . c' / t), where c' is the next shot of the same
+           video and the softmax is over the next shots of all videos.
 
-others being those of a group of `objective.group` rows. The three levels are
-those of its section 3: exemplars (see `s4l`), a shot as the mean of its
-frames, and prediction across shots by InfoNCE. The paper predicts by an LSTM or
-an MLP from all shots before; here a linear layer does from the last one.
+Other videos are taken from the same `objective.group` rows of the batch. The
+three terms follow section 3: exemplars (see `s4l`), a shot as the mean of its
+frames, and prediction across shots by InfoNCE. The paper predicts from all
+earlier shots with an LSTM or an MLP; here a linear layer predicts from the last
+shot.
 
-Frames are records, and lie video after video in their order. A shot is a
-stretch of neighbouring frames.
+Each frame is a record; the frames of a video are consecutive and in order. A
+shot is a range of neighbouring frames.
 """
 
 import dataclasses
@@ -51,19 +52,19 @@ from vit_jax.projects.few_labels.second_heads import VideoViT
 
 @dataclasses.dataclass(frozen=True)
 class VideoInvariances(Exemplar):
-  """Learns `batch['label']`, and what is alike in `batch['clip']`.
+  """Learns `batch['label']`, and invariances of the videos `batch['clip']`.
 
-  The margin is m, the weight w, the group as in `Exemplar`.
+  `margin` is m, `weight` is w; `group` is used as in `Exemplar`.
   """
 
   second_head: ClassVar[str] = VideoViT.kind
 
   copies: int = field(2, 'K.', valid='[2, inf)')
-  group: int = field(16, 'As `Exemplar` has it.', valid='[2, inf)')
-  videos: str = field('', 'Their folder, see `open_videos`.')
+  group: int = field(16, 'See `Exemplar`.', valid='[2, inf)')
+  videos: str = field('', 'Folder of the videos; see `open_videos`.')
   shots: int = field(2, 'S.', valid='[2, inf)')
   frames: int = field(2, 'F.', valid='[2, inf)')
-  length: int = field(16, 'Most frames that a shot goes over.')
+  length: int = field(16, 'Most frames that a shot spans.')
   temperature: float = field(0.1, 't.', valid='(0, inf)')
 
   @classmethod
@@ -73,27 +74,27 @@ class VideoInvariances(Exemplar):
     o = config.objective
     if not o.videos:
       raise ValueError(
-        'objective.videos is empty: name a folder that has a folder of frames '
-        'for each video, as in --config.objective.videos=./clips.'
+        'objective.videos is empty. Name a folder with one folder of frames '
+        'per video, as in --config.objective.videos=./clips.'
       )
     if o.length < o.frames:
       raise ValueError(
-        f'objective.length is {o.length}: a shot has objective.frames='
-        f'{o.frames} at least.'
+        f'objective.length is {o.length}; it must be at least '
+        f'objective.frames={o.frames}. Raise length or lower frames.'
       )
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example of a record and a video."""
+    """Returns the function that makes an example from a record and a video."""
     videos = open_videos(self.videos, self.data.on_bad_image)
     lengths, least = np.diff(videos.edges), self.shots * self.frames
     if min(lengths) < least:
       first = videos.edges[np.argmin(lengths)]
       raise ValueError(
         f'The video that begins with {videos.frames[int(first)]["name"]} has '
-        f'{min(lengths)} frames: objective.shots={self.shots} of '
-        f'objective.frames={self.frames} take {least}. Remove it, or take '
-        'fewer.'
+        f'{min(lengths)} frames; objective.shots={self.shots} of '
+        f'objective.frames={self.frames} need {least}. Remove the video, or '
+        'lower shots or frames.'
       )
     return functools.partial(
       example_of,
@@ -106,11 +107,11 @@ class VideoInvariances(Exemplar):
 
   @property
   def images_seen(self) -> int:
-    """A labelled one and its clip."""
+    """Images per example: one labelled image and a clip."""
     return 1 + self.shots * self.frames * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC, labels and videos B, clips uint8 BSFKHWC."""
+    """Returns shapes: images BHWC, labels and videos B, clips BSFKHWC."""
     shapes = Classification.batch_shapes(self, size)
     B, *rest = shapes['image'].shape
     shape = B, self.shots, self.frames, self.copies, *rest
@@ -120,7 +121,7 @@ class VideoInvariances(Exemplar):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns groups of rows, which accumulation does not split.
+    """Arranges rows in groups, which gradient accumulation does not split.
 
     Returns:
       `image`: float32 [B / G, G, 1 + S F K, H, W, C], a labelled image before
@@ -149,8 +150,8 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `predicted` is the share of shots whose next one is told from those of other
-    videos.
+    `predicted` is the share of shots whose predicted next shot is nearest to
+    the true one among all videos of the group.
     """
     del fixed
     images, labels = batch['image'], batch['label']
@@ -177,10 +178,11 @@ class VideoInvariances(Exemplar):
   def _alike(
     self, y: jax.Array, video: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the losses of frames and of shots.
+    """Returns the losses `frames` and `shots`.
 
-    `y` has the representations of all copies, [groups, G, S F K, D], `video`
-    which one they are of, [groups, G].
+    Args:
+      y: representations of all copies, [groups, G, S F K, D].
+      video: number of the video of each row, [groups, G].
     """
     groups, G, copies, D = y.shape
     gaps = triplet_gaps(
@@ -197,10 +199,10 @@ class VideoInvariances(Exemplar):
   def _predicted(
     self, y: jax.Array, following: jax.Array, video: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the loss of videos, and the share of shots that are told.
+    """Returns the loss `videos`, and the share of shots predicted correctly.
 
-    `following` has what is predicted of each copy in `y`. A video that was
-    drawn twice is not to be told from itself.
+    `following` has the predicted next shot of each copy in `y`. A video that is
+    drawn twice is not a negative of itself.
     """
     groups, G, copies, D = y.shape
     shape = groups, G, self.shots, -1, D
@@ -229,9 +231,9 @@ def example_of(
   clip: tuple[int, int, int],
   copies: int,
 ) -> Example:
-  """Returns an example of a record, and a clip of a video drawn at random.
+  """Returns an example of a record and a clip of a random video.
 
-  They are 'image' and 'label', 'clip' uint8 [S, F, K, H, W, 3] and 'video'.
+  Its keys are 'image' and 'label', 'clip' uint8 [S, F, K, H, W, 3] and 'video'.
   """
   example = labelled(record, rng)
   video = int(rng.integers(len(videos)))
@@ -249,9 +251,8 @@ class Videos:
   """Videos of any length.
 
   Attributes:
-    frames: of all of them.
-    edges: int64 [V + 1], video v has the frames from edges[v] to before
-      edges[v + 1].
+    frames: the frames of all videos.
+    edges: int64 [V + 1]; video v has the frames edges[v] to edges[v + 1] - 1.
   """
 
   frames: Source
@@ -268,10 +269,10 @@ class Videos:
     length: int,
     rng: np.random.Generator,
   ) -> np.ndarray:
-    """Returns the frames [shots, frames] of a part of a video, in order.
+    """Draws the indices [shots, frames] of a clip, in order.
 
-    Each of as many equal parts of the video has a shot, at most `length`
-    neighbouring frames anywhere in it, of which `frames` are drawn.
+    The video is divided into `shots` equal parts. In each part, a random range
+    of at most `length` frames is the shot, and `frames` of them are drawn.
     """
     first, end = self.edges[video : video + 2]
     bounds = first + (end - first) * np.arange(shots + 1) // shots
@@ -284,24 +285,23 @@ class Videos:
 
 
 def open_videos(path: str, on_bad_image: str) -> Videos:
-  """Opens the videos of a folder, whose frames are checked.
+  """Opens the videos of a folder, and checks their frames.
 
   Args:
-    path: of a folder with a folder of frames for each video, which come in the
-      order of their numbers.
-    on_bad_image: as `config.data.on_bad_image`.
+    path: of a folder with one folder of numbered frames per video.
+    on_bad_image: see `config.data.on_bad_image`.
 
   Raises:
-    ValueError: if there is no video, or frames are unreadable.
+    ValueError: if there are no videos, or frames are unreadable.
   """
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):
     raise ValueError(
-      f'{root} has no folders of frames: write the frames of each video into a '
-      f'folder of its own, as by ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
+      f'{root} has no folders of frames. Write the frames of each video into '
+      f'its own folder, as with ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
     )
   files, _ = folder.list_files(root, names)
-  # Frame 10 comes after frame 9, which has a shorter name.
+  # Sort by length first, so that frame 10 comes after frame 9.
   files.sort(key=lambda file: (file[1], len(file[0]), file[0]))
   paths, videos = map(list, zip(*files, strict=True))
   frames = bad_images.checked(

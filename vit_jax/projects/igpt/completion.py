@@ -1,4 +1,4 @@
-"""Completes photographs with a causal iGPT, and tells how likely they are."""
+"""Complete photographs with a causal iGPT, and compute their likelihood."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from vit_jax.data import decode
 from vit_jax.projects.igpt.model import IGPT
 from vit_jax.visualize import draw
 
-_GREY = 128  # of pixels that are not kept
+_GREY = 128  # value of pixels that are not kept
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'given'))
@@ -25,21 +25,21 @@ def continued(
   key: jax.Array,
   temperature: float,
 ) -> jax.Array:
-  """Draws the pixels after the first `given` ones.
+  """Samples all pixels after the first `given` ones.
 
-  p(pixel i | those before) to the power 1 / temperature, normalised. Position
-  i has the key that is folded from i, whatever is given.
+  Pixel i is drawn from p(pixel i | pixels before i)^(1 / temperature),
+  normalised. Its key is folded from i alone, so it does not depend on `given`.
 
   Args:
-    model: causal.
+    model: a causal iGPT.
     params: of the model.
-    colours_BL: by number; those not given make no difference.
-    given: number of pixels.
-    key: of the draws.
-    temperature: above 0; below 1 for likelier pixels.
+    colours_BL: palette indices; only the first `given` are used.
+    given: number of pixels to keep.
+    key: for sampling.
+    temperature: above 0; values below 1 favour likely pixels.
 
   Returns:
-    Colours by number, int32 BL, the first ones as they are.
+    Palette indices, int32 BL; the first `given` are unchanged.
   """
   _, aux = model.apply({'params': params}, colours_BL, capture=('cache',))
   keys, values, _ = aux['cache']
@@ -68,7 +68,7 @@ def continued(
 
 @functools.partial(jax.jit, static_argnames='model')
 def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
-  """Returns the bits a pixel of images, -log2 p(image) / L, B."""
+  """Returns the bits per pixel of each image, -log2 p(image) / L, shape B."""
   _, aux = model.apply({'params': params}, colours_BL, capture=('pixels',))
   log_BLK = jax.nn.log_softmax(aux['pixels'])
   log_BL = jnp.take_along_axis(log_BLK, colours_BL[..., None], axis=-1)
@@ -76,13 +76,13 @@ def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
 
 
 class Completed(NamedTuple):
-  """A photograph and what a model makes of it.
+  """A photograph and its completions.
 
   Attributes:
-    own_HWC: in the model's colours, uint8.
+    own_HWC: the photograph in the colours of the palette, uint8.
     samples_SHWC: completions, uint8.
     kept: rows from the top that were kept.
-    bits: a pixel, -log2 of the photograph's probability.
+    bits: bits per pixel of the photograph.
   """
 
   own_HWC: np.ndarray
@@ -103,15 +103,16 @@ def complete(
   """Completes photographs, one after the other.
 
   Args:
-    checkpoint: of a causal iGPT, open or anything that `open_checkpoint` opens.
-    images: paths.
-    keep: share of the rows of pixels that are kept, from the top.
-    samples: of each image.
-    temperature: above 0; below 1 for likelier pixels.
+    checkpoint: a causal iGPT, or an argument of `open_checkpoint`.
+    images: paths of image files.
+    keep: share of the pixel rows that are kept, from the top.
+    samples: number of completions per image.
+    temperature: above 0; values below 1 favour likely pixels.
     seed: of the samples.
 
   Raises:
-    ValueError: if the checkpoint is of another model, or a file is no image.
+    ValueError: if the checkpoint is not a causal iGPT, or a file is not an
+      image.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
@@ -120,18 +121,19 @@ def complete(
     if isinstance(model, IGPT):
       kind = 'an iGPT that is not causal'
     raise ValueError(
-      f'{checkpoint.path} is {kind}, which tells no pixel of those before it: '
-      'give a causal iGPT, as configs/igpt.py trains.'
+      f'{checkpoint.path} is {kind}, which does not predict a pixel from the '
+      'pixels before it. Give a causal iGPT, such as one trained with '
+      'configs/igpt.py.'
     )
   transform = checkpoint.transform()
   images_BHWC = [
     transform.image(decode.read_file(path), path) for path in images
   ]
   H, W = checkpoint.image_size
-  # At least a row is drawn.
+  # At least one row is sampled.
   kept = min(round(keep * H), H - 1)
   params = checkpoint.on_device
-  # One after the other, as the keys and values of all would not fit.
+  # One image at a time: the cached keys and values of all would not fit.
   for i, image_HWC in enumerate(images_BHWC):
     image_1HWC = checkpoint.normalize(jnp.asarray(image_HWC[None]))
     colours_1L = model.quantised(image_1HWC)
@@ -152,9 +154,9 @@ def complete(
 
 
 def picture(found: Sequence[Completed], names: Sequence[str]) -> bytes:
-  """Returns a PNG with a row for each photograph, called by its name.
+  """Returns a PNG with a named row for each photograph.
 
-  Its columns are the photograph, what is kept of it, and the samples.
+  The columns are the photograph, its kept part, and the samples.
   """
   rows = []
   for own_HWC, samples_SHWC, kept, _ in found:

@@ -1,7 +1,7 @@
-"""Directories of transformers' ImageGPT, which is our causal iGPT.
+"""Read and write directories of transformers' ImageGPT, our causal iGPT.
 
-The palette is called `clusters` and lies in preprocessor_config.json; the start
-is the last of the embeddings of colours.
+The palette is `clusters` in preprocessor_config.json. The embedding of the
+start token is the last row of the colour embeddings.
 """
 
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, image_configs, table, tensors
 from vit_jax.checkpoints.formats.stated import Stated, only
 
-# What a model here has.
+# Values of config.json that our iGPT implies.
 _CONFIG = {
   'activation_function': 'quick_gelu',
   'add_cross_attention': False,
@@ -23,7 +23,7 @@ _CONFIG = {
 _BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
 _QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
-# That older versions saved, as bytes or as bool.
+# Causal masks, which older versions of transformers saved; they are ignored.
 _MASKS = r'\.attn\.(masked_)?bias$'
 
 
@@ -31,8 +31,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
   Raises:
-    ValueError: if it has no palette, or one of another size than its
-      embeddings, and as all formats.
+    ValueError: if the palette is missing or its size differs from the
+      embeddings, or if the model is not supported.
   """
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
@@ -52,7 +52,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     'depth': sum(lookup.count(f'{prefix}h.', r'(\d+)\.')),
     'mlp_dim': lookup.shape('h.0.mlp.c_fc.weight', 2)[1],
     'heads': stated.positive('n_head'),
-    # Those of the original are zero.
+    # Files converted from the original have biases of zero, which are dropped.
     'bias': any(
       np.any(x)
       for key, x in arrays.items()
@@ -77,7 +77,7 @@ def _processor(path: str) -> dict[str, Any]:
 
 
 def _size(path: str, positions: int) -> tuple[int, int]:
-  """Returns (H, W): that of the processor if it fits, or else a square."""
+  """Returns (H, W) of the processor if it fits `positions`, else a square."""
   said = _processor(path)
   for key in ('crop_size', 'size'):
     stated = said.get(key)
@@ -97,13 +97,13 @@ def _palette(path: str, colours: int) -> tuple[float, ...]:
     found = np.empty(0)
   if found.ndim != 2 or found.shape[1] != 3 or not np.isfinite(found).all():
     raise ValueError(
-      f'{place} has no palette: clusters should be the red, green and blue of '
-      f'{colours:,} colours.'
+      f'{place} has no valid palette. `clusters` must list red, green and blue '
+      f'of {colours:,} colours.'
     )
   if len(found) != colours:
     raise ValueError(
-      f'{place}: clusters is a palette of {len(found):,} colours, and the '
-      f'model has embeddings of {colours:,}.'
+      f'{place}: `clusters` has {len(found):,} colours, and the model embeds '
+      f'{colours:,}. Use the preprocessor_config.json of this model.'
     )
   return tuple(found.ravel().tolist())
 
@@ -112,7 +112,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   """Writes a directory that transformers opens.
 
   Raises:
-    ValueError: if transformers has no such model.
+    ValueError: if transformers cannot represent the model.
   """
   fields = weights.fields
   table.check_writable(
@@ -123,8 +123,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   )
   if fields['num_classes']:
     raise ValueError(
-      f'transformers has no ImageGPT with num_classes {fields["num_classes"]} '
-      'here: its classifiers have no bias. Use --head=drop.'
+      f'A head of {fields["num_classes"]} classes cannot be written: '
+      "transformers' ImageGPT classifiers lack the bias. Use --head=drop."
     )
   height, width = fields['image_size']
   palette = np.reshape(fields['palette'], (-1, 3))
@@ -225,7 +225,7 @@ def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
 
 
 def _zeros(key: str, size: int) -> table.Entry:
-  """Returns the entry of a bias that ours has not."""
+  """Returns the entry of a bias that our model lacks; it is written as 0."""
   return table.Entry(
     (key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ()
   )

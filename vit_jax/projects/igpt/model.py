@@ -1,10 +1,10 @@
-"""iGPT, a transformer whose words are pixels.
+"""iGPT, a transformer whose tokens are pixels.
 
-After "Generative Pretraining from Pixels" (ICML 2020) and openai/image-gpt.
-Every pixel of an image is one of K colours, and a token, in raster order. Each
-token is asked for the colour of its pixel: causally, seeing the pixels before,
-or seeing all of them but some that are hidden (BERT). The dimension letters are
-those of `layers`; L is H W.
+This follows "Generative Pretraining from Pixels" (ICML 2020) and
+openai/image-gpt. Pixels are quantised to K colours and are tokens in raster
+order. The model predicts the colour of each pixel. A causal model sees the
+pixels before it; a BERT model sees all pixels that are not masked. `layers`
+lists the dimension letters; L is H W.
 """
 
 from typing import Any, ClassVar
@@ -27,20 +27,20 @@ from vit_jax.models.layers import (
 from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
-# Keys and values of all layers, both XBLNK, and how many positions are filled.
+# Keys and values of all layers, both XBLNK, and the number of filled positions.
 Cache = tuple[Array, Array, Array]
 
 EPSILON = 1e-5
 LAYERS = Loop('h', 0, 'h')
-# A model of 64 x 64 pixels has 4,096 tokens already.
+# Images of 64 x 64 pixels, the largest in the paper, have 4,096 tokens.
 MAX_TOKENS = 2**16
-# So many queries at a time look at the keys before them: no more of an image's
-# L x L weights is held at once, and nearly half of them are never computed.
+# Causal attention runs on chunks of queries, each with only the keys up to its
+# end. This bounds memory and skips nearly half of the L x L weights.
 QUERIES = 256
 
 
 def even_palette(levels: int) -> tuple[float, ...]:
-  """Returns `levels`^3 colours, as many values of each of R, G and B."""
+  """Returns `levels`^3 colours: an even grid over R, G and B."""
   values = np.linspace(-1, 1, levels)
   colours = np.stack(np.meshgrid(values, values, values, indexing='ij'), -1)
   return tuple(colours.ravel().tolist())
@@ -52,11 +52,11 @@ def grey_palette(count: int) -> tuple[float, ...]:
 
 
 class Block(nn.Module):
-  """One layer: attention, then an MLP, each after a norm.
+  """A pre-norm transformer layer: attention, then an MLP.
 
   Attributes:
     of: the fields of IGPT.
-    capture: as the model's `__call__` has it, and 'cache' for keys and values.
+    capture: see `IGPT.__call__`; 'cache' captures keys and values.
   """
 
   of: Any
@@ -69,9 +69,12 @@ class Block(nn.Module):
     kept: tuple[Array, Array] | None = None,
     position: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer, and what `capture` names of it.
+    """Returns the tokens after this layer, and the captured values.
 
-    Where keys and values BLNK are `kept`, the tokens are the one at a position.
+    Args:
+      x_BLD: all tokens, or with `kept` the single token at `position`.
+      kept: cached keys and values BLNK.
+      position: index of the single token.
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
@@ -154,7 +157,7 @@ class Block(nn.Module):
     return jnp.concatenate(parts, axis=1)
 
   def _mask(self, start: int, end: int, keys: int) -> Array | None:
-    """Returns where the queries from `start` to `end` may look, BQL."""
+    """Returns the attention mask of queries `start` to `end`, BQL."""
     if not self.of.causal:
       return None
     return jnp.asarray(
@@ -163,12 +166,12 @@ class Block(nn.Module):
 
 
 def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
-  """Returns iGPT's norm, which subtracts no mean and adds no bias."""
+  """Returns iGPT's norm: RMSNorm without a bias."""
   return nn.RMSNorm(epsilon=EPSILON, dtype=dtype, name=name)
 
 
 class IGPT(Model):
-  """Images to class logits, and to logits of the colour of every pixel."""
+  """Maps images to class logits and to colour logits of every pixel."""
 
   kind: ClassVar[str] = 'igpt'
   compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
@@ -183,12 +186,12 @@ class IGPT(Model):
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
   mlp_dim: int = field(REQUIRED, 'M; 4 D as published.', valid='[1, inf)')
   heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
-  causal: bool = field(True, 'From pixels before, not from all (BERT).')
-  bias: bool = field(False, 'Layers have one; the original has none.')
+  causal: bool = field(True, 'See only earlier pixels; False is BERT.')
+  bias: bool = field(False, 'Biases in layers; the original has none.')
   palette: tuple[float, ...] = field(
     even_palette(8), 'R, G and B of K colours.', valid='[-1.001, 1.001]'
   )
-  dtype: Any = field(jnp.float32, 'Of the computation.')
+  dtype: Any = field(jnp.float32, 'Compute dtype.')
   scan: bool = field(False, 'As `ViT` has it.')
   remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
 
@@ -223,15 +226,15 @@ class IGPT(Model):
     check_heads(self)
     if len(self.palette) % 3 or len(self.palette) < 6:
       raise ValueError(
-        f'model.palette has {len(self.palette)} numbers: give red, green and '
+        f'model.palette has {len(self.palette)} numbers. Give red, green and '
         'blue of at least two colours.'
       )
     H, W = image_size
     if H * W > MAX_TOKENS:
       raise ValueError(
-        f'Images of {H}x{W} pixels would be {H * W:,} tokens of iGPT, which '
-        f'has one for every pixel: at most {MAX_TOKENS:,}. The paper has '
-        'data.image_size 32, 48 or 64.'
+        f'Images of {H}x{W} pixels have {H * W:,} pixels, and iGPT supports at '
+        f'most {MAX_TOKENS:,}, one token each. Lower data.image_size; the '
+        'paper uses 32, 48 and 64.'
       )
 
   @nn.compact
@@ -247,24 +250,24 @@ class IGPT(Model):
     """Encodes every pixel.
 
     Args:
-      images_BHWC: images in [-1, 1], or the colours BL of their pixels by
-        number.
-      train: makes no difference here.
-      capture: more to return: 'pixels' (`pixels`, logits BLK in float32 of the
-        colour of every pixel, and `colours` that they have, BL), 'attention'
-        (the softmax weights, depth x BNLL), 'blocks' (what the first norm of
-        each layer gives, which the paper probes, depth x BLD) and 'cache' (a
-        `Cache` of the pixels given).
-      hidden_BL: true where a pixel's embedding is multiplied by zero; not
-        causal.
-      cache: of pixels before, for a causal model: the one of colours B1 is then
-        the last of them, whatever it is for the first pixel, and the next is
-        asked for. L is the cache's.
+      images_BHWC: images in [-1, 1], or palette indices BL.
+      train: unused.
+      capture: more values to return: 'pixels' (`pixels`, colour logits BLK in
+        float32, and `colours`, the palette indices BL), 'attention' (the
+        softmax weights, depth x BNLL), 'blocks' (the output of each layer's
+        first norm, which the paper probes, depth x BLD) and 'cache' (a `Cache`
+        of the given pixels).
+      hidden_BL: true for masked pixels, whose embedding becomes zero; only if
+        the model is not causal.
+      cache: of the earlier pixels, for sampling with a causal model. The input
+        is then the palette index B1 of the last pixel, and the output belongs
+        to the next one. For the first pixel the input is ignored. L is the
+        length of the cache.
 
     Returns:
-      Logits BC in float32, or the representation BD, and a dict with `stem`
-      (the embeddings BHWD of colours), `tokens` (encoded, BLD), `pre_logits`
-      (what the head sees) and the captured.
+      Logits BC in float32, or the representation BD if `num_classes` is 0; and
+      a dict with `stem` (colour embeddings BHWD), `tokens` (encoded, BLD),
+      `pre_logits` (the input of the head) and the captured values.
     """
     del train
     D, K = self.width, len(self.palette) // 3
@@ -329,9 +332,9 @@ class IGPT(Model):
     return heads.classifier(y_BD, self.num_classes, 0.0), aux
 
   def quantised(self, images_BHWC: Array) -> Array:
-    """Returns the nearest colour of every pixel by its number, int32 BL.
+    """Returns the index of the nearest palette colour of every pixel, int32 BL.
 
-    Of images in [-1, 1]; nearest by squares, the first of equals.
+    Images are in [-1, 1]. The distance is Euclidean; ties go to the first.
     """
     palette_11KC = jnp.asarray(self.colours_KC)[None, None]
     pixels_BLC = images_BHWC.reshape(images_BHWC.shape[0], -1, 3)
@@ -343,5 +346,5 @@ class IGPT(Model):
     )
 
   def painted(self, colours: np.ndarray) -> np.ndarray:
-    """Returns colours by number as pixels, uint8 with an axis RGB more."""
+    """Converts palette indices to uint8 pixels, with a new last axis RGB."""
     return np.rint(127.5 * (self.colours_KC[colours] + 1)).astype(np.uint8)

@@ -1,7 +1,7 @@
-"""Prediction of pixels: "Generative Pretraining from Pixels" (ICML 2020).
+"""Pixel prediction, "Generative Pretraining from Pixels" (ICML 2020).
 
-A causal iGPT learns the probability of an image, pixel after pixel; one that is
-not learns the pixels that are hidden from it (BERT).
+A causal iGPT predicts each pixel from the pixels before it. Otherwise it
+predicts masked pixels from the visible ones (BERT).
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Pixels(Objective):
 
   Attributes:
     model: predicts every pixel.
-    images: how images are brought to the model.
-    class_names: none.
+    images: how images are preprocessed.
+    class_names: always empty.
   """
 
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
@@ -41,7 +41,7 @@ class Pixels(Objective):
 
   model: IGPT
   images: Images
-  rate: float = field(0.15, 'Share of hidden pixels (BERT).', valid='(0, 1]')
+  rate: float = field(0.15, 'Share of masked pixels (BERT).', valid='(0, 1]')
   class_names: tuple[str, ...] = ()
 
   @classmethod
@@ -50,7 +50,7 @@ class Pixels(Objective):
   ) -> dict[str, Any]:
     if config.model.name != IGPT.kind:
       raise ValueError(
-        f'model.name is {config.model.name!r}: pixels are predicted by iGPT. '
+        f'model.name is {config.model.name!r}, and only iGPT predicts pixels. '
         'Choose a variant such as igpt_s.'
       )
     found = super()._arguments(config, image_size)
@@ -60,17 +60,16 @@ class Pixels(Objective):
       device_augmentation.STD,
     ):
       raise ValueError(
-        f'data.mean is {images.mean} and data.std {images.std}: a palette has '
-        f'values in [-1, 1], for which both are {device_augmentation.MEAN}.'
+        f'data.mean is {images.mean} and data.std is {images.std}. A palette '
+        f'needs images in [-1, 1]: set both to {device_augmentation.MEAN}.'
       )
     return found
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns images and, where pixels are hidden, which.
+    """Flips and normalises images and, for BERT, draws the masked pixels.
 
     Returns:
-      `image`: float32 BHWC, normalised; `hidden`: bool BL; and the rest of the
-      batch as it is.
+      The batch with `image` float32 BHWC and, for BERT, `hidden` bool BL.
     """
     key_flip, key_hidden = jax.random.split(key)
     images_BHWC = self.images.flipped(batch['image'], key_flip)
@@ -86,7 +85,7 @@ class Pixels(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean over images of the nats a predicted pixel."""
+    """Returns the mean cross-entropy per predicted pixel in nats."""
     del fixed, key, train
     loss = jnp.mean(self._losses(params, batch))
     return loss, {'loss': loss}
@@ -94,8 +93,8 @@ class Pixels(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    The hidden pixels of an image follow from its `index` in the data, so that
-    every evaluation asks the same.
+    The masked pixels of an image depend only on its `index` in the data, so
+    every evaluation masks the same pixels.
     """
     del fixed
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
@@ -114,10 +113,10 @@ class Pixels(Objective):
     return found
 
   def _losses(self, params: Params, batch: Batch) -> jax.Array:
-    """Returns the nats a predicted pixel of each image, B.
+    """Returns the mean nats per predicted pixel of each image, B.
 
-    -log p(pixel i | those before) on average, p(image) to the power -1 / L; or
-    -log p(pixel i | those not hidden) over those hidden, 0 where none is.
+    Causal: the mean of -log p(pixel i | pixels before i). BERT: the mean of
+    -log p(pixel i | visible pixels) over masked pixels, 0 without any.
     """
     _, aux = self.model.apply(
       {'params': params},

@@ -1,4 +1,4 @@
-"""The colours that stand for all others in images, as iGPT predicts them."""
+"""Colour palettes for iGPT, by k-means over the pixels of a data set."""
 
 import logging
 import math
@@ -14,10 +14,10 @@ from vit_jax.data.sources import Source
 
 _log = logging.getLogger(__name__)
 
-# Images of the source, evenly spread, and pixels that are clustered: ten
-# times as many took minutes.
+# At most so many images, evenly spaced in the source, and so many of their
+# pixels are clustered. Ten times as many took minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
-# Pixels of a step of k-means, which scikit-learn advises to be above 3,000.
+# Pixels per step of k-means; scikit-learn advises more than 3,000.
 _STEP = 8_192
 
 
@@ -26,9 +26,9 @@ class Palette(NamedTuple):
 
   Attributes:
     colours_KC: float32 in [-1, 1], from dark to bright.
-    rmse: root mean square error of red, green and blue, of 255.
-    images: how many images the pixels are of.
-    pixels: how many of their pixels were clustered.
+    rmse: root mean square error per channel, for values from 0 to 255.
+    images: number of images that pixels were taken from.
+    pixels: number of pixels that were clustered.
   """
 
   colours_KC: np.ndarray
@@ -49,11 +49,11 @@ def palette(
     data: as `sources.data_config` takes it.
     colours: K.
     split: of the data.
-    image_size: (H, W) that images are brought to.
+    image_size: (H, W) that images are resized to.
 
   Raises:
     OSError: if the data are missing.
-    ValueError: if there are fewer colours than that.
+    ValueError: if the images have fewer distinct colours.
   """
   source = bad_images.open_checked(sources.data_config(data), split)
   images_BHWC = _images(source, image_size)
@@ -68,7 +68,7 @@ def palette(
 
 
 def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
-  """Returns the means of pixels' clusters, from dark to bright.
+  """Returns the cluster centres of pixels, from dark to bright.
 
   Args:
     pixels_NC: uint8 RGB.
@@ -78,34 +78,35 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     float32 KC in [-1, 1].
 
   Raises:
-    ValueError: if there are fewer colours than that.
+    ValueError: if the pixels have fewer distinct colours.
   """
   from sklearn.cluster import MiniBatchKMeans  # slow to import
 
   there = len(np.unique(pixels_NC.astype(np.int32) @ [1 << 16, 1 << 8, 1]))
   if there < colours:
     raise ValueError(
-      f'--colours={colours}, and the images have {there:,} different ones: ask '
-      'for at most as many.'
+      f'--colours is {colours}, and the images have {there:,} distinct ones. '
+      'Ask for at most that many.'
     )
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
   kmeans = MiniBatchKMeans(
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=20
   )
   with warnings.catch_warnings():
-    # Batches of small data are smaller than was asked for.
+    # scikit-learn warns if the data are smaller than the batch size.
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
   if found_KC.min() >= 0:
-    # All images are bright. `read` would take the colours for [0, 1].
+    # All images are bright. Without a negative value, `read` would assume
+    # values in [0, 1].
     found_KC[0] = -1
   return found_KC
 
 
 def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
-  """Returns uint8 pixels with the colours of the palette."""
+  """Replaces each pixel by the nearest palette colour, uint8."""
   from sklearn.metrics import pairwise_distances_argmin
 
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
@@ -114,11 +115,11 @@ def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
 
 
 def read(path: str) -> tuple[float, ...]:
-  """Returns a palette as `model.palette` takes it.
+  """Reads a .npy file into the form of `model.palette`.
 
-  A .npy file with an array (colours, 3), or (colours, 1) of greys, of values in
-  [-1, 1], or in [0, 1] as teddykoker/image-gpt has them: without a value below
-  0, which a warning says.
+  The array has the shape (colours, 3), or (colours, 1) for greys, and values in
+  [-1, 1]. If no value is negative, [0, 1] is assumed with a warning, as in
+  teddykoker/image-gpt.
 
   Raises:
     FileNotFoundError: if the file is missing.
@@ -126,7 +127,8 @@ def read(path: str) -> tuple[float, ...]:
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
-      f'No palette at {path}: python -m vit_jax.palette DATASET --out={path}'
+      f'No palette at {path}. Make one with: '
+      f'python -m vit_jax.palette DATASET --out={path}'
     )
   try:
     found = np.load(path, allow_pickle=False)
@@ -135,20 +137,22 @@ def read(path: str) -> tuple[float, ...]:
     raise ValueError(f'{path} is not a .npy file of numbers: {e}') from e
   if values.ndim != 2 or values.shape[1] not in (1, 3) or len(values) < 2:
     raise ValueError(
-      f'{path} has the shape {values.shape}, and a palette (colours, 3) or, of '
-      'greys, (colours, 1).'
+      f'{path} has the shape {values.shape}. A palette must have the shape '
+      '(colours, 3), or (colours, 1) for greys.'
     )
   if not np.all(np.abs(values) <= 1):
-    raise ValueError(f'{path} has values that are not in [-1, 1].')
+    raise ValueError(
+      f'{path} has values outside of [-1, 1]. Scale them to [-1, 1].'
+    )
   if values.min() >= 0:
-    _log.warning('%s has no value below 0: it is read as of [0, 1].', path)
+    _log.warning('%s has no negative value: [0, 1] is assumed.', path)
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())
 
 
 def _images(source: Source, size: tuple[int, int]) -> np.ndarray:
-  """Returns at most `IMAGES` of a source as a model sees them, uint8 BHWC."""
+  """Returns at most `IMAGES` preprocessed images of a source, uint8 BHWC."""
   transform = transforms.EvalTransform(size)
   count = min(IMAGES, len(source))
   rows = np.linspace(0, len(source) - 1, count).astype(int)
