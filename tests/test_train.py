@@ -697,7 +697,10 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'batch_size': 16, 'accum_steps': 4}, 'use a multiple of 32, such as 32'),
     ({'mesh.data': 3}, 'does not multiply to the 8 devices'),
     ({'loss.name': 'hinge'}, "loss.name is 'hinge'"),
-    ({'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/accuracy'),
+    (
+      {'best_metric': 'val/accuracy'},
+      'the evaluators do not measure.*test/accuracy',
+    ),
     ({'data.mean': (0.5,)}, 'give one number a channel'),
     ({'data.interpolation': 'cubic'}, "'cubic': it must be one of"),
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),

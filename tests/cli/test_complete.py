@@ -182,7 +182,7 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
     **(variants.fields('ti/4') | {'width': 12, 'depth': 1}),
   )
   save(tmp_path / 'vit', vit, variants.init(vit, KEY, (8, 8)), (8, 8))
-  assert 'is a ViT, which tells no pixel' in refusal(
+  assert 'is a ViT, which does not predict a pixel' in refusal(
     tmp_path / 'vit', photos[0]
   )
 

@@ -310,7 +310,7 @@ def test_representations_that_are_not_finite_are_refused(
     (['--l2=best'], 'choose'),
     (['--shots=200'], 'fewer than 200 shots'),
     (['--image_size=9'], 'an image of 9x9'),
-    (['--batch_size=12'], 'use a multiple of 8, such as 16.'),
+    (['--batch_size=12'], 'Use a multiple, such as 16.'),
   ],
 )
 def test_bad_flags_are_refused_before_the_model_runs(

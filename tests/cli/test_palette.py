@@ -68,7 +68,7 @@ def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
   )
   got = library.read(str(tmp_path / 'colours.npy'))
   assert got == (-0.5, 0, 1, 1, 0, 0.5)
-  assert 'colours.npy has no value below 0' in caplog.messages[-1]
+  assert 'colours.npy has no negative value' in caplog.messages[-1]
 
 
 def test_as_many_colours_as_there_are_are_these():

@@ -91,7 +91,9 @@ def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
   monkeypatch.setattr(
     evaluator.bad_images, 'open_checked', lambda data, split: Objects()
   )
-  with pytest.raises(ValueError, match='of digits other are not those of trai'):
+  with pytest.raises(
+    ValueError, match='digits other and train have different classes'
+  ):
     parts.source('other')
 
 

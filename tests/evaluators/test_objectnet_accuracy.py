@@ -155,7 +155,7 @@ def test_classes_in_the_order_of_imagenet(source, names):
 @pytest.mark.parametrize(
   ('names', 'message'),
   [
-    (WORDNET_IDS[:999], "needs ImageNet's 1000 classes; there are 999"),
+    (WORDNET_IDS[:999], "needs ImageNet's 1000 classes; the data have 999"),
     (sorted(map(str, range(1000))), "order, sorted .* from '0' to '999'"),
     (WORDNET_IDS[::-1], "from 'n00000999' to 'n00000000'"),
   ],

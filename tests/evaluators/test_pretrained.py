@@ -80,7 +80,7 @@ def test_predictions_are_the_softmax_in_order(vit, images):
     np.testing.assert_allclose([p for _, p in found], expected[order], 1e-5)
   assert len(vit.predict(images[0], topk=10**6)[0]) == logits.shape[1]
   for none in (0, -1):
-    with pytest.raises(ValueError, match=f'topk is {none}: at least 1'):
+    with pytest.raises(ValueError, match=f'topk is {none}; it must be 1'):
       vit.predict(images[0], topk=none)
 
 
@@ -205,7 +205,7 @@ def test_without_a_head_there_are_features(vit):
     dataclasses.replace(vit.checkpoint, model=model, params=params)
   )
   for ask in (headless.logits, headless.predict):
-    with pytest.raises(ValueError, match=r'npz has no head: use features\(\)'):
+    with pytest.raises(ValueError, match=r'npz has no head. Use features\(\)'):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 

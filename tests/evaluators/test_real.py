@@ -134,7 +134,9 @@ def test_labels_of_other_images_are_refused(sample, labels_path, permuted):
     labels = np.random.default_rng(0).permutation(1000)[labels]
   else:
     numbers = numbers[1:] + numbers[:1]
-  with pytest.raises(ValueError, match=r'for \d% of .* images are in folders'):
+  with pytest.raises(
+    ValueError, match=r'for \d% of .* images are in the folders'
+  ):
     real.RealEvaluator('r', len, Images(numbers, labels), labels_path)
 
 
@@ -156,7 +158,7 @@ def test_by_hand():
   labels = [[3], [], [1, 2], [1, 2], [], [7]]
   accuracy, scored = real.real_accuracy(np.array([3, 3, 2, 0, 7, 8]), labels)
   assert (accuracy, scored) == (2 / 4, 4)
-  with pytest.raises(ValueError, match='no labels for any of these images'):
+  with pytest.raises(ValueError, match='scores none of these'):
     real.real_accuracy(np.array([1, 2]), [[], []])
   with pytest.raises(ValueError, match='shorter'):
     real.real_accuracy(np.array([1, 2, 3]), [[1], [2]])
@@ -248,7 +250,7 @@ def test_refuses_other_data(sample, labels_path):
   refuse(
     Images(numbers, labels, IDS[:10]),
     labels_path,
-    r"evaluators\.real needs ImageNet's 1000 classes; there are 10\.",
+    r"evaluators\.real needs ImageNet's 1000 classes; the data have 10\.",
   )
   for name in (
     'imagenet2012/validation/7',

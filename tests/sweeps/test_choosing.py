@@ -109,7 +109,11 @@ def test_the_command_replaces_the_candidates_of_all_groups():
     (['data.flip=true,false'], {}, "data.flip: 'data.flip' and 'data.flip'"),
     ([RATES], {'tune.train': 'trian'}, "flip=True / lr=0.1: .*'trian'"),
     (['batch_size=16,17'], {}, 'flip=True / batch_size=17: .*multiple of 8'),
-    ([RATES], {'best_metric': 'val/accuracy'}, 'none of the evaluators.*test/'),
+    (
+      [RATES],
+      {'best_metric': 'val/accuracy'},
+      'the evaluators do not measure.*test/',
+    ),
     ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images: choose by'),
     ([RATES], {'tune.val': 'test[:30]'}, 'share 30 images: choose by'),
   ],

@@ -47,7 +47,7 @@ def results(workdir):
     (['model.patch_size=4,3'], 'patch_size=3: .*tile'),
     (['batch_size=16,17'], 'batch_size=17: .*multiple of 8'),
     (['data.split=train,trian'], "split=trian: .*'trian'"),
-    (['best_metric=test/loss,tset/loss'], 'tset/loss: .*none of the evaluat'),
+    (['best_metric=test/loss,tset/loss'], 'tset/loss: .*the evaluators do not'),
   ],
 )
 def test_what_cannot_work_is_found_before_anything_runs(

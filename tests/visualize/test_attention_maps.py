@@ -150,5 +150,5 @@ def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
 def test_other_models_are_refused(name, fields):
   fields = {'name': name, 'num_classes': 3} | fields
   model = variants.build(image_size=(32, 32), **fields)
-  with pytest.raises(ValueError, match=f'{type(model).__name__}.*use one'):
+  with pytest.raises(ValueError, match=f'{type(model).__name__}.*Use a ViT'):
     Layers(model, {}, np.zeros((1, 32, 32, 3)))

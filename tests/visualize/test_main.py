@@ -289,7 +289,7 @@ def test_the_report_says_what_there_is_not(run, files):
   status, _, _, out = run('report', 'resnet', files[0])  # one is enough
   assert status == 0
   text = html.unescape((out / 'report.html').read_text())
-  for reason in ['ResNet. Attention is drawn of', "embeddings.*'none'"]:
+  for reason in ['ResNet. Attention needs a model', "embeddings.*'none'"]:
     assert re.search(reason, text)
 
 
@@ -300,9 +300,9 @@ def test_the_report_says_what_there_is_not(run, files):
     (('rollout', 'headless', '{image}', '--class=0'), 'has no head'),
     (('rollout', 'cls', '{text}'), 'text.jpg: not an image of a known format'),
     (('rollout', 'cls', '{dot}'), 'dot.png has 1x1 pixels.*2x3 patches'),
-    (('rollout', 'resnet', '{image}'), 'ResNet. Attention is drawn of'),
-    (('posemb', 'resnet'), 'no position embeddings'),
-    (('posemb', 'relative'), "no position embeddings.*'relative'"),
+    (('rollout', 'resnet', '{image}'), 'ResNet. Attention needs a model'),
+    (('posemb', 'resnet'), 'does not add position embeddings'),
+    (('posemb', 'relative'), "not add position embeddings.*'relative'"),
     (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
@@ -330,9 +330,9 @@ def test_bad_input_is_one_message(args, message, run, files, tmp_path):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (('rollout', 'cls', 'i.png', '--discard=1'), '1 is not from 0'),
+    (('rollout', 'cls', 'i.png', '--discard=1'), '1 must be from 0'),
     (('rollout', 'cls', 'i.png', '--fusion=sum'), 'mean'),
-    (('attention', 'cls', 'i.png', '--query=3'), 'no ROW,COLUMN'),
+    (('attention', 'cls', 'i.png', '--query=3'), 'is not ROW,COLUMN'),
   ],
 )
 def test_wrong_options_are_refused(args, message, run, capsys):

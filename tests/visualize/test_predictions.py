@@ -100,7 +100,9 @@ def test_a_checkpoint_of_another_task_is_refused(
   args = ['masked', 'vit', str(file), f'--out={tmp_path / "out"}']
   assert command.main(args) == 2
   err = capsys.readouterr().err
-  assert err.startswith('error: vit is a ViT, which predicts no masked patches')
+  assert err.startswith(
+    'error: vit is a ViT, which does not predict masked patches'
+  )
   assert err.count('\n') == 1
   assert not (tmp_path / 'out').exists()
 

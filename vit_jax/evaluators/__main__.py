@@ -1,4 +1,4 @@
-"""Draws few-shot accuracies of several checkpoints into one picture.
+"""Draw the few-shot accuracies of several checkpoints in one picture.
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     '--output',
     default='compare.png',
-    help='the picture, replaced if it is there (default: compare.png)',
+    help='the picture; an existing file is replaced (default: compare.png)',
   )
   return flags.command(_run, parser.parse_args(argv))
 

@@ -1,4 +1,4 @@
-"""Evaluators as a config describes them.
+"""Build the evaluators that a config describes.
 
 All functions raise ValueError for an entry that cannot work.
 """
@@ -10,7 +10,7 @@ from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Best
 from vit_jax.register import Register, nearest
 
-# By `type` of an entry of `config.evaluators`.
+# Keys are values of `type` in the entries of `config.evaluators`.
 EVALUATORS = Register(
   'type',
   {
@@ -40,13 +40,13 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
     given = [f for f in ('labels', 'data') if entry.get(f)]
     if entry.on and empty:
       raise ValueError(
-        f'evaluators.{name} is on and its {empty[0]} is empty: give '
-        f'evaluators.{name}.{empty[0]}, or set evaluators.{name}.on to False.'
+        f'evaluators.{name} is on and its {empty[0]} is empty. Set '
+        f'evaluators.{name}.{empty[0]}, or set evaluators.{name}.on=False.'
       )
     if given and not entry.on:
       raise ValueError(
         f'evaluators.{name}.{given[0]} is {entry[given[0]]!r} and the '
-        f'evaluator is off: set evaluators.{name}.on to True to measure it.'
+        f'evaluator is off. Set evaluators.{name}.on=True to use it.'
       )
     if entry.on:
       found[name] = entry
@@ -54,7 +54,7 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def metrics(config: ConfigDict) -> dict[str, Best]:
-  """Returns the metrics that may be `best_metric`, before anything is built."""
+  """Returns the metrics that may be `best_metric`; builds nothing."""
   objective = objective_type(config)
   return {
     f'{name}/{metric}': best
@@ -66,7 +66,7 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses entries that cannot work, before any data are opened.
+  """Checks all entries before any data are opened.
 
   Raises:
     FileNotFoundError: if a file that an evaluator needs is missing.
@@ -76,7 +76,7 @@ def check(config: ConfigDict) -> None:
 
 
 def splits(config: ConfigDict) -> list[str]:
-  """Returns the splits of the training's data that evaluators look at."""
+  """Returns the splits of the training data set that evaluators use."""
   found = entries(config).values()
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
@@ -86,8 +86,8 @@ def shown(config: ConfigDict) -> dict[str, Best]:
   known = metrics(config)
   if config.best_metric not in known:
     raise ValueError(
-      f'best_metric is {config.best_metric!r}, which none of the evaluators '
-      f'gives: {", ".join(known) or "all are off"}.'
+      f'best_metric is {config.best_metric!r}, which the evaluators do not '
+      f'measure. Use one of: {", ".join(known) or "(all are off)"}.'
     )
   first = {name.partition('/')[0]: name for name in reversed(known)}
   names = {config.best_metric, *first.values()}

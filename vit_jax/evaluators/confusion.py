@@ -1,4 +1,4 @@
-"""Accuracy of any classifier by class, and which classes it confuses."""
+"""Accuracy per class and the confusion matrix of any classifier."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,12 +33,12 @@ class Measures(NamedTuple):
 
 
 class SeveralMeasures(NamedTuple):
-  """Measures of C classes, of which an image may have any number.
+  """Measures of a classifier whose images may have several classes.
 
   Attributes:
     class_names: C names.
-    images: that were measured.
-    measures: of each class, and their means.
+    images: number of images that were measured.
+    measures: per class, and their means.
   """
 
   class_names: tuple[str, ...]
@@ -49,7 +49,7 @@ class SeveralMeasures(NamedTuple):
 def measures(
   labels_N: np.ndarray, likeliest_Nk: np.ndarray, class_names: Sequence[str]
 ) -> Measures:
-  """Compares the right classes with the likeliest k <= 5, in order."""
+  """Compares the true classes with the k <= 5 likeliest, in order."""
   C = len(class_names)
   confusion_CC = np.zeros((C, C), np.int64)
   np.add.at(confusion_CC, (labels_N, likeliest_Nk[:, 0]), 1)
@@ -70,15 +70,15 @@ def evaluate(
   data: str | Mapping[str, Any],
   split: str = '',
 ) -> Measures | SeveralMeasures:
-  """Runs a classifier on all images of a split.
+  """Measures a classifier on all images of a split.
 
-  Where images have several classes, a class is told above a probability of a
-  half.
+  If images have several classes, a class is predicted if its probability is
+  above 0.5.
 
   Args:
-    checkpoint: an open one, or anything that `open_checkpoint` opens.
-    data: as `sources.data_config` takes it.
-    split: by default the benchmark's test split, or test.
+    checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
+    data: see `sources.data_config`.
+    split: by default the benchmark's test split, or `test`.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)

@@ -1,4 +1,4 @@
-"""The contract of evaluators: one class each, with a line in `build`."""
+"""The contract of evaluators. Register a new class in `build.EVALUATORS`."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from vit_jax.training import features
 
 
 class Evaluator(Protocol):
-  """Measures parameters.
+  """Measures the quality of parameters.
 
   Attributes:
     name: prefix of the metrics.
@@ -29,9 +29,11 @@ class Evaluator(Protocol):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Refuses an entry that cannot work, before any data are opened.
+    """Checks an entry before any data are opened.
 
-    Raises ValueError or FileNotFoundError.
+    Raises:
+      ValueError: the entry cannot work.
+      FileNotFoundError: a file of the entry is missing.
     """
     del name, entry
 
@@ -55,7 +57,7 @@ class Evaluator(Protocol):
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
     """Returns metrics by name, the same in every process.
 
-    Arrays are pictures, uint8 HWC, of the first process alone.
+    Arrays are pictures, uint8 HWC; only the first process returns them.
     """
     ...
 
@@ -69,7 +71,7 @@ class Parts:
     objective: of the run.
     fixed: parameters of the objective, on the devices.
     mesh: of the parameters.
-    facts: of the data that the model is trained on.
+    facts: of the training data.
   """
 
   config: ConfigDict
@@ -80,7 +82,7 @@ class Parts:
 
   @property
   def image_size(self) -> tuple[int, int]:
-    """The (H, W) in pixels that evaluators measure at."""
+    """The (H, W) of images in evaluation."""
     return size_of(self.config.data.image_size)
 
   @functools.cached_property
@@ -90,7 +92,7 @@ class Parts:
 
   @property
   def batches(self) -> dict[str, Any]:
-    """Arguments of `features.global_batches` besides source and transform."""
+    """Keyword arguments of `features.global_batches`."""
     return {
       # A batch that fits in training fits in evaluation.
       'batch_size': self.config.batch_size // self.config.accum_steps,
@@ -99,36 +101,37 @@ class Parts:
     }
 
   def source(self, split: str) -> sources.Source:
-    """Opens a split of the data that the model is trained on.
+    """Opens a split of the training data set.
 
     Raises:
-      ValueError: if its classes differ from those of the training split, if
-        they belong to objects and the objective learns one class an image, or
-        if joined training splits may hold it by another name (`test` as `val`).
+      ValueError: its classes differ from the training split's; it has classes
+        of objects and the objective learns one class per image; or joined
+        training splits may contain it under another name (`test` as `val`).
     """
     data = self.config.data
     if '+' in data.split:
-      # Refuses the join if this split may be part of it by another name, so
-      # that a run never measures the images that it trains on.
+      # Raises ValueError if the join may contain this split under another name,
+      # so that a run never measures its training images.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
     o = self.objective
     learns_one = o.class_names and o.model.task == 'classes'
     if learns_one and isinstance(source, sources.BoxedSource):
       raise ValueError(
-        f'{self.config.data.name} has objects with classes and '
-        f'objective.name={self.config.objective.name} learns one class an '
-        'image: use configs/detr.py, or a folder for each class.'
+        f'{self.config.data.name} has classes of objects, and '
+        f'objective.name={self.config.objective.name} learns one class per '
+        'image. Use configs/detr.py, or sort the images into class folders.'
       )
     if source.class_names != self.facts.class_names:
       raise ValueError(
-        f'The classes of {data.name} {split} are not those of {data.split}.'
+        f'{data.name} {split} and {data.split} have different classes. Give '
+        'both splits the same classes.'
       )
     return source
 
   def extractor(
     self, name: str, function: features.Function
   ) -> Callable[[Any, sources.Source], np.ndarray]:
-    """Returns a function of parameters and a source to its images' rows."""
+    """Returns a function that maps (params, source) to a row per image."""
     extract = features.Extractor(function, self.images, **self.batches)
     return functools.partial(extract, description=name)

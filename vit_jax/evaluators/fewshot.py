@@ -1,4 +1,4 @@
-"""Few-shot accuracy and linear probes of any checkpoint's frozen features."""
+"""Few-shot accuracy and linear probes on a checkpoint's frozen features."""
 
 import itertools
 import logging
@@ -27,7 +27,7 @@ from vit_jax.training import sharding
 _log = logging.getLogger(__name__)
 
 SHOTS, SEEDS = (1, 5, 10, 25), 5
-# Images at a time, which fit wherever a model was trained.
+# Small enough to fit wherever the model was trained.
 BATCH_PER_DEVICE = 64
 
 
@@ -45,24 +45,23 @@ def fewshot(
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
 
-  All processes call it together, share the work on the images and must see the
-  same files.
+  All processes call it together, share the work and must see the same files.
 
   Args:
-    checkpoint: an open one, or anything that `open_checkpoint` opens.
-    data: as `sources.data_config` takes it.
-    shots: examples of each class.
+    checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
+    data: see `sources.data_config`.
+    shots: numbers of examples per class.
     seeds: how many times the shots are drawn.
-    layer: as `features.layer` takes it.
+    layer: see `features.layer`.
     l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to fit a logistic regression to all training examples too.
     knn: whether to measure k-NN on all training examples too.
-    **options: fields of `_Subject`.
+    **options: arguments of `_Subject`.
 
   Raises:
     OSError: if checkpoint, data or a folder is missing.
-    ValueError: for arguments that cannot work, before the model is run, or for
-      features that are not finite.
+    ValueError: for invalid arguments, before the model runs; or for features
+      that are not finite.
   """
   subject = _Subject(checkpoint, data, **options)
   train, test = subject.splits
@@ -77,7 +76,7 @@ def fewshot(
     l2=l2,
   )
   if probe:
-    probe_lib.hold_out(labels_N)  # refuses too few before the work
+    probe_lib.hold_out(labels_N)  # raises ValueError if there are too few
   if knn:
     knn_lib.check_k(knn_lib.K, labels_N)
   takes_all = probe or knn
@@ -99,10 +98,10 @@ def probe_layers(
 ) -> dict[str, ProbeResult]:
   """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
-  Args, processes and errors are those of `fewshot`.
+  Arguments and errors are as in `fewshot`; all processes call it together.
 
   Returns:
-    By layer, in the order of the model.
+    Results by name of the layer, in the order of the model.
   """
   subject = _Subject(checkpoint, data, **options)
   model = subject.checkpoint.model
@@ -111,7 +110,7 @@ def probe_layers(
   layers = [features_lib.layer(model, name) for name in names]
 
   def every_layer(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    # Compiled, the model runs once for all layers.
+    # Under jit, XLA merges the calls: the model runs once for all layers.
     found = [layer(params, images_BHWC) for layer in layers]
     return jnp.concatenate(found, axis=-1)
 
@@ -143,24 +142,24 @@ class _Subject:
     image_size: tuple[int, int] | None = None,
     batch_size: int | None = None,
   ):
-    """Opens both, their images checked.
+    """Opens the checkpoint and the splits, and checks their images.
 
     Args:
-      checkpoint: an open one, or what `open_checkpoint` takes.
-      data: as `sources.data_config` takes it.
-      train_split: by default the benchmark's, or train.
-      test_split: by default the benchmark's, or test.
-      image_size: (H, W) that position embeddings are resized for; by default
-        the checkpoint's own.
-      batch_size: images at a time over all devices; by default 64 on each.
+      checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
+      data: see `sources.data_config`.
+      train_split: by default the benchmark's, or `train`.
+      test_split: by default the benchmark's, or `test`.
+      image_size: (H, W); position embeddings are resized to it. By default the
+        checkpoint's image size.
+      batch_size: global batch size; by default 64 per device.
     """
     self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
     count = self._mesh.size
     self._batch_size = batch_size or BATCH_PER_DEVICE * count
     if self._batch_size % count:
       raise ValueError(
-        f'batch_size is {batch_size}, which {count} devices cannot share '
-        f'evenly: use a multiple of {count}, such as '
+        f'batch_size is {batch_size}, which is not a multiple of the {count} '
+        f'devices. Use a multiple, such as '
         f'{-(-self._batch_size // count) * count}.'
       )
     self.checkpoint = opening.open_checkpoint(checkpoint)
@@ -180,7 +179,7 @@ class _Subject:
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
   ) -> list[np.ndarray]:
-    """Returns the features ND of both parts, and logs how long it took."""
+    """Returns the features ND of both splits, and logs the time."""
     extractor = features_lib.Extractor(
       function,
       self.checkpoint.images,
@@ -268,10 +267,16 @@ class FewShotEvaluator(Evaluator):
     seeds: int,
     l2: str,
   ):
-    """Draws the shots from `train`; other options are those of `Shots`.
+    """Draws the shots from `train`.
 
-    `extract` returns the features of a source's images, in its order, from
-    parameters and the source. Only the label is read of other training images.
+    Args:
+      name: prefix of the metrics.
+      extract: maps (params, source) to a feature row per image.
+      train: only images of the shots are read.
+      test: all images are used.
+      shots: see `Shots`.
+      seeds: see `Shots`.
+      l2: see `Shots`.
     """
     self.name = name
     self._extract = extract
@@ -316,7 +321,7 @@ class FewShotEvaluator(Evaluator):
 
 
 class KNNEvaluator(Evaluator):
-  """Measures k-NN on all training images, whose features it never keeps."""
+  """Measures k-NN on all training images, without storing their features."""
 
   fixed_metrics: ClassVar[Mapping[str, Best]] = {'accuracy': 'highest'}
 
@@ -330,7 +335,7 @@ class KNNEvaluator(Evaluator):
     mesh: jax.sharding.Mesh,
     k: int,
   ):
-    """Takes the `extractor` of the features of both splits."""
+    """Takes the feature extractor and both splits."""
     knn_lib.check_k(k, train.labels())
     self.name = name
     self._extractor, self._train, self._test = extractor, train, test
@@ -387,8 +392,9 @@ def open_splits(
   for i, (a, b) in enumerate(itertools.zip_longest(*both)):
     if a != b:
       raise ValueError(
-        f'The classes of {data.name} {test_split} are not those of '
-        f'{train_split}: class {i} is {b!r} and not {a!r}.'
+        f'{data.name} {test_split} and {train_split} have different classes: '
+        f'class {i} is {b!r} in the first and {a!r} in the second. Give both '
+        'the same classes.'
       )
   ridge.check_labels('training', train.labels(), len(train.class_names))
   ridge.check_labels('test', test.labels(), len(test.class_names))

@@ -1,4 +1,4 @@
-"""Tables and pictures of few-shot accuracy, and of linear probes of layers."""
+"""Tables and plots of few-shot accuracy and of linear probes by layer."""
 
 import csv
 import dataclasses
@@ -18,7 +18,8 @@ from vit_jax.training import metric_log, plots
 
 CSV = 'fewshot.csv'
 COLUMNS = ('shots', 'seed', 'l2', 'accuracy')
-# The shots of the linear probe and of k-NN, which have every example.
+# Values of the column `shots` for the linear probe and k-NN, which use every
+# training example.
 _ALL, _KNN = 'all', 'knn'
 _NEIGHBOURS = f'{K} nearest neighbours'
 
@@ -51,7 +52,7 @@ class Curve:
 
 
 def csv_text(curve: Curve) -> str:
-  """Returns a line for every result, of shots, the probe and k-NN."""
+  """Returns a CSV with a line per result of shots, the probe and k-NN."""
   lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
@@ -66,12 +67,12 @@ def read_csv(path: str, label: str) -> Curve:
   """Reads the text of `csv_text` from a file.
 
   Raises:
-    FileNotFoundError: if there is no such file.
-    ValueError: if it is another kind of file, naming the line.
+    FileNotFoundError: if the file is missing.
+    ValueError: if the format is wrong, naming the line.
   """
   place = epath.Path(path)
   if not place.is_file():
-    raise FileNotFoundError(f'No file {path}: give a {CSV}.')
+    raise FileNotFoundError(f'No file {path}. Give the path of a {CSV}.')
   results, probe, knn = [], None, None
   lines = csv.reader(place.read_text().splitlines())
   try:
@@ -96,7 +97,7 @@ def read_csv(path: str, label: str) -> Curve:
 
 
 def table(curve: Curve) -> str:
-  """Returns lines for people: shots, accuracy in percent, and l2."""
+  """Returns a table for a terminal: shots, accuracy in percent, and l2."""
   n = max(len(results) for results in curve.by_shots().values())
   spread = f', mean ± standard deviation of {n} seeds' if n > 1 else ''
   rows = [('shots', f'accuracy in %{spread}', 'l2')]
@@ -121,7 +122,7 @@ def table(curve: Curve) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-  """Returns '2^-2 to 2^10', as the grid has powers of two."""
+  """Formats a range of penalties as powers of two, such as '2^-2 to 2^10'."""
   texts = (
     f'2^{math.log2(l2):.0f}'
     if l2 > 0 and math.log2(l2).is_integer()
@@ -189,7 +190,7 @@ def _wrapped(text: str, width: int = 80) -> str:
 
 
 def folder_labels(paths: Sequence[str]) -> list[str]:
-  """Returns the names of the files' folders; whole paths where they repeat."""
+  """Returns the names of the files' folders; full paths if names repeat."""
   folders = [pathlib.PurePath(os.path.abspath(path)).parent for path in paths]
   names = [folder.name for folder in folders]
   if len(set(names)) == len(names):

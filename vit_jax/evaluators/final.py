@@ -1,4 +1,4 @@
-"""What a run ends with: what its model is worth, beside simple classifiers."""
+"""The report at the end of a run: accuracy beside simple baselines."""
 
 import dataclasses
 import math
@@ -15,15 +15,15 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.objectives import objective_type
 
 FILE = 'report.txt'
-# The most images that the linear classifier learns from, or that are looked
-# at for the most frequent class: their labels alone may take minutes to read.
+# Most training images for the linear classifier, and most labels to read for
+# the baselines: reading more labels may take minutes.
 _MOST_LEARNED, _MOST_LABELS = 5_000, 100_000
 _SIDE, _BINS = 16, 16
-# The most classes with a line each; of more the worst have one.
+# With more classes than this, only the worst ones get a line.
 _LINES = 20
 _TRY = (
-  'Train longer, start from a checkpoint (--config.init=...), give more '
-  'images, or look whether the folders have the right images.'
+  'Train longer, start from a checkpoint (--config.init=...), add images, or '
+  'check that the folders contain the right images.'
 )
 
 
@@ -32,7 +32,7 @@ class Baseline:
   """A simple classifier.
 
   Attributes:
-    name: for people.
+    name: shown in the report.
     accuracy: on the test images.
   """
 
@@ -48,8 +48,8 @@ def report(config: ConfigDict, workdir: str) -> str:
     workdir: of the run.
 
   Returns:
-    Lines for a terminal; '' for a run that classifies nothing, has no test
-    images, or has more classes than a table can show.
+    Lines for a terminal; '' if the run is not a classification, lacks test
+    images, or has more than 1,000 classes.
   """
   split = _test_split(config)
   if not split or 'accuracy' not in objective_type(config).metrics:
@@ -73,7 +73,7 @@ def report(config: ConfigDict, workdir: str) -> str:
 
 
 def _test_split(config: ConfigDict) -> str:
-  """Returns the split of the evaluator `test`, or else of another mean."""
+  """Returns the split of evaluator `test`, or of the first mean evaluator."""
   splits = {
     name: entry.split
     for name, entry in build.entries(config).items()
@@ -85,13 +85,13 @@ def _test_split(config: ConfigDict) -> str:
 def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
   """Measures the most frequent class and a linear classifier of pixels.
 
-  The linear one is ridge regression on 16x16 pixels and the histograms of
-  their colours, its penalty chosen by leaving one out.
+  The linear classifier is ridge regression on 16x16 pixels and colour
+  histograms. Leave-one-out accuracy chooses its penalty.
 
   Args:
-    data: as `config.data`.
-    split: to learn from.
-    test_split: to measure on.
+    data: a `config.data`.
+    split: for training.
+    test_split: for measuring.
   """
   train, test = (
     bad_images.open_checked(data, name) for name in (split, test_split)
@@ -146,9 +146,10 @@ def _features(
 
 
 def several_lines(found: SeveralMeasures) -> list[str]:
-  """Returns lines for images with several classes.
+  """Returns the report for images with several classes.
 
-  A constant answer has the share of a class's images as its average precision.
+  The average precision of a constant answer is the share of images that have
+  the class.
   """
   m, names, count = found.measures, found.class_names, found.images
   constant = float(np.mean(m.images_C / count))
@@ -173,7 +174,7 @@ def several_lines(found: SeveralMeasures) -> list[str]:
 
 
 def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-  """Returns the 95 % interval of a share, Wilson's."""
+  """Returns Wilson's 95 % confidence interval of a proportion."""
   share, spread = hits / count, z * z / count
   middle = (share + spread / 2) / (1 + spread)
   half = (

@@ -1,8 +1,7 @@
-"""A head that fits the frozen body before both are trained.
+"""Fit the head to frozen features before fine-tuning (LP-FT, 2202.10054).
 
-A new head's first gradients would otherwise change what the body has learned
-(LP-FT, 2202.10054). One pass over the images replaces the epochs of training
-the head alone.
+The first gradients of a random head would distort the pre-trained features. A
+linear probe needs one pass over the images instead of epochs of head training.
 """
 
 import jax
@@ -19,14 +18,14 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
   Raises:
-    ValueError: if an image has not one class, or the head is not linear.
+    ValueError: if images do not have one class each, or the head is not linear.
   """
   labels_N = sources.labelled(source, parts.config.data.name).labels()
   head = params.get('head', {})
   if set(head) != {'kernel', 'bias'}:
     raise ValueError(
       f'head_first is True and a {type(parts.objective.model).__name__} has no '
-      'linear head: set it to False.'
+      'linear head. Set head_first=False.'
     )
   extract = parts.extractor(
     'images for the head', features.layer(parts.objective.model, 'pre_logits')

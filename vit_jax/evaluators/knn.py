@@ -1,10 +1,10 @@
-"""k-NN on frozen features, as DINO counts it (2104.14294, appendix F.1).
+"""k-NN on frozen features, as in DINO (2104.14294, appendix F.1).
 
-Each of the k training images of the highest cosine similarity s votes for its
-class, with the weight exp(s / T).
+The k training images with the highest cosine similarity s vote for their class,
+each with the weight exp(s / T).
 
-Dimension letters: N training images, R of a block, M test images, D features,
-C classes, k neighbours.
+Dimension letters: N training images, R training images of a block, M test
+images, D features, C classes, k neighbours.
 """
 
 import functools
@@ -19,7 +19,7 @@ from vit_jax.evaluators.probe import spread
 from vit_jax.training import sharding
 
 K, TEMPERATURE = 20, 0.07
-# Training images whose similarities to all test images are held at a time.
+# Training images per block; similarities to all test images are held at once.
 _BLOCK = 1024
 # Features RD and labels R; a row with a negative label is padding.
 Block = tuple[np.ndarray, np.ndarray]
@@ -35,19 +35,19 @@ def accuracy(
   k: int = K,
   temperature: float = TEMPERATURE,
 ) -> float:
-  """Returns the share of test images whose own class has the largest vote.
+  """Returns the share of test images whose true class has the largest vote.
 
-  All processes call it with the same arrays. The test images are spread over
-  the mesh's batch axes and meet the training images block by block, so that the
-  devices hold M (D + k + R) numbers in all.
+  All processes call it with the same arrays. The test images are sharded over
+  the mesh's batch axes and compared with the training images block by block, so
+  the devices hold M (D + k + R) numbers in total.
 
   Args:
-    blocks: of the training images, `k` or more in all.
+    blocks: the training images, at least `k` in total.
     test_MD: features of the test images.
     labels_M: their classes.
     num_classes: C.
     mesh: of the devices.
-    k: neighbours.
+    k: number of neighbours.
     temperature: T.
   """
   ridge.check_finite('test', test_MD)
@@ -71,7 +71,7 @@ def accuracy(
 
 
 def blocks_of(x_ND: np.ndarray, labels_N: np.ndarray) -> Iterator[Block]:
-  """Yields arrays as `accuracy` takes them."""
+  """Splits arrays into the blocks that `accuracy` takes."""
   for i in range(0, len(x_ND), _BLOCK):
     yield x_ND[i : i + _BLOCK], labels_N[i : i + _BLOCK]
 
@@ -80,13 +80,13 @@ def check_k(k: int, labels_N: np.ndarray) -> None:
   """Raises ValueError if there are fewer training images than neighbours."""
   if k > len(labels_N):
     raise ValueError(
-      f'k-NN takes k={k} training images or more, and there are '
-      f'{len(labels_N)}: give a larger training split.'
+      f'k-NN with k={k} needs at least {k} training images; there are '
+      f'{len(labels_N)}. Give a larger training split.'
     )
 
 
 def _unit(x_XD: np.ndarray) -> np.ndarray:
-  """Returns rows of length 1; a row of zeros stays."""
+  """Scales rows to length 1; a row of zeros stays zero."""
   length_X1 = np.linalg.norm(x_XD, axis=1, keepdims=True)
   return (x_XD / np.maximum(length_X1, 1e-12)).astype(np.float32)
 
@@ -97,9 +97,9 @@ def _merge(
   x_RD: jax.Array,
   labels_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns similarities and labels Mk of the nearest so far and of a block.
+  """Merges a block into the k nearest so far; returns similarities and labels.
 
-  Ties go to the first training images.
+  Ties go to the earlier training image.
   """
   similar_Mk, labels_Mk = nearest
   k = similar_Mk.shape[1]
@@ -120,7 +120,7 @@ def _votes(
   temperature: float,
 ) -> jax.Array:
   """Returns the class with the largest vote, int32 M."""
-  # Dividing all weights by the largest keeps small temperatures finite.
+  # Subtracting the maximum keeps exp finite at small temperatures.
   weights_Mk = jnp.exp((similar_Mk - similar_Mk[:, :1]) / temperature)
   is_class_MkC = labels_Mk[..., None] == jnp.arange(num_classes)[None, None]
   votes_MC = jnp.sum(weights_Mk[..., None] * is_class_MkC, axis=1)

@@ -1,4 +1,4 @@
-"""Means of an objective's measures over a split, each example once."""
+"""Average an objective's metrics over a split, each example once."""
 
 import dataclasses
 import functools
@@ -17,14 +17,15 @@ from vit_jax.training import features, sharding
 
 @dataclasses.dataclass(frozen=True)
 class MeanEvaluator(Evaluator):
-  """Divides the sums of an objective's `evaluate` by the examples.
+  """Divides the sums of an objective's `evaluate` by the number of examples.
 
   Attributes:
     name: prefix of the metrics, as in `test/loss`.
-    evaluate: from parameters and a batch to sums over its unmasked examples,
-      `examples` among them.
+    evaluate: maps (params, batch) to sums over examples whose mask is 1,
+      including their number, `examples`.
     batches: starts one pass over the split, as global device arrays.
-    measure_rows: the objective's, from arrays of all examples to metrics.
+    measure_rows: `Objective.measure_rows`; maps arrays of all examples to
+      metrics.
   """
 
   name: str
@@ -61,8 +62,8 @@ class MeanEvaluator(Evaluator):
 
   def run(self, params: Params) -> dict[str, float]:
     """Returns the means and `examples` under this evaluator's name."""
-    # The sums stay on the device until the last batch is under way; Python
-    # floats then add up millions of examples without float32's rounding.
+    # The sums stay on the device until the last batch is dispatched. Python
+    # floats then add them without the rounding of float32.
     sums, rows = [], []
     for batch in self.batches():
       of_batch = dict(self.evaluate(params, batch))

@@ -1,12 +1,12 @@
 """Accuracy of an ImageNet model on ObjectNet.
 
-A prediction is right if it is any of the ImageNet classes that the image's
-class maps to. Predictions are the likeliest of all 1,000 classes, as in the
-evaluation of ObjectNet's authors, so one outside of the 113 that overlap is
-wrong. Keeping only the logits of overlapping classes gives higher figures that
-are not comparable.
+A prediction is right if it is one of the ImageNet classes that the image's
+class maps to. Predictions are taken over all 1,000 classes, as ObjectNet's
+authors do, so a prediction outside of the 113 overlapping classes is wrong.
+Some evaluations keep only the logits of overlapping classes; their figures are
+higher and not comparable.
 
-The paper's H/14, pre-trained on JFT-300M: 61.7 % top-1, 82.1 % top-5.
+The paper's H/14, pre-trained on JFT-300M, has 61.7 % top-1 and 82.1 % top-5.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,17 +36,21 @@ class ObjectNetEvaluator(Evaluator):
     source: LabelledSource,
     class_names: Sequence[str],
   ):
-    """Takes a model of these classes, and ObjectNet or some of its images.
+    """Prepares the table of right classes.
 
-    `top` gives from parameters and a source at least five classes of each
-    image, the likeliest first: int Nk.
+    Args:
+      name: prefix of the metrics.
+      top: maps (params, source) to the k >= 5 likeliest classes of each image,
+        in order: int Nk.
+      source: ObjectNet, or some of its images.
+      class_names: the classes of the model.
 
     Raises:
-      ValueError: if the classes are not ImageNet's in their order.
+      ValueError: if the classes are not ImageNet's in ImageNet's order.
     """
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source
-    # Which of ImageNet's classes C are right for each of the source's Y.
+    # For each of the source's Y classes, the right ones of ImageNet's C.
     Y = len(source.class_names)
     self._right_YC = np.zeros((Y, _NUM_IMAGENET_CLASSES), bool)
     for label, class_name in enumerate(source.class_names):
@@ -66,7 +70,7 @@ class ObjectNetEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns `accuracy`, `top5_accuracy` and `examples` under this name."""
+    """Returns `accuracy`, `top5_accuracy` and `examples`."""
     top_Nk = self._top(params, self._source)[:, :5]
     right_Nk = self._right_YC[self._source.labels()[:, None], top_Nk]
     right_Nk = right_Nk[features.is_read(top_Nk)]

@@ -1,4 +1,4 @@
-"""Pictures of attention and filters during training, for dashboards."""
+"""Draw attention and filters during training, for dashboards."""
 
 import importlib.util
 from typing import Any, Self
@@ -32,16 +32,18 @@ class PicturesEvaluator(Evaluator):
     """Takes the first `count` images of a source.
 
     Raises:
-      ValueError: if the model has no attention, or the source has fewer images.
+      ValueError: if the model lacks attention between all tokens, or the source
+        has fewer images.
     """
     if model.attention != 'all':
       raise ValueError(
-        f'evaluators.{name} draws attention between all tokens, and a '
-        f'{type(model).__name__} has no such attention: switch it off.'
+        f'evaluators.{name} draws attention between all tokens, which a '
+        f'{type(model).__name__} lacks. Set evaluators.{name}.on=False.'
       )
     if not 0 < count <= len(source):
       raise ValueError(
-        f'evaluators.{name}.images is {count}, and there are {len(source)}.'
+        f'evaluators.{name}.images is {count}; it must be from 1 to '
+        f'{len(source)}, the number of images.'
       )
     self.name = name
     transform = images.eval_transform()
@@ -61,13 +63,13 @@ class PicturesEvaluator(Evaluator):
     """Builds the evaluator of a split of the run's data.
 
     Raises:
-      ImportError: if no dashboard is there to show the pictures.
+      ImportError: if neither W&B is configured nor TensorBoard installed.
     """
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
-        f'evaluators.{name} writes to TensorBoard, which is not installed: pip '
-        "install -e '.[tensorboard]', name a project by --config.wandb, or "
-        'switch it off.'
+        f'evaluators.{name} writes to TensorBoard, which is not installed. Run '
+        "pip install -e '.[tensorboard]', name a W&B project with "
+        f'--config.wandb, or set evaluators.{name}.on=False.'
       )
     return cls(
       name,
@@ -79,7 +81,7 @@ class PicturesEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns pictures uint8 HWC by name in the first process, else nothing."""
+    """Returns pictures uint8 HWC by name; empty except in process 0."""
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():

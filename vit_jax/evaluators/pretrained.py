@@ -1,4 +1,4 @@
-"""A checkpoint as an object that labels images and shows where it looks.
+"""A checkpoint as an object with predictions, features and attention maps.
 
   import vit_jax
   vit = vit_jax.load('runs/mine')          # or any file, folder or name
@@ -9,9 +9,9 @@
   vit.attention(images)                    # a list of BNLL, one a layer
   vit.rollout(images, of='dog')            # Bhw
 
-Images are paths, pictures of Pillow or uint8 arrays HWC of any size, a single
-one or a list. They are prepared as the checkpoint's own were. An unreadable
-image raises UnreadableImage, which names the file.
+Images are paths, Pillow images or uint8 arrays HWC of any size, a single one or
+a list. The checkpoint's preprocessing is applied. An unreadable image raises
+UnreadableImage, which names the file.
 """
 
 import os
@@ -29,19 +29,19 @@ from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
-# Sizes of batches, each compiled once: fewer images are padded to the next.
+# Batches are padded to the next of these sizes; each size compiles once.
 _BATCH_SIZES = (1, 4, 16, 32)
 
 
 def load(path: str | os.PathLike) -> 'TrainedModel':
-  """Opens any checkpoint, see `opening.open_checkpoint`."""
+  """Opens any checkpoint; see `opening.open_checkpoint`."""
   return TrainedModel(opening.open_checkpoint(path))
 
 
 class TrainedModel:
   """A trained model with its preprocessing and class names.
 
-  `class_names` may be empty; images are resized to `image_size`, (H, W).
+  `class_names` may be empty. Images are resized to `image_size`, (H, W).
   """
 
   def __init__(self, checkpoint: opening.Checkpoint):
@@ -60,23 +60,23 @@ class TrainedModel:
   ) -> list[list[tuple[str, float]]]:
     """Returns the likeliest classes of each image, the likeliest first.
 
-    Each has `topk` pairs (name, probability), or as many as classes. The loss
-    of the training decides between softmax and sigmoid; a nameless class is
-    called by its number.
+    A result has `topk` pairs (name, probability), or fewer if there are fewer
+    classes. The training loss decides between softmax and sigmoid. A class
+    without a name is called by its number.
 
     Args:
       images: one or many.
-      topk: how many classes.
-      on_bad_image: 'error', or 'skip' to give an unreadable image the empty
-        list.
+      topk: number of classes.
+      on_bad_image: 'error', or 'skip' to return an empty list for an unreadable
+        image.
 
     Raises:
       UnreadableImage: naming the file, unless it is skipped.
-      ValueError: for another `on_bad_image` or a `topk` below 1.
+      ValueError: for an invalid `on_bad_image` or a `topk` below 1.
     """
     if on_bad_image not in ('error', 'skip'):
       raise ValueError(
-        f"on_bad_image is {on_bad_image!r}: use 'error' or 'skip'."
+        f"on_bad_image is {on_bad_image!r}. Use 'error' or 'skip'."
       )
     found = self.stream(images, topk)
     if on_bad_image == 'error':
@@ -88,7 +88,7 @@ class TrainedModel:
   ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
     """Yields the result of `predict`, or the error, for each image."""
     if topk < 1:
-      raise ValueError(f'topk is {topk}: at least 1 prediction is needed.')
+      raise ValueError(f'topk is {topk}; it must be 1 or more.')
     for logits_C in self._logits(images):
       if _is_error(logits_C):
         yield logits_C
@@ -98,12 +98,12 @@ class TrainedModel:
       yield [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
 
   def logits(self, images: Any) -> np.ndarray:
-    """Returns float32 BC; raises ValueError where they are not finite."""
+    """Returns logits float32 BC; raises ValueError if any is not finite."""
     return np.stack([*map(_readable, self._logits(images))])
 
   def _logits(self, images: Any) -> Iterator[Any]:
     if not self.checkpoint.model.num_classes:
-      raise ValueError(f'{self.checkpoint.path} has no head: use features().')
+      raise ValueError(f'{self.checkpoint.path} has no head. Use features().')
     features.check_classifies(self.checkpoint.model)
     found = self._each(images, self.checkpoint.logits)
     for (_, name), logits_C in zip(_listed(images), found, strict=True):
@@ -114,10 +114,11 @@ class TrainedModel:
   def features(
     self, images: Any, layer: str = 'pre_logits', patches: bool = False
   ) -> np.ndarray:
-    """Returns the representation of a `features.layer`, float32 BD.
+    """Returns the representation at a `features.layer`, float32 BD.
 
-    With `patches` it is that of each patch, BhwD, without the class token and
-    registers: of 'block_N', or by default of the last layer, normalised.
+    With `patches`, returns the tokens of the patches, BhwD, without the class
+    token and registers. The layer is then 'block_N', or by default the
+    normalised output of the last layer.
     """
     if (layer, patches) not in self._layers:
       make = features.patches if patches else features.layer
@@ -132,8 +133,8 @@ class TrainedModel:
   def attention(self, images: Any) -> list[Any]:
     """Returns the softmax weights of each layer, the first layer first.
 
-    They are BNLL, with the class token and registers before the patches; of an
-    axial model dicts of each 'row', BhNww, and each 'column', BwNhh.
+    Weights are BNLL, with the class token and registers before the patches. For
+    an axial model they are dicts with 'row', BhNww, and 'column', BwNhh.
     """
     layers = attention_maps.Layers(
       self.checkpoint.model,
@@ -146,9 +147,9 @@ class TrainedModel:
     return [x['all'] if 'all' in x else x for x in found]
 
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
-    """Returns where the model looks, Bhw, at most 1 in each image.
+    """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    `of` is a class, by number or name; None for any class.
+    `of` restricts it to a class, by number or name; None for no restriction.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 
@@ -170,7 +171,7 @@ class TrainedModel:
     """Yields the row or error of each image; pads batches to a few sizes."""
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
-      raise ValueError('There are no images to work on.')
+      raise ValueError('The list of images is empty. Give at least one image.')
 
     def load(named: tuple[Any, str]) -> np.ndarray | decode.UnreadableImage:
       try:
@@ -211,7 +212,7 @@ def _listed(images: Any) -> list[tuple[Any, str]]:
 
 
 def _read(image: Any, name: str) -> bytes | np.ndarray:
-  """Returns what `transform.image` takes."""
+  """Returns the argument for `transform.image`: bytes or an array."""
   if isinstance(image, str | os.PathLike):
     return decode.read_file(name)
   if hasattr(image, 'convert'):  # Pillow's

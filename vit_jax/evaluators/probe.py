@@ -1,4 +1,4 @@
-"""Linear probe: logistic regression on the features of a whole training set.
+"""Linear probe: logistic regression on the features of a training set.
 
 Dimension letters: N training examples, M test examples, D features, C classes.
 """
@@ -18,12 +18,12 @@ from vit_jax.data import cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
-# Penalties that are tried, on standardised features and for the mean of the
-# losses: from nearly nothing to one that leaves little but the class means.
+# Penalties to try, for standardised features and the mean loss: from nearly no
+# penalty to one that leaves little but the class means.
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
-# Largest entry of the gradient of the mean loss at the end of a fit.
-# Probabilities are then right to about 1e-4; float32 reaches a hundredth of it.
+# A fit ends when the largest entry of the mean loss's gradient is below this.
+# Probabilities are then accurate to about 1e-4; float32 reaches 1e-8.
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 
@@ -32,15 +32,18 @@ _BLOCK = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """A classifier of features less their mean, and how good it is.
+  """A linear classifier of centred features, and its accuracy.
 
   Attributes:
     l2: penalty.
     heldout_accuracy: on a tenth of the training set, after training on the
-      rest; NaN where there was no penalty to choose.
+      rest; NaN if the penalty was given.
     accuracy: on the test set, after training on the whole training set.
     iterations: of L-BFGS in the last fit.
-    converged: whether its gradient came below the tolerance.
+    converged: whether the gradient fell below the tolerance.
+    mean_D: mean of the training features, which is subtracted first.
+    kernel_DC: weights.
+    bias_C: intercepts.
   """
 
   l2: float
@@ -70,17 +73,18 @@ def fit_probe(
 
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
-  with standardised features x, by L-BFGS: scikit-learn's `LogisticRegression`
-  with C = 1 / (N l2). The penalty is the one with the best accuracy on a tenth
-  of the training set, see `hold_out`; ties go to the higher penalty. From high
-  to low, each fit starts from the one before.
+  with standardised features x, by L-BFGS. This is scikit-learn's
+  `LogisticRegression` with C = 1 / (N l2). The penalty has the best accuracy on
+  a tenth of the training set, see `hold_out`; ties go to the higher penalty.
+  Penalties are tried from high to low, each fit starting from the previous one.
 
-  All processes call it with the same arrays, which are spread over the mesh's
-  batch axes. A single penalty in `l2_grid` is taken as it is. Features are
-  finite, labels in [0, num_classes).
+  All processes call it with the same arrays, which are sharded over the mesh's
+  batch axes. If `l2_grid` has one penalty, it is used. Features must be finite,
+  labels in [0, num_classes).
   """
   mean_D, std_D = ridge.moments(features_ND)
-  # float64 for a moment: means may be large beside deviations.
+  # The difference is computed in float64, block by block, since means may be
+  # large compared with deviations.
   x_ND = np.empty(features_ND.shape, np.float32)
   for i in range(0, len(x_ND), _BLOCK):
     x_ND[i : i + _BLOCK] = (features_ND[i : i + _BLOCK] - mean_D) / std_D
@@ -134,15 +138,15 @@ def fit_probe(
 
 
 def hold_out(labels_N: np.ndarray) -> np.ndarray:
-  """Marks a tenth of every class, to a whole number of examples, bool N.
+  """Marks a tenth of every class (rounded) to hold out, bool N.
 
   Raises:
     ValueError: if there are fewer than ten examples.
   """
   if len(labels_N) < 10:
     raise ValueError(
-      f'{len(labels_N)} training examples are too few to hold a tenth out of: '
-      'a linear probe takes at least ten.'
+      f'{len(labels_N)} training examples are too few for a linear probe, '
+      'which holds out a tenth. Give at least ten.'
     )
   order_N = np.random.RandomState(0).permutation(len(labels_N))
   order_N = order_N[np.argsort(labels_N[order_N], kind='stable')]
@@ -152,8 +156,8 @@ def hold_out(labels_N: np.ndarray) -> np.ndarray:
 
 
 def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
-  # Accelerators multiply float32 with fewer digits by default, and then no
-  # gradient comes near zero.
+  # By default accelerators multiply float32 at lower precision, and then the
+  # gradient would not reach the tolerance.
   product_NC = jnp.dot(
     x_ND, params['kernel'], precision=jax.lax.Precision.HIGHEST
   )
@@ -168,7 +172,7 @@ def _fit(
   l2: jax.Array,
   tolerance: jax.Array,
 ) -> tuple[Any, jax.Array, jax.Array]:
-  """Returns parameters, iterations, and the gradient's largest entry."""
+  """Returns parameters, iterations, and the largest gradient entry."""
 
   def objective(params: Any) -> jax.Array:
     losses_N = optax.softmax_cross_entropy_with_integer_labels(
@@ -214,7 +218,7 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Places rows that all processes have, padded, on the mesh's batch axes."""
+  """Shards rows that all processes have over the batch axes, with padding."""
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x
   return jax.make_array_from_callback(

@@ -1,8 +1,8 @@
-"""ImageNet accuracy by the reassessed labels, ReaL.
+"""ImageNet accuracy with the reassessed labels, ReaL.
 
 Beyer et al., "Are we done with ImageNet?", 2020 (arXiv:2006.07159). Each of the
-50,000 validation images has a list of all the classes it shows. A prediction is
-right if it is one of them; the 3,163 images with empty lists are not scored.
+50,000 validation images has a list of all classes that it shows. A prediction
+is right if it is in the list. The 3,163 images with empty lists are not scored.
 """
 
 import json
@@ -23,10 +23,10 @@ from vit_jax.training import features
 _NUM_CLASSES = 1000
 _CLASSES = set(range(_NUM_CLASSES))
 _NUM_IMAGES = 50_000
-# ImageNet's own labels are among ReaL's for about 90 % of the images that have
-# any; by chance for less than 1 %.
+# ImageNet's original label is in ReaL's list for about 90 % of the scored
+# images; for permuted labels it is in less than 1 %.
 _LEAST_AGREEMENT = 0.5
-_ENOUGH = 20  # images, to tell
+_ENOUGH = 20  # scored images that the check needs
 _IMAGE_NAME = re.compile(r'(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+')
 
 
@@ -42,20 +42,20 @@ class RealEvaluator(Evaluator):
     source: LabelledSource,
     labels_path: str,
   ):
-    """Reads every record of a source once, for the image's number.
+    """Reads every record of a source once, for the number in its name.
 
     Args:
       name: prefix of the metrics.
-      top: from parameters and a source the classes of each image, the likeliest
+      top: maps (params, source) to the classes of each image, the likeliest
         first: int Nk.
-      source: all or some validation images of ImageNet, in any order, with its
-        1,000 classes in their order.
+      source: ImageNet validation images, all or some, in any order, with
+        ImageNet's 1,000 classes in ImageNet's order.
       labels_path: of real.json.
 
     Raises:
-      FileNotFoundError: if there is no file at `labels_path`.
-      ValueError: if it is not ReaL's, the source has other images, ReaL has
-        labels for none of them, or the labels of the source contradict ReaL's.
+      FileNotFoundError: if `labels_path` is missing.
+      ValueError: if the file is not ReaL's, if the source has other images or
+        only images that ReaL does not score, or if its labels contradict ReaL.
     """
     check_imagenet(name, source.class_names)
     labels = read_labels(labels_path)
@@ -65,9 +65,9 @@ class RealEvaluator(Evaluator):
     if scored >= _ENOUGH and agreement < _LEAST_AGREEMENT:
       raise ValueError(
         f"evaluators.{name}: the data's labels agree with {labels_path} for "
-        f'{agreement:.0%} of {scored:,} images, where ImageNet has about 90 %. '
-        'The images are in folders of other classes, have the names of other '
-        'images, or the items of the file are in another order.'
+        f'{agreement:.0%} of {scored:,} images; about 90 % are expected. '
+        'Check that images are in the folders of their classes, that they have '
+        'their original names, and that the file is the original real.json.'
       )
     self.name = name
     self._top = top
@@ -75,7 +75,7 @@ class RealEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Refuses a file of labels that is missing or damaged."""
+    """Raises an error if the file of labels is missing or damaged."""
     del name
     read_labels(entry.labels)
 
@@ -93,7 +93,7 @@ class RealEvaluator(Evaluator):
   def run(self, params: Any) -> dict[str, float]:
     """Returns `accuracy` by ReaL, `original_accuracy` and `examples`.
 
-    The original accuracy is that of all images by the labels of the source;
+    `original_accuracy` covers all images and uses the labels of the source.
     `examples` is the number of images that ReaL scores.
     """
     top_Nk = self._top(params, self._source)
@@ -126,7 +126,10 @@ def real_accuracy(
     if classes
   ]
   if not right:
-    raise ValueError('ReaL has no labels for any of these images.')
+    raise ValueError(
+      f'ReaL scores none of these {len(labels):,} images. Use the whole '
+      'validation split of ImageNet.'
+    )
   return float(np.mean(right)), len(right)
 
 
@@ -134,11 +137,11 @@ def check_imagenet(name: str, class_names: Sequence[str]) -> None:
   """Raises ValueError unless classes are ImageNet's in ImageNet's order."""
   if len(class_names) != _NUM_CLASSES:
     raise ValueError(
-      f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; there are "
-      f'{len(class_names)}.'
+      f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "
+      f'have {len(class_names)}. Set evaluators.{name}.on=False.'
     )
-  # Folders named by words, or by numbers without leading zeros, sort in another
-  # order than WordNet ids, and every prediction would be another class.
+  # Folders named by words, or by numbers without leading zeros, sort in a
+  # different order from WordNet ids, so predictions would be misread.
   are_ids = all(re.fullmatch(r'n\d{8}|\d{3,}', n) for n in class_names)
   are_sorted = list(class_names) == sorted(class_names)
   if are_ids != are_sorted:
@@ -153,13 +156,13 @@ def read_labels(path: str) -> list[list[int]]:
   """Returns the classes of the images 1 to 50,000 from real.json.
 
   Raises:
-    FileNotFoundError: if there is no such file.
-    ValueError: if it is damaged or something else.
+    FileNotFoundError: if the file is missing.
+    ValueError: if the file is not ReaL's.
   """
   file = epath.Path(path).expanduser()
   if not file.exists() or file.is_dir():
     raise FileNotFoundError(
-      f"no file {path}; get ReaL's labels, real.json, from "
+      f"No file {path}. Get ReaL's labels, real.json, from "
       'https://github.com/google-research/reassessed-imagenet'
     )
   try:

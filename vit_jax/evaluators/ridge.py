@@ -1,23 +1,24 @@
-"""Ridge regression in closed form, for every penalty at once.
+"""Closed-form ridge regression, with one decomposition for all penalties.
 
-Dimension letters: N examples, M of them, D features, C classes, R = min(N, D).
+Dimension letters: N examples, M selected examples, D features, C classes,
+R = min(N, D).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-# Penalties that are tried on standardised features, whose squared singular
-# values sum to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher
-# penalties change no ranking of the classes. Lower ones penalise directions
-# that float32 features cannot tell from rounding.
+# Penalties to try on standardised features. Their squared singular values sum
+# to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher penalties do not
+# change the ranking of the classes. Lower ones only affect directions that are
+# rounding noise in float32 features.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
-# Examples that a penalty is chosen by. Their standard error is 1.4 % at an
-# accuracy of 75 %, and far less for the difference of two penalties.
+# Number of examples that choose the penalty. The standard error is 1.4 % at an
+# accuracy of 75 %, and far less for the difference between two penalties.
 LEFT_OUT = 1000
 
-# Rows of features that are brought to float64 at a time.
+# Rows of features converted to float64 at a time.
 _BLOCK = 4096
 
 
@@ -27,8 +28,8 @@ def check_labels(split: str, labels_N: np.ndarray, num_classes: int) -> None:
   if is_wrong_N.any():
     raise ValueError(
       f'The {split} example {is_wrong_N.argmax()} has the label '
-      f'{labels_N[is_wrong_N.argmax()]}: labels of {num_classes} classes are 0 '
-      f'to {num_classes - 1}. Is this a split without labels?'
+      f'{labels_N[is_wrong_N.argmax()]}; labels of {num_classes} classes must '
+      f'be 0 to {num_classes - 1}. Use a split that has labels.'
     )
 
 
@@ -38,8 +39,8 @@ def check_finite(split: str, x_ND: np.ndarray) -> None:
   if is_wrong_N.any():
     raise ValueError(
       f'The features of {is_wrong_N.sum()} of {len(x_ND)} {split} images are '
-      f'not finite, first those of row {is_wrong_N.argmax()}. Has the model '
-      'diverged, or did images become unreadable?'
+      f'not finite; the first is row {is_wrong_N.argmax()}. Check whether the '
+      'model diverged, or images became unreadable.'
     )
 
 
@@ -72,10 +73,10 @@ def accuracy(
   w_DC: np.ndarray,
   b_C: np.ndarray,
 ) -> float:
-  """Returns how often the label is the argmax of (x - mean) W + b.
+  """Returns the share of examples whose label maximises (x - mean) W + b.
 
-  In float64, because means may be large beside the differences of classes, and
-  a block of rows at a time, because features may be many.
+  It computes in float64, since means may be large compared with the differences
+  between classes. It takes a block of rows at a time to save memory.
   """
   correct = 0
   for i in range(0, len(x_ND), _BLOCK):
@@ -85,26 +86,26 @@ def accuracy(
 
 
 class Ridge:
-  """Least squares with a penalty on the weights, and none on the intercept.
+  """Least squares with a penalty on the weights but not on the intercept.
 
-  The minimum over W and b of |Y - X W - b|^2 + l2 |W|^2, as scikit-learn's
-  `Ridge(alpha=l2)` finds it. With centred X and Y there is no b, and
+  It minimises |Y - X W - b|^2 + l2 |W|^2 over W and b, like scikit-learn's
+  `Ridge(alpha=l2)`. If X and Y are centred, b is 0, and
 
     W = (X'X + l2)^-1 X'Y = X' (X X' + l2)^-1 Y.
 
-  The eigenvectors of the smaller of X'X and X X' diagonalise it for every l2:
-  with eigenvalues v, W = A (T / (v + l2)), and the fit of X is
+  One eigendecomposition of the smaller of X'X and X X' serves every l2. With
+  eigenvalues v, W = A (T / (v + l2)), and the fitted values are
   B (T / (v + l2)).
-  Leaving one example out needs no new fit: the residual of its prediction by
-  the others is r / d, with r its residual in the fit of all and d = 1 - 1/N -
-  x' (X'X + l2)^-1 x (PRESS, Allen 1974), where 1/N belongs to the intercept.
+  Leave-one-out predictions need no new fits (PRESS, Allen 1974). The residual
+  of a left-out example x is r / d, where r is its residual in the full fit and
+  d = 1 - 1/N - x' (X'X + l2)^-1 x; the term 1/N comes from the intercept.
   """
 
   def __init__(self, x_ND: np.ndarray, y_NC: np.ndarray):
     """Takes features standardised by `moments`, and targets.
 
-    Of other features eigenvalues may be so large that they are rounded by more
-    than the penalty. Computes in float64.
+    Without standardisation, large eigenvalues could have rounding errors above
+    the penalty. It computes in float64.
     """
     x_ND = np.asarray(x_ND, np.float64)
     self._x_mean_D, self._y_mean_C = x_ND.mean(axis=0), y_NC.mean(axis=0)
@@ -117,9 +118,9 @@ class Ridge:
     else:
       v_R, a_DR = np.linalg.eigh(x_ND.T @ x_ND)
       b_NR = x_ND @ a_DR
-    # In the dual form the constant vector, which is the intercept's, is among
-    # the eigenvectors of eigenvalue 0. Without it r and d need no differences
-    # of nearly equal numbers.
+    # In the dual form, the constant vector (the intercept) is an eigenvector of
+    # eigenvalue 0. Removing it avoids differences of nearly equal numbers in r
+    # and d.
     b_NR -= b_NR.mean(axis=0)
     self._v_R, self._a_DR, self._b_NR = np.maximum(v_R, 0), a_DR, b_NR
     self._t_RC = b_NR.T @ self._y_NC
@@ -132,11 +133,11 @@ class Ridge:
   def leave_one_out(
     self, l2: float, rows_M: np.ndarray | slice = slice(None)
   ) -> np.ndarray:
-    """Predicts examples by a fit of all others, float64 MC."""
+    """Predicts each example from a fit to all others, float64 MC."""
     b_MR, y_MC = self._b_NR[rows_M], self._y_NC[rows_M]
     inverse_R = 1 / (self._v_R + l2)
     r_MC, d_M = b_MR @ (inverse_R[:, None] * self._t_RC), b_MR**2 @ inverse_R
-    # In the dual form r and d are both over l2 so far, which cancels.
+    # In the dual form r and d both lack the factor l2, which cancels.
     if not self._is_dual:
       r_MC, d_M = y_MC - r_MC, 1 - 1 / len(self._b_NR) - d_M
     return self._y_mean_C + y_MC - r_MC / d_M[:, None]
@@ -147,13 +148,13 @@ def choose_l2(
 ) -> float:
   """Returns the penalty with the best leave-one-out accuracy.
 
-  Ties go to the lower leave-one-out squared error. At most `LEFT_OUT` examples
-  are left out, evenly spread over all.
+  Ties go to the lower leave-one-out squared error. At most `LEFT_OUT` evenly
+  spaced examples are left out.
 
   Args:
-    ridge: of targets from `one_vs_rest`.
+    ridge: fitted to targets of `one_vs_rest`.
     labels_N: the classes of its examples.
-    l2_grid: to choose from.
+    l2_grid: penalties to choose from.
   """
   count = len(labels_N)
   rows_M = np.arange(min(count, LEFT_OUT)) * count // min(count, LEFT_OUT)

@@ -1,6 +1,6 @@
 """Few-shot accuracy: least squares on frozen features of a few examples.
 
-Dimension letters: N training examples, R those of them that are in any draw, M
+Dimension letters: N training examples, R examples that occur in any draw, M
 test examples, K shots of all classes, D features, C classes.
 """
 
@@ -15,7 +15,7 @@ from vit_jax.data.cores import usable_cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import features
 
-# The penalty of big_vision's protocol, and of one shot a class.
+# The penalty in big_vision's protocol, and for one shot per class.
 FIXED_L2 = 2.0**10
 _BIAS = 100.0
 _EPSILON = 1e-5
@@ -23,7 +23,7 @@ _EPSILON = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """Accuracy in [0, 1] of one draw of so many shots a class."""
+  """Accuracy in [0, 1] of one draw of `shots` examples per class."""
 
   shots: int
   seed: int
@@ -41,11 +41,11 @@ def plan(
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
   The draws never change between versions. The 5 shots of a seed are among its
-  10 shots, and a draw does not depend on the other draws.
-  `class_names` are for messages.
+  10 shots, and a draw does not depend on other draws. `class_names` are used in
+  messages.
 
   Returns:
-    By (k, seed) the positions of k C examples, int64, k of class 0 first.
+    The positions of k C examples by (k, seed), int64, ordered by class.
 
   Raises:
     ValueError: if there is a single class, a class has too few examples, or
@@ -53,13 +53,13 @@ def plan(
   """
   if min(shots, default=0) < 1 or seeds < 1:
     raise ValueError(
-      f'shots is {tuple(shots)} and seeds is {seeds}: it takes at least 1 '
-      'number of examples a class, each at least 1, and 1 draw.'
+      f'shots is {tuple(shots)} and seeds is {seeds}. Give one or more numbers '
+      'of shots, each 1 or more, and 1 or more seeds.'
     )
   if num_classes == 1:
     raise ValueError(
-      'All examples are of one class: there is nothing to tell it from. Give '
-      'at least two.'
+      'All training examples have the same class. Give data with at least two '
+      'classes.'
     )
   counts_C = np.bincount(labels_N, minlength=num_classes)
   fewest = int(counts_C.argmin())
@@ -72,7 +72,7 @@ def plan(
   by_class = [np.flatnonzero(labels_N == c) for c in range(num_classes)]
   drawn = {}
   for seed in range(seeds):
-    # NumPy promises that the numbers of a RandomState never change.
+    # NumPy guarantees that the stream of RandomState never changes.
     rng = np.random.RandomState(seed)
     orders = [rng.permutation(indices) for indices in by_class]
     for k in shots:
@@ -83,15 +83,14 @@ def plan(
 class Shots:
   """Draws a few examples of each class, and measures classifiers of them.
 
-  With 'choose' for `l2` features are standardised by the shots' own mean and
-  deviation, and the penalty is the one of `ridge.L2_GRID` with the best
-  leave-one-out accuracy on the shots; the test set has no say. One shot a class
-  allows no such choice, because a class without its example is unknown, so the
-  penalty is 2^10 there.
+  If `l2` is 'choose', features are standardised by the mean and deviation of
+  the shots. Leave-one-out accuracy on the shots chooses the penalty from
+  `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving it
+  out removes the class, so the penalty is 2^10 instead.
 
-  'fixed' is the protocol of big_vision's `fewshot_lsr.py`: features are less
-  their mean, over their deviation + 1e-5, beside a constant feature of 100 in
-  place of an intercept, with the penalty 2^10 for any number of shots.
+  'fixed' is the protocol of big_vision's `fewshot_lsr.py`. Features are
+  centred and divided by their deviation + 1e-5. A constant feature of 100
+  replaces the intercept. The penalty is always 2^10.
 
   Attributes:
     rows_R: the positions of all shots, each once, ascending.
@@ -109,7 +108,7 @@ class Shots:
   ):
     """Draws the shots as `plan` does."""
     if l2 not in FITS:
-      raise ValueError(f"l2 is {l2!r}: use 'choose' or 'fixed'.")
+      raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")
     self._fit, self._num_classes = FITS[l2], len(class_names)
     self._labels_N, self._test_labels_M = labels_N, test_labels_M
     self._plan = plan(labels_N, self._num_classes, shots, seeds, class_names)
@@ -118,9 +117,9 @@ class Shots:
   def evaluate(
     self, features_RD: np.ndarray, test_MD: np.ndarray
   ) -> list[Result]:
-    """Fits a linear classifier to every draw and returns their results.
+    """Fits a linear classifier to every draw and measures it.
 
-    Leaves out rows that an `Extractor` could not read.
+    Rows that an `Extractor` could not read are left out.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
@@ -137,8 +136,8 @@ class Shots:
       accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
       return Result(*draw, penalty, accuracy)
 
-    # An eigendecomposition on one core beside another takes less time than
-    # both with all cores, one after the other.
+    # Eigendecompositions in parallel on one core each are faster than in
+    # sequence on all cores.
     cores = usable_cores()
     workers = min(cores, len(self._plan))
     with (
@@ -182,6 +181,6 @@ def _fit_fixed(
   return FIXED_L2, mean_D, w_EC[:-1] / std_D[:, None], _BIAS * w_EC[-1]
 
 
-# By the rule for the penalty: from shots, labels and the number of classes to
-# the penalty and the classifier that `ridge.accuracy` takes.
+# Functions by value of `l2`. Each maps shots, labels and the number of classes
+# to the penalty and the classifier for `ridge.accuracy`.
 FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}

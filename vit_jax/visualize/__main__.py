@@ -1,4 +1,4 @@
-"""Shows what a trained model looks at, and what it has learned.
+"""Show what a trained model attends to, and what it has learned.
 
   python -m vit_jax.visualize report CHECKPOINT photo.jpg a_folder/ --out=seen
   python -m vit_jax.visualize rollout CHECKPOINT pet.jpg --class=dog --class=cat
@@ -9,8 +9,8 @@
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
 
-Each kind leaves its pictures and its arrays, WHAT.npz, in --out; the report is
-a single file, report.html. Files of these names are replaced.
+Each kind writes pictures and arrays (WHAT.npz) to --out. The report is a single
+file, report.html. Existing files are replaced.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from vit_jax.visualize import components, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.subject import Subject
 
-# The kinds of pictures, whose docstrings are the help. Parameters besides the
-# subject are flags.
+# Functions by kind of picture. Their docstrings are the help texts, and their
+# parameters after the subject are flags.
 _KINDS: dict[str, Callable[..., Any]] = {
   'report': page.report,
   'rollout': sections.rollout,
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
   if out.exists() and not out.is_dir():
-    raise ValueError(f'--out={args.out} is a file: name a folder.')
+    raise ValueError(f'--out={args.out} is a file. Name a folder.')
   said = ''
   made: dict[str, Callable[[], bytes]] = {}
   subject = _subject(args)
@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> None:
     for figure in found.figures:
       made[f'{figure.name}.png'] = figure.draw
     arrays = io.BytesIO()
-    save: Any = np.savez_compressed  # whose types take no names of arrays
+    save: Any = np.savez_compressed  # its type hints reject names of arrays
     save(arrays, **found.arrays)
     made[f'{args.what}.npz'] = arrays.getvalue
   out.mkdir(parents=True, exist_ok=True)
@@ -107,29 +107,29 @@ def _parser() -> argparse.ArgumentParser:
     add = kind.add_argument
     add('checkpoint', help=recognise.WHAT_OPENS)
     if what not in ('filters', 'posemb'):
-      add('images', nargs='+', help='image files, and folders that hold some')
+      add('images', nargs='+', help='image files, or folders with images')
     add(
       '--out',
       default='visualized',
-      help='folder to write to, made if missing (default: visualized)',
+      help='folder for the results (default: visualized)',
     )
     add(
       '--image_size',
-      help='pixels that the model is to see, as in 512 or 384x512; position '
-      'embeddings are interpolated (default: those of the checkpoint, or 224)',
+      help='image size of the model, such as 512 or 384x512; position '
+      "embeddings are interpolated (default: the checkpoint's, or 224)",
     )
     if what in ('report', 'rollout'):
       add(
         '--fusion',
         choices=tuple(FUSIONS),
         default='mean',
-        help='of the heads (default: mean)',
+        help='how heads are combined (default: mean)',
       )
       add(
         '--discard',
         type=_share,
         default=0.0,
-        help="share of each layer's lowest weights that are left out, as in "
+        help="share of each layer's lowest weights that is set to 0, such as "
         '0.9 (default: 0)',
       )
     if what == 'rollout':
@@ -139,39 +139,41 @@ def _parser() -> argparse.ArgumentParser:
         action='append',
         default=[],
         metavar='NAME_OR_INDEX',
-        help='what speaks for this class; may be given several times',
+        help='class to explain; may be given several times',
       )
     if what == 'attention':
       add(
         '--query',
         type=_patch,
         metavar='ROW,COLUMN',
-        help='a patch, from 0,0 at the top left (default: the class token, or '
-        'the patch in the middle where there is none)',
+        help='the patch whose attention is drawn; 0,0 is top left (default: '
+        'the class token, or the middle patch if the model lacks one)',
       )
     if what == 'masked':
       add(
         '--rate',
         type=_share,
         default=predictions.RATE,
-        help='share of the patches that are hidden '
+        help='share of the patches that are masked '
         f'(default: {predictions.RATE})',
       )
-      add('--seed', type=int, default=0, help='which ones (default: 0)')
+      add('--seed', type=int, default=0, help='seed of the mask (default: 0)')
   return parser
 
 
 def _share(text: str) -> float:
   share = float(text)
   if not 0 <= share < 1:
-    raise argparse.ArgumentTypeError(f'{text} is not from 0 to below 1')
+    raise argparse.ArgumentTypeError(f'{text} must be from 0 to below 1')
   return share
 
 
 def _patch(text: str) -> tuple[int, int]:
   match = re.fullmatch(r'(\d+),(\d+)', text)
   if not match:
-    raise argparse.ArgumentTypeError(f'{text!r} is no ROW,COLUMN, as in 3,5')
+    raise argparse.ArgumentTypeError(
+      f'{text!r} is not ROW,COLUMN; write it as in 3,5'
+    )
   return int(match[1]), int(match[2])
 
 

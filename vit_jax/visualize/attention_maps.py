@@ -1,8 +1,8 @@
 """A model's attention, one layer at a time.
 
-The forward pass keeps only the tokens before each layer. A layer's weights are
-computed again from them, so that one layer's weights are in memory at a time:
-all weights of ViT-L/16 at 512 pixels are 1.6 GB an image.
+The forward pass keeps only the input tokens of each layer. Attention weights
+are recomputed from them, so only one layer's weights are in memory at a time.
+All weights of ViT-L/16 at 512 pixels take 1.6 GB per image.
 """
 
 import functools
@@ -22,26 +22,26 @@ Array = jax.Array
 
 
 class Layers:
-  """The layers of a ViT at work on a batch.
+  """The attention weights of a ViT for a batch of images.
 
   Attributes:
     grid: (h, w) of the patches.
-    read_BL: how much the output reads of each token after the last layer: the
-      class token (DeiT's class and distillation token, half each), all patches
-      alike, or as the pooling head's heads attend on average.
+    read_BL: weight of each token in the output after the last layer. It is 1
+      for the class token (1/2 each for DeiT's class and distillation tokens),
+      equal for all averaged patches, or the mean attention of a pooling head.
     logits_BC: of the batch.
   """
 
   def __init__(self, model: Any, params: Any, images_BHWC: Array):
-    """Runs the model once, on images that are normalised.
+    """Runs the model once, on normalised images.
 
     Raises:
-      ValueError: if the model has no attention between all tokens.
+      ValueError: if the model lacks attention between all tokens.
     """
     if model.attention != 'all':
       raise ValueError(
-        f'This model is a {type(model).__name__}. Attention is drawn of ViTs '
-        'and hybrids, where every patch attends to every other: use one.'
+        f'This model is a {type(model).__name__}. Attention needs a model in '
+        'which every patch attends to every other. Use a ViT or a hybrid.'
       )
     self._model = model.clone(scan=False, remat='none')
     self._params = model.unstack_layers(params)
@@ -59,11 +59,11 @@ class Layers:
       yield _weights(layer.block, params, *layer.inputs)
 
   def gradients(self, class_B: Array) -> Iterator[tuple[Array, Array]]:
-    """Yields the weights and what they do to a logit, from the last layer.
+    """Yields weights and gradients BNLL of each layer, from the last.
 
-    The gradient is that of the logit with respect to each entry of a layer's
-    weights, as if it could be set without the others of its row. `class_B` has
-    the index of the logit, for each image.
+    The gradient is the derivative of a logit with respect to each attention
+    weight, taken after the softmax. `class_B` is the index of each image's
+    logit.
     """
     dx_BLD = _of_logit(
       self._model, self._last_BLD, self._params, self._images_BHWC, class_B
@@ -89,7 +89,7 @@ class _Layer:
 def _forward(
   model: Any, params: Any, images_BHWC: Array
 ) -> tuple[Array, Array, list[_Layer], Array]:
-  """Returns logits, `read_BL`, the layers, and the last one's output."""
+  """Returns logits, `read_BL`, the layers, and the output of the last layer."""
   logits_BC, read_BL, calls = _applied(model, params, images_BHWC)
   layers = [
     _Layer(
@@ -111,7 +111,7 @@ def _of_logit(
   """Returns the gradient of a logit with respect to the last layer's tokens."""
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    # XLA leaves out the layers before, whose tokens are replaced.
+    # XLA removes the earlier layers, since their outputs are replaced.
     return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
 
   with nn.intercept_methods(replace):
@@ -122,13 +122,13 @@ def _of_logit(
 def run(
   model: Any, params: Any, images_BHWC: Array
 ) -> tuple[Array, list[Array], Array]:
-  """Runs a model whose layers are not scanned, all weights kept at once.
+  """Runs a model whose layers are not scanned; returns all weights at once.
 
-  For programs that leave JAX; `Layers` takes less memory.
+  Exported programs use it. `Layers` needs less memory.
 
   Returns:
-    Logits BC, the softmax weights BNLL of each layer, from the first, and how
-    much the output reads of each token, BL, as `Layers.read_BL`.
+    Logits BC, the softmax weights BNLL of each layer, from the first, and
+    `Layers.read_BL`.
   """
   logits_BC, read_BL, calls = _applied(
     model, params, images_BHWC, capture=('attention',)
@@ -140,9 +140,9 @@ def run(
 def _applied(
   model: Any, params: Any, images_BHWC: Array, **asked: Any
 ) -> tuple[Array, Array, list[tuple[Any, Any, Any]]]:
-  """Returns logits BC, what the output reads of each token, and the calls.
+  """Returns logits BC, `read_BL`, and the calls of the layers.
 
-  These are of each layer the module, its arguments and its results.
+  A call is the module, its arguments and its results.
   """
   calls, pooled = [], {}
 
@@ -162,9 +162,9 @@ def _applied(
 def _read(
   model: Any, shape: tuple[int, ...], pooled: dict[str, Array]
 ) -> Array:
-  """Returns what the output reads of each token, BL, by their `shape` BLD.
+  """Returns `Layers.read_BL` for tokens of a `shape` BLD.
 
-  `pooled` has `query` and `key` of the pooling head, where there is one.
+  `pooled` has `query` and `key` of the pooling head, if the model has one.
   """
   B, L, _ = shape
   extra = len(model.extra_tokens)
@@ -182,7 +182,7 @@ def _read(
 def _is_layer(context: Any) -> bool:
   return (
     isinstance(context.module, EncoderBlock)
-    # That of the model itself, and not of a part that decodes its tokens.
+    # The encoder of the model itself, not of a decoder inside it.
     and isinstance(context.module.parent, Encoder)
     and len(context.module.parent.path) == 1
     and context.method_name == '__call__'
@@ -201,10 +201,10 @@ def _weights(
 def _backward(
   module: Any, params: Any, dx_BLD: Array, x_BLD: Array, *others: Array | None
 ) -> tuple[Array, Array, Array]:
-  """Returns a layer's weights, their gradients, and that of its input.
+  """Returns a layer's weights, their gradient, and the gradient of its input.
 
   With y = A v, the gradient of A is dy v^T. y is the input of the norm over all
-  heads if the layer has one, else of the output's projection.
+  heads if the layer has one, else the input of the output projection.
   """
 
   def run(x_BLD: Array, zero: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Principal components of patch tokens as colours, as DINOv2 shows them."""
+"""Principal components of patch tokens as colours, as in DINOv2."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.visualize import sections
 from vit_jax.visualize.subject import Subject
 
-# The share of patches at either end of a component whose colour is saturated.
+# Share of patches at each end of a component whose colour is clipped.
 _SATURATED = 0.01
 
 
@@ -33,7 +33,7 @@ def section(subject: Subject) -> sections.Section:
   return sections.Section(
     'Principal components of the patches',
     'Red, green and blue are the first three components of the encoded patches '
-    'of all images together. Patches of one colour are alike to the model.',
+    'of all images together. Patches of similar colour have similar features.',
     {'colours': colours_Bhw3, 'files': subject.files},
     sections.sheets(
       'pca', 'principal components of the patches', subject.photographs, line
@@ -45,14 +45,14 @@ def tokens(subject: Subject) -> np.ndarray:
   """Returns the encoded patches of all photographs, float32 BhwD.
 
   Raises:
-    ValueError: if the model has no tokens of patches.
+    ValueError: if the model does not have one token per patch.
   """
   checkpoint = subject.checkpoint
   model = checkpoint.model
   if model.attention != 'all':
     raise ValueError(
-      f'This model is a {type(model).__name__}. Components are drawn of ViTs '
-      'and hybrids, which have a token for each patch: use one.'
+      f'This model is a {type(model).__name__}. Components need a model with '
+      'one token per patch. Use a ViT or a hybrid.'
     )
   h, w = model.grid(checkpoint.image_size)
 
@@ -69,8 +69,8 @@ def tokens(subject: Subject) -> np.ndarray:
 def colours(tokens_BhwD: np.ndarray) -> np.ndarray:
   """Returns three principal components of all patches together, Bhw3.
 
-  They have one basis, so that a colour means the same in every photograph. Each
-  goes from 0 to 1. The sign of a component is that of its largest loading.
+  All images share one basis, so a colour means the same in every photograph.
+  Values are from 0 to 1. The largest loading of a component is positive.
   """
   B, h, w, D = tokens_BhwD.shape
   x_LD = tokens_BhwD.reshape(-1, D).astype(np.float64)

@@ -1,9 +1,9 @@
 """Mean attention distance (figures 7 right and 11; appendix D.8).
 
-How far the patches that a patch attends to are away from it on average, in
-pixels of the image: the Euclidean distance of their centres, weighted by the
-attention. A class token is nowhere; its query and its key are left out, and the
-weights of the other keys divided by their sum.
+The mean distance between a patch and the patches that it attends to, in pixels
+of the image. Distances are Euclidean between patch centres, weighted by
+attention. A class token has no position, so its query and key are left out and
+the remaining weights are renormalised.
 """
 
 import jax
@@ -20,7 +20,7 @@ def mean_distances(
 ) -> np.ndarray:
   """Returns the distances XN in pixels of all layers and heads.
 
-  Averaged over the first `images` of the batch, or over all.
+  They are averaged over the first `images` of the batch; None for all.
   """
   return np.stack(
     [
@@ -36,16 +36,16 @@ def of_weights(
   """Returns the mean distance BN, in pixels.
 
   Args:
-    weights_BNLL: softmax weights, those of patches last.
+    weights_BNLL: softmax weights; patches come last.
     grid: (h, w) of the patches.
-    pixels_per_patch: from one patch to the next.
+    pixels_per_patch: distance of neighbouring patches.
   """
   h, w = grid
   extra = weights_BNLL.shape[-1] - h * w
   weights_BNLL = weights_BNLL[..., extra:, extra:]
   distance_LL = between(grid) * pixels_per_patch
   sums_BNL = jnp.sum(weights_BNLL, axis=-1)
-  # A patch that attends to the class token alone attends nowhere.
+  # A patch that attends only to the class token gets the distance 0.
   mean_BNL = jnp.einsum(
     '...QL,QL->...Q', weights_BNLL, distance_LL.astype(weights_BNLL.dtype)
   ) / jnp.where(sums_BNL > 0, sums_BNL, 1)
@@ -59,5 +59,5 @@ def between(grid: tuple[int, int]) -> np.ndarray:
 
 
 def uniform(grid: tuple[int, int]) -> float:
-  """Returns the mean distance where all attend to all alike, in patches."""
+  """Returns the mean distance for uniform attention, in patches."""
   return float(between(grid).mean())

@@ -1,4 +1,4 @@
-"""Pictures of maps, heads, filters and embeddings, all as PNG."""
+"""Draw maps, heads, filters and embeddings as PNG."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from PIL import Image
 
 from vit_jax.training import plots
 
-# Share of the pixels that stay where low attention is masked out.
+# Share of the pixels that stay visible in a masked picture.
 _KEEP = 0.5
 
 _COLORS = 'inferno'
@@ -18,7 +18,7 @@ _GRAY = 128
 
 
 def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Returns a photograph, without its colours, below the colours of a map."""
+  """Overlays the colours of a map on a grayscale photograph."""
   gray_HW = cv2.cvtColor(shown_HWC, cv2.COLOR_RGB2GRAY)
   mixed_HWC = 0.45 * gray_HW[..., None] + 0.55 * heat(shown_HWC, map_hw)
   return mixed_HWC.astype(np.uint8)
@@ -33,15 +33,15 @@ def heat(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
 
 
 def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Returns the pixels of highest values of a map, and gray for the others."""
+  """Keeps the pixels with the highest values of a map; the rest is gray."""
   stays_HW = highest(enlarge(map_hw, shown_HWC.shape[:2]), _KEEP)
   return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
 
 
 def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
-  """Returns where the highest values of a map are, as booleans.
+  """Returns a mask of the highest values of a map.
 
-  Exactly that share of the pixels, rounded; of equal ones the first.
+  It selects exactly `share` of the pixels, rounded; ties go to the first.
   """
   order = np.argsort(-map_HW, axis=None, kind='stable')
   found = np.zeros(map_HW.size, bool)
@@ -57,14 +57,14 @@ def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def png(image_HWC: np.ndarray) -> bytes:
-  """Returns a file with uint8 pixels."""
+  """Encodes uint8 pixels as PNG."""
   file = io.BytesIO()
   Image.fromarray(image_HWC).save(file, format='png', optimize=True)
   return file.getvalue()
 
 
 def pixels(png: bytes) -> np.ndarray:
-  """Returns the pixels of a file, uint8 HWC."""
+  """Decodes a PNG to uint8 HWC."""
   return np.asarray(Image.open(io.BytesIO(png)).convert('RGB'))
 
 
@@ -101,7 +101,7 @@ def heads(
 
   Args:
     shown_HWC: the photograph.
-    maps_XNhw: weights; each map is drawn from 0 to its own largest value.
+    maps_XNhw: weights; the scale of each map is 0 to its largest value.
     query: (row, column) of the patch, None for the class token.
   """
   X, N, h, w = maps_XNhw.shape
@@ -131,7 +131,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
 
   Args:
     pixels_XN: distances by layer and head.
-    uniform: the distance if a model looked everywhere alike.
+    uniform: the distance for uniform attention.
   """
   X, N = pixels_XN.shape
   figure = plots.figure(5.2, 4.2)
@@ -172,7 +172,7 @@ def filters(components_XPPC: np.ndarray) -> bytes:
 
 
 def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
-  """Draws figures 7 centre and 10: a tile a patch, its cosine to all others."""
+  """Draws figures 7 centre and 10: cosine similarities, one tile per patch."""
   X, h, w, _, _ = cosines_Xhwhw.shape
   across = min(4, X)
   down = -(-X // across)
@@ -196,12 +196,12 @@ def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
 
 
 def _some(n: int) -> np.ndarray:
-  """Returns at most about ten of the numbers from 1 to n."""
+  """Returns at most ten evenly spaced numbers from 1 to n."""
   return np.arange(1, n + 1, -(-n // 10))
 
 
 def _middles(count: int, side: int) -> np.ndarray:
-  """Returns where the middles of tiles lie in a mosaic."""
+  """Returns the positions of tile centres in a mosaic."""
   return np.arange(count) * (side + 1) + (side - 1) / 2
 
 

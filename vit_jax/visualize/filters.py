@@ -1,4 +1,4 @@
-"""The patch embedding's filters (figure 7, left)."""
+"""Filters of the patch embedding (figure 7, left)."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ COMPONENTS = 28
 def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
   """Returns the leading principal components of D filters, count x PPC.
 
-  Each has length 1; they come in the order of the variance that they explain.
-  There are no more than D or P * P * C. A component and its negative are the
-  same to the analysis: here the entry of largest size is positive.
+  Each has length 1. They are sorted by explained variance, and there are at
+  most min(D, P * P * C). The sign is chosen such that the largest entry is
+  positive.
   """
   *shape, D = kernel_PPCD.shape
   filters_DF = np.asarray(kernel_PPCD, np.float64).reshape(-1, D).T
@@ -25,16 +25,18 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
 
 
 def first_kernel(params: Any) -> tuple[str, Any]:
-  """Returns the name and the kernel of the filters that see the image itself.
+  """Returns the name and the kernel of the first filters of a model.
 
-  Those of the patches, or of a ResNet's first convolution where there is one.
+  They are the first convolution of a ResNet or hybrid, else the patch
+  embedding.
 
   Raises:
-    ValueError: if the model has neither.
+    ValueError: if the model lacks both.
   """
   for name in ('conv_root', 'embedding'):
     if name in params:
       return name, params[name]['kernel']
   raise ValueError(
-    'The model has no filters of patches, and no first convolution of a ResNet.'
+    'The model has neither a patch embedding nor the first convolution of a '
+    'ResNet. Use a ViT, a hybrid or a ResNet.'
   )

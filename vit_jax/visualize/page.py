@@ -12,7 +12,7 @@ from vit_jax.visualize import draw, sections
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
 
-# Of each image, the likeliest classes that are explained.
+# How many of the likeliest classes are explained, and how many are listed.
 _CLASSES = 2
 _LABELS = 5
 
@@ -57,19 +57,19 @@ $body
 
 
 def report(subject: Subject, fusion: str, discard: float) -> str:
-  """All of the next five as one page, which holds its pictures itself.
+  """Rollout, attention, distance, filters and posemb as one HTML file.
 
-  The page says what a model lacks, attention or position embeddings.
+  If the model lacks attention or position embeddings, the page says so.
 
   Args:
     subject: the model and its images.
-    fusion: as in `rollout`.
-    discard: likewise.
+    fusion: see `rollout`.
+    discard: see `rollout`.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {
     'Images': lambda: _images(subject, fusion, discard),
-    # All heads of a large model side by side: to be scrolled on a phone.
+    # The heads of a large model are a wide picture, which scrolls on a phone.
     'Attention': lambda: _plots(sections.attention(subject), 'wide'),
     'Distance': lambda: _plots(sections.distance(subject)),
     'Filters': lambda: _plots(sections.first_filters(subject)),
@@ -92,7 +92,7 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
 
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
-  """Returns each image with its labels, its rollout and those of classes."""
+  """Returns HTML of each image: labels, rollout, and rollout by class."""
   whole = sections.rollout(subject, fusion, discard)
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
@@ -124,13 +124,13 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
 
 
 def _plots(section: Section, kind: str = 'fitting') -> str:
-  """Returns what a section says, and its pictures at their own size."""
+  """Returns HTML of a section's text and its pictures at original size."""
   figures = [_figure(x.draw(), x.caption, kind) for x in section.figures]
   return '\n'.join([f'<p>{html.escape(section.text)}</p>', *figures])
 
 
 def _figure(png: bytes, caption: str, kind: str = '') -> str:
-  """Returns a picture and what it shows; `kind` is a class of the style."""
+  """Returns HTML of a picture with its caption; `kind` is a CSS class."""
   data = base64.b64encode(png).decode()
   caption = html.escape(caption)
   return (

@@ -1,4 +1,4 @@
-"""Image files as a model sees them, and in their own detail."""
+"""Load photographs as model input, and at full detail for display."""
 
 import collections
 import dataclasses
@@ -12,8 +12,8 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import decode, transforms
 from vit_jax.data.images import Images
 
-# The longer side of pictures, in pixels: enough to see the patches of a small
-# image, and no more than fits a page.
+# Limits of the longer side of displayed pictures: large enough to see the
+# patches of a small image, and small enough to fit a page.
 SMALLEST, LARGEST = 256, 1024
 
 
@@ -23,7 +23,7 @@ class Photograph:
 
   Attributes:
     path: of the file.
-    name: of its own among those loaded together, without folder and extension.
+    name: unique among the loaded files, without folder and extension.
     seen_HWC: the model's input, uint8.
     images: the preprocessing of the input.
   """
@@ -34,7 +34,7 @@ class Photograph:
   images: Images = dataclasses.field(repr=False)
 
   def shown(self) -> np.ndarray:
-    """Returns the part that the model sees in the file's own detail, uint8."""
+    """Returns the part that the model sees at the file's resolution, uint8."""
     data = decode.read_file(self.path)
     picture = decode.open_image(data, self.path)
     shape = picture.height, picture.width
@@ -42,7 +42,7 @@ class Photograph:
     if small := given.resize_small:
       detail = min(shape) / small
       shape = self.images.size
-    else:  # the whole image, which the model sees out of proportion
+    else:  # the whole image, which the model sees with a changed aspect ratio
       detail = 1.0
     longer = max(shape)
     detail = min(max(detail, SMALLEST / longer), LARGEST / longer)
@@ -54,11 +54,11 @@ class Photograph:
 
 
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
-  """Reads files of images that a checkpoint's model is to see.
+  """Reads image files and preprocesses them for a checkpoint.
 
   Raises:
-    UnreadableImage: for a file that is no image, or a damaged one.
-    ValueError: for one that has fewer pixels than the model has patches.
+    UnreadableImage: a file is damaged or not an image.
+    ValueError: an image has fewer pixels than the model has patches.
   """
   images = checkpoint.images
   transform = images.eval_transform()
@@ -71,20 +71,19 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
       if picture.height < h or picture.width < w:
         raise ValueError(
           f'{path} has {picture.height}x{picture.width} pixels, fewer than the '
-          f"model's {h}x{w} patches: there is nothing to see in it. Give a "
-          'larger image.'
+          f"model's {h}x{w} patches. Give a larger image."
         )
     found.append(Photograph(path, name, transform.image(data, path), images))
   return found
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
-  """Returns a name for what is made of each file: its own, and a number."""
+  """Returns a unique name for each file: its stem, with a number if needed."""
   names: dict[str, None] = {}
   numbers: collections.Counter[str] = collections.Counter()
   for path in paths:
     stem = os.path.splitext(os.path.basename(path))[0]
-    # It goes into files, which hold no bytes that are not UTF-8.
+    # Names are written to UTF-8 files, so other bytes are escaped.
     stem = name = os.fsencode(stem).decode(errors='backslashreplace')
     while name in names:
       numbers[stem] += 1

@@ -1,4 +1,4 @@
-"""What a model trained on masked patches makes of the patches it cannot see."""
+"""Draw the predictions of masked patches."""
 
 import math
 from typing import Any
@@ -17,25 +17,26 @@ RATE = 0.5
 
 
 def section(subject: Subject, rate: float, seed: int) -> Section:
-  """What a model of configs/masked.py predicts of hidden patches.
+  """Predictions of masked patches by a model of configs/masked.py.
 
-  Arrays: `kind` (image, h, w): 0 seen, 1 masked, 2 another patch in its place,
-  3 seen and predicted; `images`, `hidden`, `predicted` (pixels); `files`.
+  Arrays: `kind` (image, h, w): 0 visible, 1 masked, 2 replaced by another
+  patch, 3 visible and predicted; `images`, `hidden`, `predicted` (pixels);
+  `files`.
 
   Args:
     subject: the model and its images.
     rate: share of the patches that are corrupted.
-    seed: which ones.
+    seed: of the choice of patches.
 
   Raises:
-    ValueError: if the checkpoint is of another task.
+    ValueError: if the checkpoint does not predict masked patches.
   """
   checkpoint = subject.checkpoint
   model: Any = checkpoint.model
   if not isinstance(model, MaskedViT):
     raise ValueError(
-      f'{checkpoint.path} is a {type(model).__name__}, which predicts no '
-      'masked patches: give one that configs/masked.py trained.'
+      f'{checkpoint.path} is a {type(model).__name__}, which does not predict '
+      'masked patches. Give a checkpoint trained with configs/masked.py.'
     )
   made = objective.MaskedPatches(model, checkpoint.images, rate)
   h, w = model.grid(checkpoint.image_size)
@@ -85,7 +86,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   return Section(
     'Masked patches',
     f'{rate:.0%} of the patches are corrupted: most are replaced by the '
-    'mask (gray), a few by another patch, and a few stay. Of each the model '
+    'mask (gray), a few by another patch, and a few stay. For each the model '
     f'predicts {_WHAT[model.target]}.',
     dict(zip(('images', 'hidden', 'predicted'), columns, strict=False))
     | {'kind': np.stack(kinds), 'files': subject.files},
@@ -106,17 +107,16 @@ def colours_of(
   values: np.ndarray,
   shape: tuple[int, ...],
 ) -> np.ndarray:
-  """Returns what is predicted, or right, as patches to look at, uint8 LPPC.
+  """Converts predictions or targets of one image to patches, uint8 LPPC.
 
-  Of one image, as `objectives.masked.target` has the values; `shape` is (P, P,
-  3), of a patch.
+  `values` have the form of `objectives.masked.target`; `shape` is (P, P, 3).
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':
     mean, std = images.preprocessing.mean, images.preprocessing.std
     x_LPPC = values.reshape(L, *shape) * np.array(std) + mean
     return np.clip(np.round(255 * x_LPPC), 0, 255).astype(np.uint8)
-  # The middle of each colour's 32 values.
+  # Each channel has 8 bins of 32 values; take the middle of the bin.
   rgb = 32 * np.stack([values // 64, values // 8 % 8, values % 8], -1) + 16
   side = 1 if model.target == 'mean_colour' else SMALL
   cells = rgb.reshape(L, side, side, 3).astype(np.uint8)
@@ -136,6 +136,6 @@ def _joined(patches_LPPC: np.ndarray, h: int, w: int) -> np.ndarray:
 
 
 def _enlarged(image_HWC: np.ndarray) -> np.ndarray:
-  """Returns an image whose pixels can be told apart, in whole multiples."""
+  """Enlarges a small image by a whole factor, so that pixels are visible."""
   times = math.ceil(SMALLEST / max(image_HWC.shape))
   return image_HWC.repeat(times, 0).repeat(times, 1)

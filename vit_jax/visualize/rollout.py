@@ -1,19 +1,18 @@
 """Attention rollout (Abnar & Zuidema, 2005.00928).
 
-How much of each patch reaches the output, if every layer passes on half of its
-input as it is and half as its attention mixes it:
+Rollout estimates how much of each patch reaches the output. It models a layer
+as the mean of the residual connection and the attention:
 
   R = a_X ... a_2 a_1,  a = (A + I) / 2 with rows divided by their sums
 
-where A are a layer's weights with the heads fused. The map is what the output
-reads of R's rows: that of the class token, the mean of both where DeiT has two,
-that of all where the tokens are averaged, or as the pooling head attends to
-them.
+where A are a layer's attention weights, combined over heads. The map is the
+average of R's rows, weighted by `Layers.read_BL`. For a class token this is its
+row, for averaged tokens the mean row.
 
-For a class, A are the weights times their gradients, negative products set to 0
-(Chefer et al., 2103.15679), divided by the largest row sum of the image. The
-gradients of a logit have no scale of their own; after the division the row that
-matters most to the class weighs as much as the residual connection.
+For a class, A are the weights times their gradients, with negative products set
+to 0 (Chefer et al., 2103.15679). They are divided by the largest row sum of the
+image, since gradients of a logit have an arbitrary scale. After the division,
+the row that matters most weighs as much as the residual connection.
 """
 
 from collections.abc import Sequence
@@ -35,20 +34,19 @@ def rollout(
   discard: float = 0.0,
   class_B: Any = None,
 ) -> Array:
-  """Returns maps Bhw, the largest value of each of which is 1 (or 0).
+  """Returns maps Bhw with a maximum of 1 (or 0 if everything is discarded).
 
   Args:
-    layers: a model at work on images.
-    fusion: of the heads: 'mean', 'min' or 'max'.
-    discard: share of a layer's fused weights, the lowest ones of each image,
-      that are set to 0.
-    class_B: index of the class to explain, for each image; None for what the
-      image as a whole passes on.
+    layers: the attention of a model for a batch.
+    fusion: how heads are combined: 'mean', 'min' or 'max'.
+    discard: share of a layer's lowest weights, per image, that is set to 0.
+    class_B: index of the class to explain for each image; None for rollout
+      without a class.
   """
   if class_B is None:
     found = [fuse(x_BNLL, fusion, discard) for x_BNLL in layers.attention()]
   else:
-    # They come from the last layer to the first.
+    # Gradients come from the last layer to the first.
     found = [
       fuse(x_BNLL, fusion, discard, gradients_BNLL)
       for x_BNLL, gradients_BNLL in layers.gradients(class_B)
@@ -62,11 +60,11 @@ def fuse(
   discard: float = 0.0,
   gradients_BNQL: Array | None = None,
 ) -> Array:
-  """Returns one BQL for all heads."""
+  """Combines the weights of all heads into one BQL."""
   if gradients_BNQL is not None:
     weights_BNQL = jax.nn.relu(weights_BNQL * gradients_BNQL)
   fused_BQL = FUSIONS[fusion](weights_BNQL, axis=1)
-  B = fused_BQL.shape[0]  # which an exported program does not know
+  B = fused_BQL.shape[0]  # symbolic in an exported program
   flat = fused_BQL.reshape(B, -1)
   if count := int(discard * flat.shape[1]):
     lowest = jnp.argsort(flat, axis=1)[:, :count]
@@ -88,20 +86,20 @@ def mixing(fused_BLL: Array) -> Array:
 def maps(
   fused: Sequence[Array], read_BL: Array, grid: tuple[int, int]
 ) -> Array:
-  """Returns the maps Bhw of layers whose heads are fused.
+  """Returns the maps Bhw from the combined weights of each layer.
 
   Args:
     fused: weights BLL of each layer, from the first to the last.
-    read_BL: how much the output reads of each token, those of patches last.
+    read_BL: see `Layers.read_BL`; patches come last.
     grid: (h, w) of the patches.
   """
   h, w = grid
-  row: Any = read_BL  # one row of the product needs no product of matrices
+  row: Any = read_BL  # a vector times matrices is cheaper than R itself
   for fused_BLL in reversed(fused):
     row = jnp.einsum('BQ,BQL->BL', row, mixing(fused_BLL))
   row = row[:, row.shape[1] - h * w :]
-  # Where all has been discarded on the way, the map is 0 everywhere.
+  # If all weights were discarded on the way, the map is 0 everywhere.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
-  # XLA may divide by multiplying with an inverse, which leaves 1 - 6e-8.
+  # XLA may divide by multiplying with an inverse, which gives 1 - 6e-8.
   row = jnp.where(row == max_B1, 1.0, row / max_B1)
   return row.reshape(-1, h, w)

@@ -1,6 +1,6 @@
-"""Pictures and arrays of a checkpoint, a function for each kind.
+"""Pictures and arrays of a checkpoint, one function per kind.
 
-Each returns a `Section`: arrays, figures, and a few words about both.
+Each function returns a `Section`: arrays, figures and a description.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from vit_jax.visualize import rollout as rollout_lib
 from vit_jax.visualize.photos import Photograph
 from vit_jax.visualize.subject import Subject
 
-# Photographs in one picture.
+# Most photographs in one picture.
 SHEET = 8
 
 
@@ -26,8 +26,8 @@ class Figure:
 
   Attributes:
     name: of its file, without extension.
-    caption: what it shows.
-    draw: gives the PNG.
+    caption: a description.
+    draw: returns the PNG.
   """
 
   name: str
@@ -40,9 +40,9 @@ class Section:
   """Arrays and pictures of one kind.
 
   Attributes:
-    title: for people.
+    title: a heading.
     text: what the figures show, and how to read them.
-    arrays: by name, as they go into an .npz.
+    arrays: by their names in the .npz file.
     figures: the pictures.
   """
 
@@ -61,10 +61,10 @@ def sheets(
   """Returns pictures with a line for each photograph, `SHEET` lines in each.
 
   Args:
-    name: of the file of the first picture; the others have a number.
-    caption: of all.
-    photographs: name the lines.
-    line: from the number of a photograph to images by their titles.
+    name: of the file of the first picture; later pictures get a number.
+    caption: of all pictures.
+    photographs: their names label the lines.
+    line: maps the number of a photograph to images by title.
   """
 
   def draw_part(part: range) -> bytes:
@@ -86,20 +86,20 @@ def rollout(
   discard: float = 0.0,
   classes: Sequence[str] = (),
 ) -> Section:
-  """How much of each patch reaches the output, as a whole or for classes.
+  """Attention rollout: how much of each patch reaches the output.
 
-  Pictures: the map over the photograph, and the photograph without the half of
-  low values. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes` ('' for
-  the image as a whole), `files`.
+  Pictures: the map over the photograph, and the photograph with only the half
+  of highest values. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes`
+  ('' if no class was given), `files`.
 
   Args:
     subject: the model and its images.
-    fusion: of the heads.
-    discard: as in `rollout.rollout`.
-    classes: names or indices.
+    fusion: see `rollout.rollout`.
+    discard: see `rollout.rollout`.
+    classes: names or indices of classes to explain.
 
   Raises:
-    ValueError: if the model has no attention, or no such class.
+    ValueError: if the model lacks attention, or a class is unknown.
   """
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
@@ -125,7 +125,7 @@ def rollout(
     'Attention rollout',
     'How much of each patch reaches the output, over all layers '
     f'({how}). Brighter is more; the masked picture keeps the half of the '
-    'pixels with the most.',
+    'pixels with the highest values.',
     {
       'maps': np.stack(maps),
       'classes': np.array(names),
@@ -138,7 +138,7 @@ def rollout(
 def over(
   shown_HWC: np.ndarray, map_hw: np.ndarray, title: str
 ) -> dict[str, np.ndarray]:
-  """Returns a map over a photograph, and its highest half, by their titles."""
+  """Returns a map over a photograph, and its highest half, by title."""
   title = f'{title}: ' if title else ''
   return {
     f'{title}rollout': draw.overlay(shown_HWC, map_hw),
@@ -152,7 +152,7 @@ def rollout_maps(
   discard: float = 0.0,
   class_N: np.ndarray | None = None,
 ) -> np.ndarray:
-  """Returns a map Nhw of each image, for a class of its own if given."""
+  """Returns the maps Nhw of all images, for the classes `class_N` if given."""
   found = []
   at = 0
   for layers, batch in subject.at_work('rollout'):
@@ -169,17 +169,17 @@ def rollout_maps(
 def attention(
   subject: Subject, query: tuple[int, int] | None = None
 ) -> Section:
-  """What a token attends to, in every layer and head.
+  """Attention of one token, in every layer and head.
 
   Arrays: `maps` (image, layer, head, h, w), softmax weights; `files`.
 
   Args:
     subject: the model and its images.
-    query: (row, column) of a patch; if None the class token or, where there is
-      none, the patch in the middle.
+    query: (row, column) of a patch; None for the class token, or for the middle
+      patch if the model lacks a class token.
 
   Raises:
-    ValueError: if there is no such patch.
+    ValueError: if the patch is outside of the grid.
   """
   class_token = 'cls' in subject.checkpoint.model.extra_tokens
   found = []
@@ -189,8 +189,8 @@ def attention(
       query = h // 2, w // 2
     if query and not (query[0] < h and query[1] < w):
       raise ValueError(
-        f'There is no patch {query[0]},{query[1]}: the model has {h} rows and '
-        f'{w} columns of patches, counted from 0.'
+        f'Patch {query[0]},{query[1]} is outside of the grid. Give a row from '
+        f'0 to {h - 1} and a column from 0 to {w - 1}.'
       )
     maps = []
     for weights_BNLL in layers.attention():
@@ -220,7 +220,7 @@ def attention(
 
 
 def distance(subject: Subject) -> Section:
-  """How far heads look, in pixels (figures 7 and 11 of the paper).
+  """Mean attention distance in pixels (figures 7 and 11 of the paper).
 
   Array: `all` (layer, head), averaged over the images.
   """
@@ -234,8 +234,8 @@ def distance(subject: Subject) -> Section:
   mean_XN = sum_XN / n
   return Section(
     'Mean attention distance',
-    'How far from a patch the patches that it attends to are, in pixels '
-    'of the image, weighted by the attention and averaged over '
+    'Mean distance between a patch and the patches that it attends to, in '
+    'pixels of the image, weighted by attention and averaged over '
     f'{n} {"image" if n == 1 else "images"} (figures 7 and 11 of the paper).',
     {'all': mean_XN},
     [
@@ -249,8 +249,8 @@ def distance(subject: Subject) -> Section:
 def first_filters(subject: Subject) -> Section:
   """Principal components of the patch embedding (figure 7).
 
-  Of a ResNet or hybrid, of its first convolution. Array: `components` (count,
-  P, P, RGB), each of length 1.
+  For a ResNet or hybrid, the first convolution is used. Array: `components`
+  (count, P, P, RGB), each of length 1.
   """
   name, kernel = filters.first_kernel(subject.checkpoint.params)
   components = filters.principal_components(kernel, filters.COMPONENTS)
@@ -275,7 +275,7 @@ def posemb(subject: Subject) -> Section:
   Array: `cosines` (table, h, w, h, w).
 
   Raises:
-    ValueError: if the model adds none.
+    ValueError: if the model does not add position embeddings.
   """
   checkpoint = subject.checkpoint
   grid = checkpoint.model.grid(checkpoint.image_size)
@@ -285,7 +285,7 @@ def posemb(subject: Subject) -> Section:
   return Section(
     'Position embeddings',
     'Cosine similarity of the position embedding of each patch (a tile) to '
-    'those of all patches (figures 7 and 10 of the paper).',
+    'the embeddings of all patches (figures 7 and 10 of the paper).',
     {'cosines': cosines_Xhwhw},
     [Figure('posemb', caption, lambda: draw.similarities(cosines_Xhwhw))],
   )

@@ -8,13 +8,13 @@ from vit_jax.models.vit import ViT
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns the cosine of every two patches' embeddings, hwhw.
+  """Returns the cosine similarity of all pairs of patches, hwhw.
 
   The patches are the last rows of the table, in raster order.
   """
   h, w = grid
   x_LD = np.asarray(table_LD, np.float64)[len(table_LD) - h * w :]
-  # The cosine to an embedding of zeros is 0.
+  # The cosine similarity to a zero embedding is defined as 0.
   lengths_L1 = np.linalg.norm(x_LD, axis=1, keepdims=True)
   x_LD = x_LD / np.where(lengths_L1 > 0, lengths_L1, 1)
   return (x_LD @ x_LD.T).reshape(h, w, h, w)
@@ -29,16 +29,16 @@ def kind_of(checkpoint: Checkpoint) -> str:
 def tables(checkpoint: Checkpoint) -> np.ndarray:
   """Returns the embeddings XLD that a model adds to its tokens.
 
-  X is 1, or the number of layers where each adds embeddings of its own.
+  X is 1, or the number of layers if each layer adds its own embeddings.
 
   Raises:
-    ValueError: if the model adds none.
+    ValueError: if the model does not add position embeddings.
   """
   model, kind = checkpoint.model, kind_of(checkpoint)
   if kind in ('none', 'relative'):
     raise ValueError(
-      f'{checkpoint.path} adds no position embeddings to its tokens '
-      f'({kind!r}): there is nothing to compare.'
+      f'{checkpoint.path} does not add position embeddings to its tokens '
+      f'(model.posemb is {kind!r}). Use a model that does.'
     )
   grid = model.grid(checkpoint.image_size)
   module = posemb.PositionEmbedding(

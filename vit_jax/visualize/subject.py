@@ -11,7 +11,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
-# The most softmax weights of one layer, and images, in a batch.
+# Most attention weights of one layer, and most images, in a batch.
 _MAX_ENTRIES = 2**26
 _MAX_BATCH = 32
 
@@ -22,7 +22,7 @@ class Subject:
 
   Attributes:
     checkpoint: the model.
-    photographs: as it sees them.
+    photographs: preprocessed for the model.
   """
 
   checkpoint: Checkpoint
@@ -36,10 +36,10 @@ class Subject:
   def at_work(
     self, description: str
   ) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
-    """Yields the model's layers on some images at a time.
+    """Yields the model's layers for one batch of images after the other.
 
-    Batches are as large as `_MAX_ENTRIES` allows. The last one is filled up
-    with images of zeros, which callers drop.
+    Batches are as large as `_MAX_ENTRIES` allows. The last batch is padded with
+    images of zeros, which callers drop.
 
     Args:
       description: of the progress bar.

@@ -151,7 +151,7 @@ def changed(**fields):
   'found, message',
   [
     (json.dumps(annotated())[:-20], 'is not valid JSON'),
-    (b'\xff{}', 'instances.json is not JSON, .*: .*position 0'),
+    (b'\xff{}', 'instances.json is not valid JSON: .*position 0'),
     ('[]', "needs COCO's lists images, categories and annotations"),
     (annotated(images=[]), 'at least one image'),
     (annotated(categories=[{'id': -1, 'name': 'x'}]), 'a whole number up to'),
@@ -280,7 +280,8 @@ def test_other_categories_of_another_split(tmp_path):
   )
   write(tmp_path, other, 'annotations/instances_val.json')
   with pytest.raises(
-    ValueError, match="id 3 'cow', and a file beside it 'cat'"
+    ValueError,
+    match="category 3 'cow', and another annotation file names it 'cat'",
   ):
     sources.open_source(str(tmp_path), 'train')
   # It may have fewer or more.
@@ -488,7 +489,7 @@ def test_encodings_that_are_not_read(tmp_path):
   path = root / 'Annotations/c.xml'
   text = path.read_text()
   path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>\n{text}')
-  with pytest.raises(ValueError, match='c.xml is not XML in UTF-8'):
+  with pytest.raises(ValueError, match='c.xml is not valid XML in UTF-8'):
     sources.open_source(str(root), 'train')
 
 
@@ -512,7 +513,7 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'name': '</name><name>'}, 'category_id is without a name, which is not'),
     ({'width': 'w'}, "image c: is 'w40' wide"),
-    ({'size': '<'}, 'c.xml is not XML in UTF-8, or was cut short'),
+    ({'size': '<'}, 'c.xml is not valid XML in UTF-8'),
   ],
 )
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
@@ -529,7 +530,7 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   source = sources.open_source(str(root), 'all')
   names = {os.path.basename(r['name']) for r in source}
   assert names == {*(f'{x}.jpg' for x in 'abcef'), 'd.PNG'}
-  assert '1 of 6 XML files name the image of another file' in caplog.text
+  assert 'in 1 of 6 XML files, <filename> names another file' in caplog.text
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')

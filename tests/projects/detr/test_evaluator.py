@@ -342,7 +342,7 @@ def test_the_evaluator_runs_on_a_model(parts):
 def test_refusals_of_the_evaluator(parts):
   entry = entry_of('test')
   other = test_every.experiment_of('classification')
-  with pytest.raises(ValueError, match='name=classification does not learn'):
+  with pytest.raises(ValueError, match='name=classification does not predict'):
     coco_ap.CocoEvaluator.from_entry(
       dataclasses.replace(
         parts, config=other.config, objective=other.objective

@@ -140,7 +140,10 @@ def test_copies_are_of_one_image_each():
     ({'objective.group': 0}, 'objective.group is 0'),
     ({'loss.cutmix': 0.2}, 'makes no use of loss.cutmix=0.2'),
     ({'objective.group': 5}, 'objective.group is 5: batch_size 16'),
-    ({'objective.group': 16, 'accum_steps': 2}, 'in accum_steps 2 is to be'),
+    (
+      {'objective.group': 16, 'accum_steps': 2},
+      'with accum_steps 2 does not divide',
+    ),
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
     ({'objective.margin': float('inf')}, 'objective.margin is inf'),
     ({'objective.weight': -0.1}, 'objective.weight is -0.1'),

@@ -151,9 +151,11 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   others = sources.open_source('digits', 'train[:299]'), *given[1:]
   with pytest.raises(ValueError, match=r'of shape .300, 10. of digits train'):
     kept_in(path, None, *others)
-  with pytest.raises(ValueError, match='of other train .*other images'):
+  with pytest.raises(ValueError, match='for other train .*different images'):
     kept_in(path, None, source, 'other train', NAMES)
-  with pytest.raises(ValueError, match='no .*gone.npz, and no teacher'):
+  with pytest.raises(
+    ValueError, match='gone.npz, which does not exist, and there is no teacher'
+  ):
     kept_in(str(tmp_path / 'gone.npz'), None, *given)
   with pytest.raises(ValueError, match='other split_seed.: remo'):
     kept_in(path, None, *given, split_seed=1)
@@ -167,7 +169,9 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   np.save(array, made)
   for content in (b'text', b'', b'PK', array.getvalue()):
     (tmp_path / 'text.npz').write_bytes(content)
-    with pytest.raises(ValueError, match=r'text.npz holds no soft labels'):
+    with pytest.raises(
+      ValueError, match=r'text.npz is not a file of soft labels'
+    ):
       kept_in(str(tmp_path / 'text.npz'), None, *given)
 
 
@@ -216,7 +220,7 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
     kept_in(path, None, source, 'mine all', NAMES)
   del whole['images']
   np.savez(path, **whole)
-  with pytest.raises(ValueError, match='old.npz holds no soft labels'):
+  with pytest.raises(ValueError, match='old.npz is not a file of soft labels'):
     kept_in(path, None, source, 'mine all', NAMES)
 
 

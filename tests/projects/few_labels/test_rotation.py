@@ -171,7 +171,7 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
     ),
     (
       {'data.image_size': '16x32'},
-      'data.image_size is 16x32: an image that is',
+      'data.image_size is 16x32, and rotating',
     ),
     ({'objective.weight': -1.0}, 'objective.weight is -1.0'),
     ({'objective.weight': float('inf')}, 'objective.weight is inf'),

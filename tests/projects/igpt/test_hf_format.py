@@ -126,7 +126,7 @@ def folder(tmp_path):
     (
       'preprocessor_config.json',
       {'clusters': [[0, 0, 0]] * 5},
-      'clusters is a palette of 5 colours, and the model has embeddings of 8',
+      '`clusters` has 5 colours, and the model embeds 8',
     ),
     ('preprocessor_config.json', {'clusters': None}, 'has no valid palette'),
     ('preprocessor_config.json', {'clusters': 'greys'}, 'has no valid palette'),

@@ -215,7 +215,7 @@ def test_evaluation_counts_each_image_once(causal):
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
     ({'objective.rate': 1.1}, 'objective.rate is 1.1'),
     ({'data.std': (0.5, 0.5, 0.4)}, 'data.std .*A palette needs images'),
-    ({'data.image_size': '512'}, '262,144 tokens'),
+    ({'data.image_size': '512'}, '262,144 pixels'),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):
