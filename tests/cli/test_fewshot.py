@@ -298,8 +298,9 @@ def test_representations_that_are_not_finite_are_refused(
   status, _, err = command(workdir, 'digits', *FEW, '--probe')
   assert status == 2
   assert err == (
-    'error: The features of 1437 of 1437 training images are not finite, first '
-    'those of row 0. Has the model diverged, or did images become unreadable?\n'
+    'error: The features of 1437 of 1437 training images are not finite; the '
+    'first is row 0. Check whether the model diverged, or images became '
+    'unreadable.\n'
   )
 
 

@@ -49,7 +49,7 @@ def test_skipped_combinations_have_no_run():
   assert names(config) == ['lr=0.1_seed=0', 'lr=0.2_seed=0', 'lr=0.2_seed=1']
   assert all(c.config.sweep_skip == () for c in axes.cells(config, 'w'))
   config.sweep_skip = ({'model.pool': 'cls'},)
-  with pytest.raises(ValueError, match='sweep_skip leaves all'):
+  with pytest.raises(ValueError, match='sweep_skip matches every run'):
     axes.cells(config, 'w')
 
 
@@ -142,7 +142,7 @@ def test_labels_become_folders(label, folder):
   [
     (['optimizer.lrr=1'], "No config field 'optimizer.lrr'.*optimizer.lr"),
     (['seed=0,one'], "seed='one': expected a value of type int"),
-    (['seed'], '--sweep=seed: write a field and its values'),
+    (['seed'], '--sweep=seed lacks values. Write a field and its values'),
   ],
 )
 def test_axes_that_do_not_work_are_refused(sweeps, message):

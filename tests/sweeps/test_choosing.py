@@ -114,8 +114,8 @@ def test_the_command_replaces_the_candidates_of_all_groups():
       {'best_metric': 'val/accuracy'},
       'the evaluators do not measure.*test/',
     ),
-    ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images: choose by'),
-    ([RATES], {'tune.val': 'test[:30]'}, 'share 30 images: choose by'),
+    ([RATES], {'tune.train': 'train[:91%]'}, 'share 15 images. Set tune.val'),
+    ([RATES], {'tune.val': 'test[:30]'}, 'share 30 images. Set tune.val'),
   ],
 )
 def test_what_cannot_work_is_refused_before_anything_runs(

@@ -1,8 +1,8 @@
-"""Many runs of one config: axes, choosing, running, refusing."""
+"""Sweeps: many runs of one config."""
 
 from vit_jax.register import Register
 
-# By `config.report`: what a sweep leaves behind.
+# Keys are values of `config.report`, the kind of tables that a sweep writes.
 REPORTS = Register(
   'report',
   {

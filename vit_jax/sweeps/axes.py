@@ -16,9 +16,9 @@ from vit_jax.models import variants
 
 RUNS = 'runs'
 
-# A name, and by label the fields that a value of the axis sets.
+# The name of an axis, and its values: a label and the fields that it sets.
 Axis = tuple[str, tuple[tuple[str, dict[str, Any]], ...]]
-# A value of each of some axes: the labels by the names of the axes, the fields.
+# One value of each axis: labels by the names of the axes, and all fields.
 Combination = tuple[dict[str, str], dict[str, Any]]
 
 
@@ -28,9 +28,9 @@ class Cell:
 
   Attributes:
     labels: by the names of the axes.
-    config: without a sweep.
-    workdir: of this run alone.
-    chosen: the fields that come from what is tuned.
+    config: of this run, without a sweep.
+    workdir: of this run.
+    chosen: the fields that tuning has chosen.
   """
 
   labels: dict[str, str]
@@ -44,15 +44,15 @@ class Cell:
 
 
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
-  """Returns the axis, named after it, on which a field takes several values.
+  """Returns an axis on which one field takes several values.
 
   Args:
     config: knows the field's type.
-    field: dotted name, or `model` for variants.
-    values: as text; 1e-3 and 0.001 are one value.
+    field: dotted name, or `model` for variants; also the name of the axis.
+    values: as text; 1e-3 and 0.001 are the same value.
 
   Raises:
-    ValueError: for a field or a value that there is not.
+    ValueError: if the field is unknown or a value is invalid.
   """
   entries = {}
   for text in values:
@@ -68,12 +68,13 @@ def add_axes(
 ) -> None:
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
-  Where the config has an axis of the same field already, the new values replace
-  those. Where an axis of the sweep sets what is tuned, as with a grid of
-  learning rates for each data set, all of these grids are changed.
+  If the config already has an axis of the same field, the new values replace
+  its values. If an axis of the sweep sets `tune.axes`, such as learning rates
+  per data set, each of its grids is changed.
 
   Raises:
-    ValueError: for what is no such text, or a field or value there is not.
+    ValueError: if a text has another format, a field is unknown, or a value is
+      invalid.
   """
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
@@ -91,7 +92,7 @@ def _extended(
     field, _, listed = (part.strip() for part in text.partition('='))
     if not listed:
       raise ValueError(
-        f'--{flag}={text}: write a field and its values, as in '
+        f'--{flag}={text} lacks values. Write a field and its values, as in '
         f'--{flag}=optimizer.lr=0.001,0.003.'
       )
     values.setdefault(field, []).extend(config_lib.split_commas(listed))
@@ -104,7 +105,7 @@ def _extended(
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Refuses values for fields that the sweep sets, or the tuning chooses.
+  """Checks that fields set by hand are not set by an axis too.
 
   Raises:
     ValueError: naming the field and how to set it.
@@ -117,14 +118,14 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
   ]
   for flag, found in ((flag, found) for flag, grid in grids for found in grid):
     for field in sorted(_fields(found) & set(fields)):
-      hint = 'leave it out, every run has its own'
+      hint = 'Leave it out: every run has its own value.'
       if sets_only(found, field):
-        hint = f'choose its values with --{flag}={field}=...'
-      raise ValueError(f'{field} is set by the axis {found[0]!r}: {hint}')
+        hint = f'Choose its values with --{flag}={field}=...'
+      raise ValueError(f'{field} is set by the axis {found[0]!r}. {hint}')
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
-  """Yields every one there is, the last axis changing fastest."""
+  """Yields all combinations of values; the last axis changes fastest."""
   for values in itertools.product(*(values for _, values in axes)):
     names = (name for name, _ in axes)
     labels = dict(zip(names, (label for label, _ in values), strict=True))
@@ -132,12 +133,12 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
-  """Returns the runs of a config's sweep in their order.
+  """Returns the runs of a config's sweep in order, before tuning.
 
-  What is tuned is not chosen yet: `choosing.entries` gives the runs of that.
+  `choosing.entries` adds the tuned fields.
 
   Raises:
-    ValueError: for axes, labels or values that do not work.
+    ValueError: if axes, labels or values are invalid.
   """
   check_axes(config.sweep)
   found = []
@@ -150,30 +151,31 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
       found.append(Cell(labels, cell_config, folder(workdir, RUNS, labels)))
   if not found:
     raise ValueError(
-      'The sweep has no runs: an axis has no values, or sweep_skip leaves all '
-      'of them out.'
+      'The sweep has no runs: an axis has no values, or sweep_skip matches '
+      'every run. Add values or change sweep_skip.'
     )
   return found
 
 
 def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
-  """Refuses two axes that set the same field or share a name.
+  """Checks that no two axes set the same field or share a name.
 
   Raises:
-    ValueError: naming them.
+    ValueError: naming both axes.
   """
   owners: dict[str, str] = {}
   for found in (*axes, *tune_axes):
     for field in sorted(_fields(found) | {found[0]}):
       if field in owners:
         raise ValueError(
-          f'Two axes set {field}: {owners[field]!r} and {found[0]!r}.'
+          f'Two axes set {field}: {owners[field]!r} and {found[0]!r}. Remove '
+          'one.'
         )
       owners[field] = found[0]
 
 
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
-  """Sets fields to what a value of an axis has for them."""
+  """Sets the fields of a value of an axis in a config."""
   config_lib.override(config, {k: str(v) for k, v in fields.items()})
 
 
@@ -183,34 +185,34 @@ def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
 
 
 def name_of(labels: dict[str, str]) -> str:
-  """Returns labels for people."""
+  """Joins labels to a readable name."""
   return ' / '.join(labels.values())
 
 
 def slug(label: str) -> str:
-  """Returns a label as a part of a folder's name."""
+  """Converts a label to a part of a folder's name."""
   text = re.sub(r'[^\w.=+-]+', '-', label)
   return re.sub(r'\.(?!\d)', '', text).strip('-')
 
 
 def value_of(name: str, label: str) -> str:
-  """Returns 0.001 of the label lr=0.001 on the axis optimizer.lr."""
+  """Returns the value in a label: 0.001 for lr=0.001 on axis optimizer.lr."""
   return label.removeprefix(f'{name.rpartition(".")[2]}=')
 
 
 def seed_axes(config: ConfigDict) -> list[str]:
-  """Returns the names of the axes that repeat runs with other seeds."""
+  """Returns the names of the axes that only set the seed."""
   return [found[0] for found in config.sweep if sets_only(found, 'seed')]
 
 
 def sets_only(found: Axis, field: str) -> bool:
-  """Whether an axis is one of this field alone."""
+  """Whether an axis sets this field and no others."""
   return {key for _, fields in found[1] for key in fields} == {field}
 
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Puts before a message what it is about."""
+  """Prefixes the messages of errors with `what` they are about."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:
@@ -218,7 +220,7 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fields(found: Axis) -> set[str]:
-  """Returns the fields that an axis sets, with those of a named model."""
+  """Returns the fields that an axis sets, including those of its models."""
   fields = set()
   for _, entry in found[1]:
     fields |= set(entry)

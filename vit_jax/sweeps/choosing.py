@@ -1,9 +1,9 @@
-"""Choosing fields of a sweep's runs by a part held out of training.
+"""Tune fields of a sweep's runs on a validation split.
 
-The cells of a sweep that differ in the seed alone form a group. With
-`config.tune.axes`, a group tries every combination of their values once: a
-trial trains on `tune.train` and is measured on `tune.val`. The best combination
-is then set in all runs of the group, which train on the whole `data.split`.
+Runs of a sweep that differ only in the seed form a group. For each combination
+of values of `config.tune.axes`, a group runs one trial: it trains on
+`tune.train` and is measured on `tune.val`. All runs of the group then use the
+best combination and train on the whole `data.split`.
 """
 
 import collections
@@ -29,12 +29,13 @@ TRIALS = 'tune'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-  """What chooses together.
+  """Runs that differ only in the seed and are tuned together.
 
   Attributes:
-    labels: of its cells, without those of seeds.
-    candidates: to choose from; without tuning one that sets nothing.
-    trials: one for each candidate, none where there is no choice.
+    labels: of the runs, without the seed axes.
+    candidates: combinations to choose from; without tuning a single one that
+      sets no fields.
+    trials: one per candidate; empty if there is a single candidate.
   """
 
   labels: dict[str, str]
@@ -48,12 +49,12 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-  """One run of the sweep, whichever candidate it will take.
+  """A run of the sweep before its candidate is chosen.
 
   Attributes:
     labels: by the names of the axes of the sweep.
-    group: that chooses for it.
-    runs: one for each candidate of the group, one of which is run.
+    group: the group that tunes it.
+    runs: one per candidate of the group; only the chosen one is run.
   """
 
   labels: dict[str, str]
@@ -64,11 +65,11 @@ class PlannedRun:
 def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
 
-  A run's folder tells what was chosen for it, so that another choice never
-  meets the run of this one.
+  The name of a run's folder contains the chosen values, so that runs with
+  different choices never share a folder.
 
   Raises:
-    ValueError: for axes, labels or values that do not work.
+    ValueError: if axes, labels or values are invalid.
   """
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
@@ -92,8 +93,8 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   for folder, n in collections.Counter(c.workdir for c in cells).items():
     if n > 1:
       raise ValueError(
-        f'{n} runs would share the folder {folder.name}: give every value of '
-        'an axis a label of its own.'
+        f'{n} runs would share the folder {folder.name}. Give every value of '
+        'an axis a unique label.'
       )
   return found
 
@@ -116,7 +117,7 @@ def _with_candidate(
 def _trial(
   cell: Cell, labels: dict[str, str], candidate: Combination, workdir: str
 ) -> Cell:
-  """Returns a candidate's run on one part of the data, measured on another."""
+  """Returns the trial of a candidate, on `tune.train` and `tune.val`."""
   trial = _with_candidate(cell, labels, candidate, workdir, TRIALS)
   tune, config = trial.config.tune, trial.config
   config.data.split = tune.train
@@ -128,29 +129,29 @@ def _trial(
 
 
 def metric_of(config: ConfigDict) -> tuple[str, Best]:
-  """Returns the metric that trials are compared by, and which values win.
+  """Returns the metric that compares trials, and whether higher is better.
 
   Raises:
-    ValueError: if the config names no objective.
+    ValueError: if the config does not name an objective.
   """
   (name, best), *_ = objective_type(config).metrics.items()
   return f'val/{name}', best
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Refuses to choose by what was trained on, or by what is reported.
+  """Checks that tuning neither uses training nor reported images.
 
-  `count` gives the number of examples of a split.
+  `count` returns the number of examples of a split.
 
   Raises:
-    ValueError: if `tune.val` shares examples with either, or the trials have
-      others than those that are trained on in the end.
+    ValueError: if `tune.val` shares examples with `tune.train` or with the
+      reported split, or if trials use examples outside of `data.split`.
   """
   whole, val = config.data.split, config.tune.val
   for part in (config.tune.train, val):
     if 0 < _shared(whole, part, count) < _shared(part, part, count):
       raise ValueError(
-        f'{part!r} has images that are not in data.split {whole!r}: set '
+        f'{part!r} has images that are not in data.split {whole!r}. Set '
         'tune.train and tune.val to two parts of it.'
       )
   name = config.best_metric.split('/')[0]
@@ -158,16 +159,16 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   for other in (config.tune.train, reported):
     if n := other and _shared(other, val, count):
       raise ValueError(
-        f'tune.val {val!r} and {other!r} share {n:,} images: choose by a part '
-        f'of {whole!r} that is neither trained on nor reported.'
+        f'tune.val {val!r} and {other!r} share {n:,} images. Set tune.val to a '
+        f'part of {whole!r} that is neither in tune.train nor reported.'
       )
 
 
 def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
-  """Returns how many examples two splits have in common, as far as names tell.
+  """Returns how many examples two splits share, judging by their names.
 
-  'test' and 'validation' may be two names for the same images, which shows in
-  none of them.
+  It cannot detect that two names, such as 'test' and 'validation', mean the
+  same images.
   """
   pattern = r'([\w-]+)(?:\[[^\]]*\])?'
   ours, theirs = (set(re.findall(pattern, split)) for split in (first, second))
@@ -182,7 +183,7 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
 
 
 def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
-  """Returns the index of the best trial, the first of equal ones.
+  """Returns the index of the best trial; ties go to the first.
 
   Ignores trials that diverged or whose metric is NaN; returns None if no trial
   is left.
@@ -201,10 +202,12 @@ def csv_text(
   results: Mapping[epath.Path, Mapping[str, Any]],
   choices: Mapping[Group, int | None],
 ) -> str:
-  """Returns a line for every trial that has finished or diverged.
+  """Returns a CSV with a line for every trial that has finished or diverged.
 
-  That is by `results`: what result.json holds, by the folder of the run.
-  `choices` are the candidates that groups have taken, None if all diverged.
+  Args:
+    groups: all groups of the sweep.
+    results: contents of result.json by the folder of a run.
+    choices: chosen candidates by group; None if all diverged.
   """
   runs = []
   for group in groups:

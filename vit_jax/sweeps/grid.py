@@ -24,7 +24,7 @@ class GridRun:
   Attributes:
     labels: by the names of the axes.
     workdir: of this run.
-    result: what its result.json holds, None before it has finished.
+    result: the content of its result.json; None until it has finished.
   """
 
   labels: dict[str, str]
@@ -40,14 +40,14 @@ class GridRun:
 class GridReport:
   """The runs of a sweep as a table.
 
-  The first axis gives the rows and the second the columns. A further one
-  multiplies the rows, but seeds are averaged.
+  The first axis gives the rows, the second the columns. Further axes multiply
+  the rows. Runs that differ only in the seed are averaged.
 
   Attributes:
     axes: the labels by the name of the axis.
-    averaged: the axes of seeds.
-    metric: in the table, of the step that counts.
-    runs: all, whether finished or not.
+    averaged: names of the seed axes.
+    metric: the metric in the table, at the best or last step of each run.
+    runs: all runs, finished or not.
   """
 
   axes: dict[str, list[str]]
@@ -66,22 +66,22 @@ class GridReport:
     return {CSV: self.csv_text().encode(), TABLE: self.markdown().encode()}
 
   def summary(self, folder: epath.Path) -> str:
-    """Returns what ends the command: the table, and where the files are."""
+    """Returns the final output: the table and the paths of the files."""
     return self.markdown() + '\n'.join(
       ['', *(f'written  {folder / name}' for name in self.files())]
     )
 
   def csv_text(self) -> str:
-    """Returns a line for every run that has finished or diverged."""
+    """Returns a CSV with a line for every run that finished or diverged."""
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Returns by column what the CSV file has of a result after its metrics."""
+    """Returns the columns of the CSV after the metrics, as functions."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 
   def markdown(self) -> str:
-    """Returns the table, with n/a where the sweep has no run."""
+    """Returns the table; cells without runs are n/a."""
     n = max(len(self.values(runs)) for runs in self.groups.values())
     rows = []
     for row in self.rows:
@@ -95,7 +95,7 @@ class GridReport:
     return f'{self.metric} {self.when()}{unit}{self._counted(n)}.'
 
   def _counted(self, n: int) -> str:
-    """Returns how many runs a mean has, and how many of all there are yet."""
+    """Describes how many runs a mean has, and how many have finished."""
     text = ''
     if n > 1:
       text += f', mean ± standard deviation of n = {n} runs'
@@ -112,7 +112,7 @@ class GridReport:
     return mean_text(values, usual_n, diverged(runs), self.number)
 
   def when(self) -> str:
-    """Returns the step whose metrics are those of a run, as text."""
+    """Returns 'at the best step' or 'at the last step'."""
     is_best = any('best_step' in run.result for run in self.runs if run.result)
     return f'at the {"best" if is_best else "last"} step'
 
@@ -124,13 +124,13 @@ class GridReport:
     return self.metric.endswith('accuracy')
 
   def values(self, runs: Sequence[GridRun], metric: str = '') -> list[float]:
-    """Returns the report's or another metric of those runs that have it."""
+    """Returns a metric, by default the report's, of all runs that have it."""
     metrics = (run.result['metrics'] for run in runs if run.result)
     name = metric or self.metric
     return [found[name] for found in metrics if name in found]
 
   def label(self, run: GridRun, *apart: str) -> str:
-    """Returns a run's labels on all axes but those of seeds and `apart`."""
+    """Joins a run's labels on all axes except seed axes and `apart`."""
     names = {*self.averaged, *apart}
     return ', '.join(v for k, v in run.labels.items() if k not in names)
 
@@ -156,7 +156,7 @@ class GridReport:
 
   @property
   def column_axis(self) -> str:
-    """The name of the axis in the columns, empty if there is none."""
+    """The name of the axis in the columns; empty without a second axis."""
     shown = [name for name in self.axes if name not in self.averaged]
     return shown[1] if len(shown) > 1 else ''
 
@@ -171,10 +171,12 @@ def csv_text(
   runs: Sequence[GridRun],
   counts: Mapping[str, Callable[[dict[str, Any]], Any]],
 ) -> str:
-  """Returns a line for every run that has finished or diverged.
+  """Returns a CSV with a line for every run that has finished or diverged.
 
-  `names` are those of the axes; `counts` computes the columns after the metrics
-  from a result.
+  Args:
+    names: of the axes.
+    runs: all runs.
+    counts: functions that compute the columns after the metrics from a result.
   """
   finished = [(run, run.result) for run in runs if run.result]
   metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
@@ -195,12 +197,12 @@ def csv_text(
 
 
 def diverged(runs: Sequence[GridRun]) -> int:
-  """Returns how many of the runs have."""
+  """Returns how many runs have diverged."""
   return sum(run.status == 'diverged' for run in runs)
 
 
 def why_missing(runs: Sequence[GridRun]) -> str:
-  """Returns what to say of runs of which none has the metric."""
+  """Returns the cell text if none of the runs has the metric."""
   states = {run.status for run in runs}
   if not states or 'done' in states:
     return 'n/a'
@@ -211,8 +213,8 @@ def why_missing(runs: Sequence[GridRun]) -> str:
 
 
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
-  """Returns mean and deviation of a sample, None of a single value."""
-  # Unlike `statistics.stdev`, numpy's takes NaN.
+  """Returns mean and standard deviation; None as deviation of one value."""
+  # Unlike `statistics.stdev`, np.std accepts NaN.
   deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
   return statistics.mean(values), deviation
 
@@ -223,7 +225,7 @@ def mean_text(
   lost: int,
   number: Callable[[float], str],
 ) -> str:
-  """Returns the mean ± standard deviation, and what is unusual about them."""
+  """Formats mean ± standard deviation; notes missing and diverged runs."""
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)
@@ -233,7 +235,7 @@ def mean_text(
 def table(
   heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 ) -> str:
-  """Returns a Markdown table whose first columns are aligned to the left."""
+  """Returns a Markdown table with the first `left` columns left-aligned."""
   rule = [':--'] * left + ['--:'] * (len(heads) - left)
   lines = [[c.replace('|', r'\|') for c in cells] for cells in (heads, *rows)]
   lines.insert(1, rule)

@@ -1,4 +1,4 @@
-"""What a sweep refuses before its first run, and what it finds finished."""
+"""Check a sweep before its first run, and read results of finished runs."""
 
 import functools
 import json
@@ -19,10 +19,9 @@ DONE, DIVERGED = 'done', 'diverged'
 
 
 class KnownData:
-  """What result.json says of the data and the model of runs.
+  """Facts of the data and the model of runs, for result.json.
 
-  What runs have in common is looked at once: a sweep has many runs of little
-  difference.
+  Facts are cached, since the runs of a sweep share most of them.
   """
 
   def __init__(self) -> None:
@@ -30,10 +29,10 @@ class KnownData:
     self._by_split: dict[tuple, Facts] = {}
 
   def of(self, cell: Cell) -> dict[str, Any]:
-    """Does what `train` does before the first step, as far as it costs nothing.
+    """Returns the facts of a run, with the cheap checks of `train`.
 
     Raises:
-      ValueError: for a run that could not work.
+      ValueError: if the run cannot work.
     """
     key = json.dumps(json.loads(cell.config.to_json()) | {'seed': None})
     if key not in self._by_config:
@@ -68,10 +67,10 @@ class KnownData:
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
-  """Refuses runs that could not work, before any is started.
+  """Checks all runs and trials before the first one starts.
 
   Raises:
-    ValueError: naming the first of them.
+    ValueError: naming the first run that cannot work.
   """
   for entry in entries:
     facts.of(entry.runs[0])
@@ -85,10 +84,10 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
-  """Returns the result of a run, None where it has not finished.
+  """Returns the result of a run; None if it has not finished.
 
   Raises:
-    ValueError: if it is the result of another run.
+    ValueError: if the result belongs to a different run.
   """
   path = cell.workdir / RESULT
   if not path.exists():
@@ -102,9 +101,9 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
 
 
 def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
-  """Refuses a result that was measured otherwise than the config measures."""
+  """Raises ValueError if a result's evaluation differs from the config's."""
   old = result['config']
-  # By which the step is chosen that counts.
+  # These fields choose the step whose metrics are reported.
   fields = ['early_stopping'] + ['best_metric'] * config['early_stopping']
   pairs = {field: (old.get(field, False), config[field]) for field in fields}
   for name in {metric.split('/')[0] for metric in result['metrics']}:
@@ -115,6 +114,7 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
   changed = [f'{k}: {a!r} -> {b!r}' for k, (a, b) in pairs.items() if a != b]
   if changed:
     raise ValueError(
-      'This run has finished and was measured otherwise '
-      f'({", ".join(sorted(changed))}). Undo that, or give another --workdir.'
+      'This run has finished with a different evaluation '
+      f'({", ".join(sorted(changed))}). Undo the change, or give another '
+      '--workdir.'
     )

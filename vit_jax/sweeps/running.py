@@ -1,14 +1,14 @@
-"""Runs a sweep, and chooses what is tuned on the way.
+"""Run a sweep, with tuning.
 
-Each combination of the axes in `config.sweep` is a run of its own in
-WORKDIR/runs/, which `train` makes and resumes as any other. Before the first
-run of a group that differs in the seed alone, the trials of `config.tune` are
-run in WORKDIR/tune/; the run then takes the best candidate.
+Each combination of the axes in `config.sweep` is a run in WORKDIR/runs/, which
+`train` starts and resumes like any other. A group of runs differs only in the
+seed. Before its first run, the trials of `config.tune` run in WORKDIR/tune/.
+The runs of the group then use the best candidate.
 
-A run that has finished leaves result.json and is not run again, so that the
-same command goes on where it stopped, and one with more values on an axis runs
-only what is new. After every run results.csv, table.md and, with tuning,
-tune.csv are written to WORKDIR.
+A finished run leaves result.json and is not run again. So the same command
+resumes a sweep, and a command with more values on an axis runs only the new
+values. After every run, results.csv, table.md and, with tuning, tune.csv are
+written to WORKDIR.
 """
 
 import json
@@ -43,37 +43,38 @@ def run(
   start_over: bool = False,
   report: type[grid.GridReport] = grid.GridReport,
 ) -> None:
-  """Runs what is left of a config's sweep, one run after the other.
+  """Runs the remaining runs of a config's sweep, one after the other.
 
-  A run that diverges is noted as such, and the next one starts.
+  If a run diverges, it is recorded as diverged and the next one starts.
 
   Args:
-    config: with a `sweep`, or axes to `tune`.
+    config: with a `sweep`, or with `tune.axes`.
     workdir: receives the runs' folders and the tables.
-    start_over: as `train.train` takes it, for each run.
-    report: of all runs.
+    start_over: see `train.train`; applies to each run.
+    report: the kind of tables.
 
   Raises:
-    ValueError: for a run that cannot work, or is not the one in its folder,
-      before any is started; or if another sweep is in the workdir.
-    Diverged: at the end, if all candidates of a group did.
+    ValueError: if a run cannot work or its folder has a different run, before
+      any run starts; or if another sweep uses the workdir.
+    Diverged: at the end, if all candidates of a group diverged.
     Preempted: after SIGTERM, once the state is saved.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'trains on')):
     if config[field]:
       raise ValueError(
-        f'{field} {does} a single run: use it without a sweep and with '
-        f'--workdir={workdir}/runs/RUN.'
+        f'{field} {does} a single run, and this config has a sweep. Remove '
+        f'sweep and tune.axes, and give --workdir={workdir}/runs/RUN.'
       )
   from_init.resolve(config)
   sweep = _Sweep(config, workdir, start_over, report)
-  # Two would each write tables of its own runs alone.
+  # Two sweeps in one workdir would overwrite each other's tables.
   with workdir_lock.held(workdir):
     sweep.write()
-    # A run that SIGTERM meets in its last step finishes as if nothing were.
+    # A run that receives SIGTERM in its last step finishes normally, so the
+    # notice is checked here too.
     with preemption_notice() as preempted:
       for trained, cell in enumerate(sweep.turns()):
-        # Several processes have to agree on a step, which is up to their runs.
+        # Several processes must agree on when to stop; their runs do that.
         if trained and jax.process_count() == 1 and preempted():
           raise Preempted('Preempted: every run so far is saved.')
         sweep.train(cell)
@@ -91,10 +92,10 @@ class _Sweep:
     start_over: bool,
     report: type[grid.GridReport],
   ):
-    """Looks at what there is.
+    """Plans all runs and reads the results of finished ones.
 
     Raises:
-      ValueError: for a run that cannot work or be resumed.
+      ValueError: if a run cannot work or cannot be resumed.
     """
     self._config = config
     self._start_over = start_over
@@ -105,8 +106,8 @@ class _Sweep:
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
     self._trials = [trial for group in self._groups for trial in group.trials]
     refusing.check(self._entries, self._facts)
-    # By the folder of a run; processes but the first know no more of those
-    # that they have trained than that.
+    # Results by the folder of a run. Only the first process has the metrics of
+    # the runs that this command trains.
     self._results: dict[epath.Path, dict[str, Any]] = {}
     possible = [cell for entry in self._entries for cell in entry.runs]
     for cell in self._trials + possible:
@@ -114,15 +115,16 @@ class _Sweep:
         self._results[cell.workdir] = result
     processes.refuse_unlike(
       lambda: [x.workdir in self._results for x in self._trials + possible],
-      f'The processes see other finished runs in {workdir}: put it on storage '
-      'that all of them share. If it is, the same command goes on.',
+      f'The processes see different finished runs in {workdir}. Put it on '
+      'storage that all of them share; if it is there, run the same command '
+      'again.',
     )
     self._choices: dict[choosing.Group, int | None] = {}
     for group in self._groups:
       self._choose(group)
 
   def turns(self) -> Iterator[Cell]:
-    """Yields what is left in its order; each has to be trained at once."""
+    """Yields the remaining runs in order; train each before the next."""
     for entry in self._entries:
       yield from self._left(entry.group.trials)
       if cell := self._chosen(entry):
@@ -132,12 +134,12 @@ class _Sweep:
     return [cell for cell in cells if cell.workdir not in self._results]
 
   def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
-    """Returns the run with the group's choice; None if there is no choice."""
+    """Returns the run with the chosen candidate; None if none is chosen."""
     choice = self._choices.get(entry.group)
     return None if choice is None else entry.runs[choice]
 
   def train(self, cell: Cell) -> None:
-    """Runs one cell, and chooses if it was the last that had to be tried."""
+    """Runs one cell; chooses a candidate after the last trial of a group."""
     self._tell_start(cell)
     self._results[cell.workdir] = self._train(cell)
     for group in self._groups:
@@ -146,12 +148,12 @@ class _Sweep:
         self._tell_choice(group)
 
   def _choose(self, group: choosing.Group) -> None:
-    """Takes a candidate, if all have been tried; the same in all processes."""
+    """Chooses the same candidate in all processes, once all trials are done."""
     if self._left(group.trials):
       return
     choice: int | None = 0
     if group.trials:
-      # Processes but the first have no metrics, so that nothing is best there.
+      # Only the first process has metrics, so it decides for all.
       results = [self._results[trial.workdir] for trial in group.trials]
       choice = choosing.best(group, results)
       sent = np.int32(-1 if choice is None else choice)
@@ -160,7 +162,7 @@ class _Sweep:
     self._choices[group] = choice
 
   def _train(self, cell: Cell) -> dict[str, Any]:
-    """Returns the result of a run, which the main process saves."""
+    """Trains a run and returns its result, which the first process saves."""
     facts = self._facts.of(cell)
     prior_s = stages.elapsed_s(cell.config, str(cell.workdir))
     started_s = time.monotonic()
@@ -181,7 +183,7 @@ class _Sweep:
     }
     text = json.dumps(result, indent=2) + '\n'
     atomic_files.replace(cell.workdir / RESULT, text.encode())
-    # As a later command reads it, so that its tables are the same.
+    # Parsed as a later command would read it, so that tables are identical.
     return json.loads(text)
 
   def write(self) -> None:
@@ -222,7 +224,7 @@ class _Sweep:
       return
     n, choice = len(group.candidates), self._choices[group]
     if choice is None:
-      _print(f'nothing chosen for {group.name}: all {n} candidates diverged')
+      _print(f'no choice for {group.name}: all {n} candidates diverged')
       return
     trial = group.trials[choice]
     metric, _ = choosing.metric_of(trial.config)
@@ -233,10 +235,10 @@ class _Sweep:
     )
 
   def finish(self) -> None:
-    """Prints where everything is.
+    """Prints the table and the paths of all files.
 
     Raises:
-      Diverged: if there is a group with nothing to choose from.
+      Diverged: if all candidates of a group diverged.
     """
     if jax.process_index() == 0:
       print(self._make_report().summary(self._folder))
@@ -245,20 +247,20 @@ class _Sweep:
     lost = [g.name for g in self._groups if self._choices[g] is None]
     if lost:
       raise Diverged(
-        f'All candidates diverged for {", ".join(lost)}: nothing to choose. '
-        'The same command with more values, such as lower learning rates in '
-        '--tune=optimizer.lr=..., tries only the new ones.'
+        f'All candidates diverged for {", ".join(lost)}. Run the same command '
+        'with more values, such as lower learning rates in '
+        '--tune=optimizer.lr=...; it tries only the new ones.'
       )
 
 
 def _measured(cell: Cell, status: str) -> dict[str, Any]:
-  """Returns the metrics of the step that counts, and how many steps there were.
+  """Returns the metrics of the reported step, and the number of steps.
 
-  That is the last one or, stopping early, the evaluated one with the best
-  `best_metric`, the first of equal ones.
+  The reported step is the last one, or with early stopping the evaluated step
+  with the best `best_metric`; ties go to the first.
   """
   table = cell.workdir / 'metrics.csv'
-  # There is none if a stage before the run itself diverged.
+  # The table is missing if an earlier stage of the run diverged.
   rows = metric_log.read_table(table)[1] if table.exists() else {}
   steps = max(rows, default=0)
   if status == DIVERGED:

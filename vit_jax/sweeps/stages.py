@@ -1,9 +1,9 @@
-"""A run that needs others first: a teacher, or weights to start from.
+"""Train a run in stages, such as a teacher before its student.
 
-`config.stages` names them in their order. Each is the config with some fields
-changed, in WORKDIR/stages/NAME, and the last one is the config itself, in
-WORKDIR. Each is a run as any other, so that the same command goes on wherever
-it was stopped.
+`config.stages` lists the stages in order. A stage is the config with some
+fields changed, in WORKDIR/stages/NAME. The last stage is the config itself, in
+WORKDIR. Each stage is a run like any other, so the same command resumes
+wherever it was stopped.
 """
 
 import contextlib
@@ -24,17 +24,17 @@ from vit_jax.training.preemption import Preempted, preemption_notice
 
 
 def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
-  """Trains, or resumes, the stages of a config and then what it describes.
+  """Trains or resumes all stages of a config and then the config itself.
 
-  Args are those of `train.train`, and so is what is raised.
+  Arguments and errors are as in `train.train`.
   """
   if config.stages and config.extend:
     raise ValueError(
-      'extend trains a single run on, and this one has stages that it was made '
-      f'of: {", ".join(name for name, _ in config.stages)}.'
+      'extend continues a single run, and this config has stages: '
+      f'{", ".join(name for name, _ in config.stages)}. Remove one of them.'
     )
   if config.stages:
-    check(config)  # before what it needs is trained for hours
+    check(config)  # before hours of training its stages
   with preemption_notice() as preempted:
     for done, (stage, place) in enumerate(runs(config, workdir)):
       if done and jax.process_count() == 1 and preempted():
@@ -45,7 +45,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
 
 def check(config: ConfigDict) -> CheckedConfig:
-  """Refuses what is wrong with any stage of a config, whatever its data are.
+  """Checks every stage of a config, without opening data.
 
   Returns:
     The config of the last stage, the run itself.
@@ -54,7 +54,7 @@ def check(config: ConfigDict) -> CheckedConfig:
     ValueError: naming stage, field, value and way out.
   """
   for name, fields in config.stages:
-    # With the stages, by which a teacher is known that is still to be trained.
+    # The stages stay in the config: they name teachers yet to be trained.
     stage = config.copy_and_resolve_references()
     with axes.naming(f'stage {name}'):
       axes.set_fields(stage, fields)
@@ -69,12 +69,12 @@ def _checked(config: ConfigDict) -> CheckedConfig:
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
-  """Returns the config and the folder of every stage, the last the run's own.
+  """Returns the config and the folder of every stage; the run itself is last.
 
-  A stage has a seed of its own, which follows from that of the config.
+  The seeds of the stages are derived from the seed of the config.
 
   Raises:
-    ValueError: for fields, or stages, that there are not.
+    ValueError: if a field or a stage is unknown.
   """
   if not config.stages:
     return [(config, workdir)]
@@ -93,7 +93,7 @@ def elapsed_s(config: ConfigDict, workdir: str) -> float:
   for _, place in runs(config, workdir):
     folder = absolute(place) / saving.FOLDER
     for step in reversed(saving.steps(folder)):
-      # `train` reports damaged checkpoints, and goes on from an older one.
+      # `train` reports a damaged checkpoint, and resumes from an older one.
       with contextlib.suppress(Exception):
         total_s += saving.read_meta(folder / str(step))['elapsed_s']
         break
@@ -101,25 +101,25 @@ def elapsed_s(config: ConfigDict, workdir: str) -> float:
 
 
 def _refuse_unknown(config: ConfigDict) -> None:
-  """Refuses a field that names no stage before its own."""
+  """Raises ValueError for a field that names an unknown or later stage."""
   before: list[str] = []
   for name, fields in (*config.stages, ('', config_lib.flatten(config))):
     for field, value in fields.items():
       if not isinstance(value, str) or not value.startswith(STAGES):
         continue
-      # Files beside the stages have any name.
+      # A .npz file in the folder of stages may have any name.
       if (
         not value.endswith('.npz') and value.removeprefix(STAGES) not in before
       ):
         raise ValueError(
-          f'{field} is {value!r}, and the stages before it are '
+          f'{field} is {value!r}. It must name an earlier stage; they are: '
           f'{", ".join(before) or "none"}.'
         )
     before.append(name)
 
 
 def _alone(config: ConfigDict, workdir: str, fields: dict) -> ConfigDict:
-  """Returns a config without stages, that knows where those before it are."""
+  """Returns a config without stages, with full paths to earlier stages."""
   stage = config.copy_and_resolve_references()
   stage.stages = ()
   axes.set_fields(stage, fields)

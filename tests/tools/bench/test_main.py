@@ -19,14 +19,14 @@ def test_lists_have_no_empty_names():
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    ('train --vs=keras', '--vs=keras is unknown: use timm, timm-eager'),
+    ('train --vs=keras', '--vs=keras is unknown. Use timm, timm-eager'),
     ('train --variants=q16', "No model variant 'q16'"),
-    ('train --batch_sizes=4,0', '--batch_sizes has 0: at least 1 image'),
+    ('train --batch_sizes=4,0', '--batch_sizes has 0; use 1 or more'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --devices=9', '--devices=9: there are 8 x cpu'),
     ('train --devices=3', 'use a multiple of 3'),
     # The last of a grid, before the first is measured.
-    ('inference --batch_sizes=0', '--batch_sizes has 0: at least 1 image'),
+    ('inference --batch_sizes=0', '--batch_sizes has 0; use 1 or more'),
   ],
 )
 def test_flags_that_make_no_sense(run, args, message):

@@ -122,7 +122,7 @@ def test_a_model_that_is_not_compiled_says_what_to_do(timm, monkeypatch):
     return lambda images: torch.zeros(1) + 1 / 0
 
   monkeypatch.setattr(torch, 'compile', failing)
-  with pytest.raises(ValueError, match='division by zero.*use --vs=timm-eager'):
+  with pytest.raises(ValueError, match='division by zero.*Use --vs=timm-eager'):
     torch_peer.contender(config(), False, compiled=True)
 
 

@@ -108,7 +108,7 @@ def test_table_2_has_ours_and_the_published_models(every):
   assert rows['VTAB (19 tasks)']['BiT-L (R152x4)'] == '76.29 ± 1.70'
   assert every.markdown().startswith(
     'test/accuracy at the last step in percent, mean ± standard deviation of '
-    'n = 3 runs (seed). All without (ours) is quoted from the paper.\n\n|'
+    'n = 3 runs (seed). Columns without (ours) are quoted from the paper.\n\n|'
   )
 
 

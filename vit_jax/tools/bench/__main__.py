@@ -1,13 +1,13 @@
-"""Benchmarks, on whatever device is there.
+"""Benchmark training, inference and input on this machine.
 
   python -m vit_jax.bench train --variants=ti16,b16 --vs=timm
   python -m vit_jax.bench inference --variants=b16 --vs=onnx,timm
   python -m vit_jax.bench input --vs=tf.data
 
-COMMAND --help says more. Several variants, sizes and batches run as a grid, one
-combination after the other. Peers are measured in turns with ours, so that
-other load on the machine affects all alike.
-Ratios are medians over the rounds, above 1 where ours is faster.
+See COMMAND --help. Several variants, sizes and batches run as a grid, one
+combination after the other. Peers alternate with our code, so that other load
+on the machine affects all of them.
+Ratios are medians over the rounds; above 1, our code is faster.
 """
 
 import argparse
@@ -45,14 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     '--devices',
     type=int,
     default=1,
-    help='devices that share the batch; default: 1; on a CPU so many are made',
+    help='devices that share the batch; default: 1; a CPU simulates them',
   )
   _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
   added['inference'].set_defaults(devices=1)
   added['input'].add_argument(
     '--vs',
     choices=['tf.data'],
-    help='also measure this, in turns with ours; needs TensorFlow',
+    help='also measure this peer, alternating with ours; needs TensorFlow',
   )
   return parser
 
@@ -80,34 +80,33 @@ def _grid_flags(
     '--batch_sizes',
     type=_numbers,
     default=_numbers(batch_sizes),
-    help=f'images at once; default: {batch_sizes}',
+    help=f'images per batch; default: {batch_sizes}',
   )
   command.add_argument(
     '--dtype',
     choices=['float32', 'bfloat16'],
     default='float32',
-    help='of the computation; default: float32',
+    help='compute dtype; default: float32',
   )
   command.add_argument(
     '--vs',
     type=_names,
     default=[],
-    help='also measure these, in turns with ours: of ' + ', '.join(peers),
+    help='peers to measure too, alternating with ours: ' + ', '.join(peers),
   )
   command.add_argument(
     '--set',
     metavar='FIELD=VALUE',
     action='append',
     default=[],
-    help='a field of the config of ours, as in --set=model.remat=cheap; can be '
-    'given again',
+    help='set a config field of ours, as in --set=model.remat=cheap; repeatable',
   )
 
 
 def _names(text: str) -> list[str]:
   if names := [part for part in text.split(',') if part]:
     return names
-  raise argparse.ArgumentTypeError('it is empty: give one or more')
+  raise argparse.ArgumentTypeError('the list is empty: give one or more')
 
 
 def _numbers(text: str) -> list[int]:

@@ -1,6 +1,6 @@
-"""From uint8 images in host memory to logits, on the first device.
+"""Inference: uint8 images in host memory to logits, on the first device.
 
---vs names what runs in turns with ours:
+--vs names peers that alternate with ours:
 
   onnx        our ONNX file in onnxruntime, on the CPU
   timm        timm's model of the same architecture with torch.compile
@@ -25,7 +25,7 @@ from vit_jax.tools.plan import aot
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
-  """Returns what `predict` runs, with images from host memory."""
+  """Returns the program of `predict`, with images from host memory."""
   (device,) = devices
   experiment = step.experiment_of(config, devices)
   program = aot.inference(experiment, device)

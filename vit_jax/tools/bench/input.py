@@ -1,7 +1,6 @@
-"""The input pipeline on one core.
+"""Input pipeline on one core.
 
-Decodes photographs of 640x427 pixels, cuts a random part of each and resizes it
-to 224x224.
+It decodes photographs of 640x427 pixels and resizes random crops to 224x224.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def bench(args: argparse.Namespace) -> None:
     turns |= {
       f'tf.data, antialias={x}': _tf_data(photos, x) for x in (False, True)
     }
-    # Which may be called tensorflow, or tensorflow-cpu.
+    # The package may be called tensorflow or tensorflow-cpu.
     packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
   print(race.machine(packages))
   print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
@@ -50,7 +49,7 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def _rate(batches: Iterator) -> float:
-  """Returns images/s of the next batches."""
+  """Measures the images/s of the next batches."""
   start_s = time.perf_counter()
   for _ in range(_BATCHES):
     next(batches)
@@ -58,7 +57,7 @@ def _rate(batches: Iterator) -> float:
 
 
 class _Photos(Source):
-  """The two photographs that come with scikit-learn, in turns, as a source."""
+  """A source that alternates between scikit-learn's two photographs."""
 
   class_names: tuple[str, ...] = ('china', 'flower')
 
@@ -69,7 +68,7 @@ class _Photos(Source):
     ]
 
   def __len__(self) -> int:
-    # As ImageNet. Grain shuffles a few hundred examples slower than a million.
+    # The size of ImageNet: Grain shuffles small sources more slowly.
     return 1_281_167
 
   def __getitem__(self, index: int) -> dict:
@@ -100,7 +99,7 @@ def _our_batches(photos: _Photos) -> Callable[[], float]:
 
 
 def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
-  """The usual recipe, with the decoder that skips what the crop leaves out."""
+  """The usual tf.data recipe, which decodes only the cropped part."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 

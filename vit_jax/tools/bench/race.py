@@ -1,4 +1,4 @@
-"""Contenders that run in turns, and the table of their speeds."""
+"""Measure contenders alternately, and print a table of their speeds."""
 
 import dataclasses
 import importlib.metadata
@@ -12,22 +12,22 @@ from typing import Any
 from vit_jax.data import cores
 from vit_jax.training.progress import mfu_text
 
-# In a round each contender has a turn. One more turn warms up.
+# Each contender has one turn per round, after one turn to warm up.
 ROUNDS = 9
-# Seconds of a turn, if a step takes less: long enough that the speed of the
-# device counts and not that of the host.
+# Shortest turn in seconds: long enough that the device limits the speed and
+# not the host.
 TURN_S = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-  """Something that is measured.
+  """An implementation to measure.
 
   Attributes:
     name: in tables.
-    turn: runs it once and returns images/s.
-    compile_s: seconds that compiling took.
-    memory_gib: the most memory in use.
+    turn: runs one turn and returns images/s.
+    compile_s: compile time in seconds.
+    memory_gib: peak memory.
     mfu_per_image_s: MFU of one image/s.
   """
 
@@ -41,12 +41,12 @@ class Contender:
 def paced(
   start: Callable[[], Any], wait: Callable[[], Any], images: int
 ) -> Callable[[], float]:
-  """Returns a turn of as many steps as `TURN_S` has room for.
+  """Returns a turn of as many steps as fit into `TURN_S`.
 
   Args:
-    start: hands a step to the device.
-    wait: until the device has done all steps.
-    images: of a step.
+    start: dispatches a step.
+    wait: blocks until the device has finished all steps.
+    images: images per step.
   """
   steps = 0
 
@@ -68,10 +68,10 @@ def paced(
 
 
 def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
-  """Runs contenders in turns, ours first, and returns a table of speeds.
+  """Runs contenders alternately, ours first, and returns a table of speeds.
 
-  In turns, so that whatever else the machine does affects all of them alike.
-  A contender that does not fit into memory is reported and left out.
+  They alternate so that other load on the machine affects all of them. A
+  contender that does not fit into memory is reported and left out.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -101,7 +101,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
     if each.mfu_per_image_s is not None:
       lines[-1] += f', MFU {mfu_text(median * each.mfu_per_image_s)}'
   for each, found in zip(contenders[1:], rates[1:], strict=True):
-    # The median over the rounds, in which both sides saw the same machine.
+    # The median of ratios within rounds, where load was similar for both.
     ratio = statistics.median(
       x / y for x, y in zip(rates[0], found, strict=True)
     )

@@ -24,7 +24,7 @@ def bench(
   peers: Mapping[str, Callable[[ConfigDict], Contender]],
   args: argparse.Namespace,
 ) -> None:
-  """Measures every combination.
+  """Measures every combination of the grid.
 
   Args:
     what: for titles, such as 'training'.
@@ -34,21 +34,21 @@ def bench(
     args: of the command.
 
   Raises:
-    ImportError: for a peer that is not installed.
+    ImportError: if a peer is not installed.
     ValueError: if a combination cannot work, before anything is measured.
   """
-  count = args.devices  # which share the images
+  count = args.devices
   for peer in args.vs:
     if peer not in peers:
-      raise ValueError(f'--vs={peer} is unknown: use {", ".join(peers)}.')
+      raise ValueError(f'--vs={peer} is unknown. Use {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
     # Leaves half of a GPU's memory to PyTorch; JAX's default is 3/4.
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
-    # XLA has as many threads as cores. Devices wait for one another in them,
-    # for ever if the last device finds no thread left.
+    # XLA uses one thread per core. Simulated devices block threads while they
+    # wait for each other, and deadlock if the last one finds none free.
     threads = max(os.cpu_count() or 1, 2 * count)
     os.environ.setdefault('PJRT_NPROC', str(threads))
   names = list(
@@ -58,11 +58,11 @@ def bench(
   for config in points:
     if torch:
       torch_peer.libraries()
-      torch_peer.arguments(config)  # refuses models that timm lacks
+      torch_peer.arguments(config)  # raises if timm lacks the model
   devices = _devices(count, args.vs)
   kind = devices[0].device_kind
   for config in points:
-    step.experiment_of(config, devices)  # refuses what cannot work
+    step.experiment_of(config, devices)  # raises if it cannot work
   print(race.machine([*packages, *torch]))
   print(f'{count} x {kind}, {what}, {args.dtype}')
   for number, (name, config) in enumerate(zip(names, points, strict=True), 1):
@@ -76,21 +76,25 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
   """Returns the devices that share the images.
 
   Raises:
-    ValueError: if there are fewer, or peers would run on one alone.
+    ValueError: if there are fewer devices, or a peer supports only one.
   """
   devices = jax.devices()
   kind = devices[0].device_kind
   if not 1 <= count <= len(devices):
-    raise ValueError(f'--devices={count}: there are {len(devices)} x {kind}.')
+    raise ValueError(
+      f'--devices is {count}; it must be from 1 to {len(devices)}, the number '
+      f'of {kind} devices.'
+    )
   if count > 1 and versus and devices[0].platform != 'cpu':
     raise ValueError(
-      f'--devices={count}: --vs={",".join(versus)} runs on one {kind} alone.'
+      f'--devices is {count}, and --vs={",".join(versus)} runs on one {kind}. '
+      'Use --devices=1.'
     )
   return devices[:count]
 
 
 def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-  """Returns a compiled program, and the facts of its contender."""
+  """Returns a compiled program, its compile time and its memory."""
   started_s = time.monotonic()
   compiled = make()
   compile_s = time.monotonic() - started_s
@@ -104,10 +108,10 @@ def mfu_per_image_s(
   """Returns the MFU of one image/s, if the devices' peak is known.
 
   Args:
-    forward_flops: of an image.
-    devices: that share the images.
-    passes: work of a step in forward passes: 3 for training, because the
-      backward pass takes 2.
+    forward_flops: per image.
+    devices: devices that share the images.
+    passes: cost of a step in forward passes; 3 for training, since the backward
+      pass costs 2.
   """
   peak = hardware.peak_flops(devices[0])
   return passes * forward_flops / (peak * len(devices)) if peak else None

@@ -1,4 +1,4 @@
-"""The models and batches that are measured."""
+"""Models and batches for benchmarks."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
 
 NUM_CLASSES = 1000
-# So many examples that the warm-up fits at any batch, and 32 bits count the
-# steps.
+# Enough examples that the warm-up fits at any batch size, and few enough that
+# 32 bits count the steps.
 _FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
-# That rows are named by.
+# Fields that have their own flags, since they name the rows.
 _NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
 
 
@@ -30,17 +30,17 @@ def config_of(
   """Returns a config that trains a model.
 
   Args:
-    variant: of the model, as in `ti16`.
+    variant: of the model, such as `ti16`.
     image_size: the side in pixels.
-    batch_size: images a step.
-    dtype: of the computation.
-    overrides: fields of the config, as in `model.remat=cheap`.
+    batch_size: images per step.
+    dtype: compute dtype.
+    overrides: fields of the config, such as `model.remat=cheap`.
 
   Raises:
-    ValueError: for what cannot work.
+    ValueError: if the combination cannot work.
   """
   if batch_size < 1:
-    raise ValueError(f'--batch_sizes has {batch_size}: at least 1 image.')
+    raise ValueError(f'--batch_sizes has {batch_size}; use 1 or more.')
   config = config_lib.base()
   config.batch_size = batch_size
   config.data.image_size = str(image_size)
@@ -49,14 +49,14 @@ def config_of(
   for text in overrides:
     name, equals, value = text.partition('=')
     if not equals:
-      raise ValueError(f'--set={text}: write FIELD=VALUE.')
+      raise ValueError(f'--set={text} lacks "=". Write FIELD=VALUE.')
     if name in _NAMED:
       raise ValueError(
-        f'--set={text}: rows are named by {name}, which has its own flags; see '
+        f'--set={text}: {name} has its own flag, which names the rows. See '
         '--help.'
       )
     config_lib.override(config, {name: value})
-  objective_of(config)  # refuses what does not fit together
+  objective_of(config)  # raises if fields contradict each other
   return config
 
 
@@ -80,7 +80,7 @@ def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
 
 
 def objective_of(config: ConfigDict) -> Objective:
-  """Returns the objective, with the model, of a config."""
+  """Returns the objective of a config, with its model."""
   size = size_of(config.data.image_size)
   made = objective_type(config).from_config(config, size)
   return made.on_data(config, _FACTS)

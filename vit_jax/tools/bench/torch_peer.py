@@ -1,4 +1,4 @@
-"""timm's models in PyTorch, trained and applied as timm does it."""
+"""Benchmark timm's models in PyTorch, trained and applied as timm does."""
 
 import functools
 import importlib
@@ -21,14 +21,14 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   """Returns the arguments of `timm.create_model` for the model of a config.
 
   Raises:
-    ValueError: if timm has no such model.
+    ValueError: if timm lacks the model.
   """
   model = step.objective_of(config).model
   image_size = images.size_of(config.data.image_size)
   shapes = jax.eval_shape(
     lambda: variants.init(model, jax.random.key(0), image_size)
   )
-  # Arrays without memory: only the names and shapes count here.
+  # Broadcast arrays take no memory; only names and shapes matter here.
   params = jax.tree.map(
     lambda x: np.broadcast_to(np.float32(0), x.shape), shapes
   )
@@ -42,12 +42,12 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
 
 
 def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
-  """Returns a step, in autocast if in bfloat16.
+  """Returns timm's training or inference step; bfloat16 uses autocast.
 
   Args:
-    config: of the model, batch size and dtype.
-    training: whether a step is AdamW with cross-entropy on a batch on the
-      device, or goes from images in host memory to logits.
+    config: gives model, batch size and dtype.
+    training: True for AdamW and cross-entropy with the batch on the device;
+      False for images in host memory to logits.
     compiled: whether to use `torch.compile`.
 
   Raises:
@@ -60,7 +60,7 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
   on_gpu = torch.cuda.is_available()
   device = 'cuda' if on_gpu else 'cpu'
   model: Any = timm.create_model(**arguments(config)).train(training)
-  # What convolutions on GPUs are fastest with; images come as BHWC anyway.
+  # The fastest layout for convolutions on GPUs, and that of the images.
   model = model.to(device, memory_format=torch.channels_last)
   batch = step.random_batch(config)
   images = torch.from_numpy(batch['image'])
@@ -113,7 +113,7 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
         raise
       reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
       raise ValueError(
-        f'--vs=timm: torch.compile fails here ({reason}): use --vs=timm-eager.'
+        f'--vs=timm: torch.compile fails here ({reason}). Use --vs=timm-eager.'
       ) from e
     compile_s = time.monotonic() - started_s
   if on_gpu:
@@ -134,7 +134,7 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
 
 
 def libraries() -> Any:
-  """Returns torch, set up as JAX is.
+  """Returns torch, with threads and precision set as in JAX.
 
   Raises:
     ImportError: if timm or torch is not installed.
@@ -145,8 +145,8 @@ def libraries() -> Any:
     try:
       importlib.import_module('torchvision')
     except RuntimeError:
-      # Beside a CPU build of torch, PyPI's torchvision cannot load its
-      # operators and stumbles over these two names. timm uses neither.
+      # With a CPU build of torch, PyPI's torchvision cannot load its operators
+      # and fails on these two names. timm does not use them.
       for name in ('nms', 'qnms'):
         torch.library.define(
           f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
@@ -154,9 +154,10 @@ def libraries() -> Any:
     import timm  # noqa: F401
   except (ImportError, RuntimeError) as e:
     raise ImportError(
-      f'--vs=timm needs timm, torch and torchvision: pip install them. ({e})'
+      f'--vs=timm needs timm, torch and torchvision. Run pip install timm '
+      f'torch torchvision. ({e})'
     ) from e
   torch.set_num_threads(cores.usable_cores())
-  # JAX, too, lets GPUs multiply float32 in TF32.
+  # As in JAX, GPUs multiply float32 in TF32.
   torch.set_float32_matmul_precision('high')
   return torch

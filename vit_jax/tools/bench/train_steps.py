@@ -1,23 +1,23 @@
 """Training steps.
 
-Ours is the step of the training loop: uint8 images in, flipped and normalised
-on the device, cross-entropy, Adam with decoupled weight decay, the norms that
-training watches. The batch is on the device already. Printed are images/s, the
-seconds that compiling took, memory as the compiler has planned it (for torch:
-as it was, on GPUs) and, where the device's peak is known, MFU: 3 x forward
-FLOPs x images/s of the peak in bfloat16.
+Ours is the step of the training loop: it flips and normalises uint8 images on
+the device, and computes cross-entropy, Adam with decoupled weight decay, and
+the logged norms. The batch is already on the device. The table has images/s,
+compile time, memory as planned by the compiler (for torch: as measured, on
+GPUs) and, if the device's peak is known, MFU: 3 x forward FLOPs x images/s
+divided by the peak in bfloat16.
 
-Steps run on the first device, or on as many as --devices says, which share the
-batch; images/s are of all together, memory is of each. XLA uses the cores of a
-CPU best with a device on each, unless steps take but a few milliseconds.
+Steps run on the first device, or on --devices devices that share the batch.
+images/s is the total, memory is per device. On a CPU, XLA is fastest with one
+device per core, unless steps take only a few milliseconds.
 
---vs names what runs in turns with it, on the same images:
+--vs names peers that alternate with ours, on the same images:
 
   timm        timm's model of the same architecture with torch.compile, fused
               AdamW, autocast if --dtype=bfloat16
   timm-eager  the same without torch.compile
 
-A device that cannot hold a batch says so, and the grid goes on.
+If a batch does not fit into memory, this is printed and the grid continues.
 """
 
 import functools
@@ -36,7 +36,7 @@ from vit_jax.training import sharding
 
 
 def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
-  """Returns the training step of `train`, its batch on the device."""
+  """Returns the training step of `train`, with its batch on the device."""
   experiment = step.experiment_of(config, devices)
   program = aot.training(experiment)
   compiled, facts = speed.timed(lambda: program.lower().compile())

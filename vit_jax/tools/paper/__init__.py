@@ -1,1 +1,1 @@
-"""The paper: its numbers and recipes, and its tables and figures from ours."""
+"""The paper's recipes and results, and its tables and figures for our runs."""

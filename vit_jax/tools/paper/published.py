@@ -1,26 +1,26 @@
-"""The results that the paper prints (arXiv 2010.11929v2).
+"""The published results of the paper (arXiv 2010.11929v2).
 
-`published.csv` has a row for each model of tables 2, 5 and 9, and percents by
-the names of data sets in `data.benchmarks`. Three columns are measured on a
-model of imagenet2012: 'real' (its ReaL labels), 'objectnet' and
-'objectnet/top5' (appendix D.9). 'vtab' is the unweighted mean of VTAB's 19
-tasks. Table 2 has means and standard deviations of three fine-tuning runs.
+`published.csv` has a row for each model of tables 2, 5 and 9, with percentages
+in columns named as in `data.benchmarks`. The columns 'real' (ReaL labels),
+'objectnet' and 'objectnet/top5' (appendix D.9) are for models fine-tuned on
+imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks. Table 2 has
+means and standard deviations of three fine-tuning runs.
 
-Noisy Student's 88.4 on ImageNet is from its own paper; the paper prints 88.5
-beside it, of Touvron et al. (2020).
+Noisy Student's 88.4 on ImageNet is from its own paper; the ViT paper also
+prints 88.5, from Touvron et al. (2020).
 """
 
 import csv
 import pathlib
 
-# Percent, with the standard deviation where there is one: 88.4, 88.55 ± 0.04.
+# Percentages by column, some with deviation, such as 88.4 or 88.55 ± 0.04.
 Results = dict[str, str]
 # Columns of published.csv that are not results.
 _FACTS = ('table', 'model', 'variant', 'pretraining')
 
 
 def mean(text: str) -> float:
-  """Returns a printed figure without its deviation, in percent."""
+  """Returns a published figure without its deviation, in percent."""
   return float(text.partition(' ± ')[0])
 
 
@@ -36,7 +36,7 @@ def _table(number: int) -> list[tuple[dict[str, str], Results]]:
 
 
 TABLE_2 = {row['model']: results for row, results in _table(2)}
-# By variant and data of pre-training; fine-tuned at 384 pixels.
+# Keys are variant and pre-training data; models are fine-tuned at 384 pixels.
 TABLE_5 = {
   (row['variant'], row['pretraining']): results for row, results in _table(5)
 }

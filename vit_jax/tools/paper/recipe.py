@@ -1,4 +1,4 @@
-"""Fine-tuning as in table 4 of the paper, as fields of a config."""
+"""Config fields for fine-tuning as in table 4 of the paper."""
 
 import os
 import re
@@ -12,20 +12,22 @@ from vit_jax.data import benchmarks
 from vit_jax.sweeps import axes
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
-# Of data that table 4 does not have: VTAB's.
+# Steps for data sets that table 4 does not list; the number is VTAB's.
 STEPS = 2_500
-# BiT cuts 384 pixels out of 448.
+# BiT crops 384 pixels from 448.
 RESIZE = 448 / 384
 
 
 def fine_tuning(config: ConfigDict, model: str) -> None:
-  """Sets what table 4 has for all data in a config from `config.base`.
+  """Sets the fields of table 4 that all data sets share.
 
-  The model is a variant, or is left to a checkpoint with its scaling of images:
-  see `from_init`.
+  Args:
+    config: from `config.base`.
+    model: a variant, or a checkpoint that also sets the preprocessing; see
+      `from_init`.
 
   Raises:
-    ValueError: if it is neither.
+    ValueError: if the model is neither.
   """
   _start_from(config, model)
   config.model.dtype = 'bfloat16'
@@ -46,14 +48,14 @@ def _start_from(config: ConfigDict, model: str) -> None:
     config_lib.choose_model(config, model)
   except ValueError as e:
     if not (os.path.exists(model) or fetch.is_name(model)):
-      raise ValueError(f'{e} There is no checkpoint of that name.') from None
+      raise ValueError(f'{e} It is not a checkpoint either.') from None
     from_init.choose(config, model)
 
 
 def on(name: str) -> dict[str, Any]:
-  """Returns the fields that table 4 has for one data set.
+  """Returns the fields of table 4 for one data set.
 
-  That is a benchmark, or any other data with splits train and test.
+  The data set is a benchmark, or any other with the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
@@ -70,14 +72,14 @@ def on(name: str) -> dict[str, Any]:
 
 
 def grid(config: ConfigDict, name: str) -> dict[str, Any]:
-  """Returns the fields with which the learning rate is chosen on one data set.
+  """Returns the fields that tune the learning rate on one data set.
 
-  The config comes from `fine_tuning`; the name is as for `on`.
+  The config comes from `fine_tuning`; `name` is as in `on`.
   """
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width
-  if config.model.name == from_init.NAME:  # known by no more than its file name
+  if config.model.name == from_init.NAME:  # only the file name is known yet
     convolutional = re.search(r'r\d+|resnet|bit', config.init.lower())
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES

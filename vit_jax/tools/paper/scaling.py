@@ -1,4 +1,4 @@
-"""Accuracy against the compute of pre-training: figure 5 of the paper."""
+"""Accuracy over pre-training compute: figure 5 of the paper."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from vit_jax.training import plots
 # In the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
-# Where names stand beside their points, in turns.
+# Offsets of names from their points; they alternate.
 _OFFSETS = ((6, -10), (-4, 6))
 
 
@@ -20,11 +20,11 @@ class Point(NamedTuple):
   """A model in the picture.
 
   Attributes:
-    name: beside the point.
-    family: of `FAMILIES`.
-    exaflops: of pre-training.
-    mean: of the metric over the seeds.
-    deviation: of a sample, None of a single value.
+    name: label of the point.
+    family: one of `FAMILIES`.
+    exaflops: compute of pre-training.
+    mean: of the metric over seeds.
+    deviation: standard deviation over seeds; None for a single seed.
   """
 
   name: str
@@ -35,16 +35,17 @@ class Point(NamedTuple):
 
 
 def exaflops(result: Mapping[str, Any]) -> float:
-  """Returns the compute of a run as the paper counts it in table 6.
+  """Returns the compute of a run, counted as in table 6 of the paper.
 
-  That is 3 x forward x images: the backward pass takes twice the forward pass.
+  It is 3 x forward FLOPs x images: the backward pass costs twice the forward
+  pass.
   """
   images = result['steps'] * result['config']['batch_size']
   return 3 * result['gflops'] * images / 1e9
 
 
 def family(model: Mapping[str, Any]) -> str:
-  """Returns the one of `FAMILIES` that the model of a config belongs to."""
+  """Returns the family of a config's model, one of `FAMILIES`."""
   if 'axial' not in model:
     return 'Other'
   if model['axial']:
@@ -56,23 +57,23 @@ def family(model: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingReport(grid.GridReport):
-  """The models of a sweep by the compute of their training.
+  """The models of a sweep with their training compute.
 
-  Each combination of the axes except seeds is a model.
+  Each combination of values, except seeds, is a model.
   """
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
     return super().counts() | {'exaflops': exaflops}
 
   def models(self) -> dict[str, list[GridRun]]:
-    """Returns the runs of each model, one a seed."""
+    """Returns the runs of each model, one per seed."""
     models: dict[str, list[GridRun]] = {}
     for run in self.runs:
       models.setdefault(self.label(run) or 'all runs', []).append(run)
     return models
 
   def markdown(self) -> str:
-    """Returns a row for each model, and the caption."""
+    """Returns the caption, and a table with a row for each model."""
     models = self.models()
     n = max(len(self.values(runs)) for runs in models.values())
     rows = []
@@ -81,7 +82,7 @@ class ScalingReport(grid.GridReport):
       if result := next((run.result for run in runs if run.result), None):
         kind = family(result['config']['model'])
         params = f'{result["params"]:,}'
-      # A run that diverged has not computed all that its model would take.
+      # A diverged run stopped early, so its compute is not the model's.
       if result := _finished(runs):
         computed = f'{exaflops(result):.4g}'
       rows.append([name, kind, params, computed, self._cell(runs, n)])
@@ -89,7 +90,7 @@ class ScalingReport(grid.GridReport):
     return f'{self._caption(n)}\n\n{grid.table(heads, rows, left=2)}'
 
   def points(self) -> list[Point]:
-    """Returns the models of which a run has finished."""
+    """Returns the models with at least one finished run."""
     points = []
     for name, runs in self.models().items():
       if result := _finished(runs):
@@ -104,7 +105,7 @@ class ScalingReport(grid.GridReport):
     return super().files() | ({'plot.png': png} if png else {})
 
   def plot(self) -> bytes | None:
-    """Returns figure 5 of the models that have finished."""
+    """Returns figure 5 for the finished models; None without any."""
     points = self.points()
     if not points:
       return None
@@ -130,7 +131,7 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
       axes.errorbar(
         [point.exaflops for point in members],
         [point.mean for point in members],
-        # A length of nothing draws no cap.
+        # NaN draws no error bar; 0 would draw a cap.
         [point.deviation or math.nan for point in members],
         capsize=3,
         label=name,
@@ -155,7 +156,7 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
 
 
 def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:
-  """Returns the result of the first run that is done, if one is."""
+  """Returns the result of the first finished run, or None."""
   return next((run.result for run in runs if run.status == 'done'), None)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps over the paper's data sets as its tables 2 and 9."""
+"""Tables 2 and 9 of the paper for our sweeps over its data sets."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ from vit_jax.tools.paper.published import Results
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'
 
-# What else is measured on a model of ImageNet: metric, name of the published
-# results, title.
+# Further metrics of models fine-tuned on ImageNet: the metric, the column of
+# published.csv, and the title.
 EXTRAS = {
   'imagenet2012': (
     ('real/accuracy', 'real', 'ImageNet ReaL'),
@@ -28,17 +28,17 @@ EXTRAS = {
 
 VTAB = 'vtab'
 VTAB_TITLE = f'VTAB ({len(SUITES[VTAB])} tasks)'
-# Mark a group's tasks in the heads of columns.
+# Symbols of task groups in column heads.
 SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """A data set, or a mean over several: a row of table 2, a column of table 9.
+  """Results on a data set or a mean: a row of table 2 or column of table 9.
 
   Attributes:
-    name: of the published results.
-    title: for the reader.
-    cells: text by the name of our model.
+    name: column of the published results.
+    title: shown in the table.
+    cells: texts by the name of our model.
   """
 
   name: str
@@ -50,16 +50,16 @@ class Line(NamedTuple):
 class TransferReport(grid.GridReport):
   """The runs of a sweep beside the published results.
 
-  The axis 'Dataset' has names of benchmarks or of other data. Each combination
-  of the other axes but seeds is a model of its own. Shown is the accuracy on
-  the test set, whatever metric chooses among the steps of a run.
+  The axis 'Dataset' has names of benchmarks or other data. Each combination of
+  the other axes, except seeds, is a model. The tables show test accuracy, even
+  if another metric chooses the best step of a run.
   """
 
   def markdown(self) -> str:
     """Returns table 2 and, for tasks of VTAB, table 9.
 
-    The deviation of VTAB's mean is over the seeds' means, and only seeds that
-    have finished every task count.
+    The deviation of VTAB's mean is over the means of seeds. Only seeds with all
+    tasks finished count.
     """
     parts = [self._caption(self._usual_n) + '\n']
     if len(self._tasks) < len(self.axes[DATASET]):
@@ -71,11 +71,11 @@ class TransferReport(grid.GridReport):
   def _caption(self, n: int) -> str:
     return (
       f'{METRIC} {self.when()} in percent{self._counted(n)}. '
-      'All without (ours) is quoted from the paper.'
+      'Columns without (ours) are quoted from the paper.'
     )
 
   def _table_2(self) -> str:
-    """Returns the table of lines by models."""
+    """Returns a table with a row per data set and a column per model."""
     lines = self.data_lines()
     if self._tasks:
       lines.append(self._mean_line(VTAB_TITLE, decimals=2))
@@ -87,7 +87,7 @@ class TransferReport(grid.GridReport):
     return grid.table(['', *self.models, *columns], rows)
 
   def _table_9(self) -> str:
-    """Returns the table of models by lines, and what its marks mean."""
+    """Returns a table with a row per model, and the legend of its symbols."""
     lines = [
       *(self._line_of(task, decimals=1) for task in self._tasks),
       self._mean_line('Mean', decimals=1),
@@ -133,7 +133,7 @@ class TransferReport(grid.GridReport):
 
   @functools.cached_property
   def _usual_n(self) -> int:
-    """Values that most cells have when all runs have finished."""
+    """The usual number of values per cell."""
     return max(
       len(self.values(self._runs(model, name), METRIC))
       for model in self.models
@@ -196,9 +196,10 @@ class TransferReport(grid.GridReport):
     return Line(VTAB, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
-    """Returns the published models that have a number on one of the lines.
+    """Returns the published models with a result on any of the lines.
 
-    Those of table 2, and of table 5 those that are shaped like one of ours.
+    They are the models of table 2, and models of table 5 with the architecture
+    of one of our runs.
     """
     columns = dict(published.TABLE_2)
     for (variant, data), results in published.TABLE_5.items():
@@ -217,7 +218,7 @@ def _is_variant(run: GridRun, variant: str) -> bool:
 
 
 def _head(line: Line) -> str:
-  """Returns the title, a task's after its group's mark."""
+  """Returns the title; a VTAB task gets the symbol of its group."""
   known = BENCHMARKS.get(line.name)
   if known is None or not known.group:
     return line.title
