@@ -99,7 +99,7 @@ def _grid_flags(
     metavar='FIELD=VALUE',
     action='append',
     default=[],
-    help='set a config field of ours, as in --set=model.remat=cheap; repeatable',
+    help='set a config field, as in --set=model.remat=cheap; repeatable',
   )
 
 
