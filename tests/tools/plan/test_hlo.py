@@ -138,8 +138,8 @@ def test_groups_of_devices(groups, devices):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', 'no ENTRY'),
-    (TEXT.replace('estimated_cycles', 'cycles'), 'not one for TPU'),
+    ('', 'lacks ENTRY'),
+    (TEXT.replace('estimated_cycles', 'cycles'), 'compiled for TPU'),
   ],
 )
 def test_other_text_is_refused(text, message):

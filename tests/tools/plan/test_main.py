@@ -80,12 +80,12 @@ def test_report_of_l16(monkeypatch):
   # Devices lie in a line of 16 chips, whose ends have one link of 82 GB/s. The
   # gather is hidden by 90 of 94 Mcycles; 2 x 2 x 31/32 GiB are not: 50.7 ms.
   assert found['step'] == (
-    '150.7 ms if what is sent hides where it can: 53.1 images/s a core, MFU '
-    '31.9%'
+    '150.7 ms if communication overlaps: 53.1 images/s a core, MFU 31.9%'
   )
   # (2 x 2 + 1) x 31/32 GiB from each of two cores.
   assert (
-    '\n          226.9 ms if nothing of it hides: 35.3 images/s a core' in text
+    '\n          226.9 ms if communication does not overlap: 35.3 images/s a core'
+    in text
   )
   assert found['sent'] == '4.84 GiB'
   assert '2 x all-reduce over 32: 3.88 GiB' in text

@@ -211,7 +211,7 @@ def test_slow_clients_and_full_queues_are_refused(engine, monkeypatch):
       **{'fusion': 'max', 'discard': 0.5, 'layer': None, 'class': 0}
     }
     status, _, body = post(port, 'class=3&layer=1')
-    assert status == 400 and 'leave out layer' in body['error']
+    assert status == 400 and 'Leave out layer' in body['error']
     with monkeypatch.context() as patched:
       patched.setattr(engine_lib, 'MAX_WAITING', 0)
       status, headers, body = post(port)

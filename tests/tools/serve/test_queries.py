@@ -58,7 +58,9 @@ def test_each_parameter_is_what_it_is_called():
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
-  with pytest.raises(HTTPException, match='layer=0 .* the model has none'):
+  with pytest.raises(
+    HTTPException, match='layer=0 .* the model does not have any'
+  ):
     server.parse({'layer': '0'}, engine_of(layers=0, grid=None))
   with pytest.raises(HTTPException, match='layer=1 .* from 0 to 0'):
     server.parse({'layer': '1'}, engine_of(layers=1))
@@ -86,17 +88,17 @@ def test_values_are_taken_up_to_their_bounds(name, good, bad):
     with pytest.raises(HTTPException) as refused:
       server.parse({name: value}, engine_of())
     assert refused.value.status_code == 400
-    said = f'{name}={value} is not possible: use '
+    said = f'{name}={value} is invalid: use '
     assert refused.value.detail.startswith(said)
 
 
 def test_a_map_for_a_class_is_refused_where_there_is_none():
   for engine in (engine_of(explain=None), engine_of(grid=None)):
-    with pytest.raises(HTTPException, match='takes gradients') as refused:
+    with pytest.raises(HTTPException, match='needs gradients') as refused:
       server.parse({'class': '0'}, engine)
     assert refused.value.status_code == 400
     assert server.parse({'layer': '0'}, engine)['layer'] == 0
-  with pytest.raises(HTTPException, match='leave out layer') as refused:
+  with pytest.raises(HTTPException, match='Leave out layer') as refused:
     server.parse({'class': '0', 'layer': '0'}, engine_of())
   assert refused.value.status_code == 400
 

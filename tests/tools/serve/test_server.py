@@ -228,7 +228,7 @@ WRONG = {
   'colour=red': 'use model, image, top',
   'discard=1': 'from 0 to below 1',
   'layer=3': 'from 0 to 2',
-  'class=1': 'takes gradients',
+  'class=1': 'needs gradients',
 }
 
 

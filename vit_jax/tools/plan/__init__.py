@@ -1,1 +1,1 @@
-"""What training will take on devices that are not there."""
+"""Plan time and memory of training on TPUs that are not attached."""

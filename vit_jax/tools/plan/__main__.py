@@ -1,4 +1,4 @@
-"""Plans the training of a config on a TPU that is not there.
+"""Plan the training of a config on a TPU that is not attached.
 
   python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v3:16x16
   python -m vit_jax.plan --config=configs/vit.py:h14 --topology=v3:4x4 \
@@ -7,26 +7,25 @@
     --slices=2 --config.batch_size=8192
 
 compiles the real training step with the TPU's own compiler, which runs on any
-machine (`pip install -c requirements.txt -e '.[plan]'`). It prints for each
-device memory, the compiler's estimate of a step, images/s and MFU, and the
-bytes that devices send one another; for the whole schedule exaFLOPs and
-core-days.
+machine (`pip install -c requirements.txt -e '.[plan]'`). For each device it
+prints memory, the estimated time of a step, images/s, MFU, and the bytes sent.
+For the whole schedule it prints exaFLOPs and core-days.
 
-The estimate is for a step whose batch is on the devices, and leaves out
-collectives. Their time is added in two ways: in full, and only the part that
-does not run beside computation in the compiled schedule. Both assume links at
-their advertised speed. With several slices the bytes between them are counted
-apart. If the step does not fit, the compiler says by how much, and the exit
-status is 1.
+The compiler's estimate assumes that the batch is on the devices, and leaves out
+collectives. Their time is added in two ways: in full, or without the part that
+overlaps with computation in the compiled schedule. Both assume links at their
+advertised speed. With several slices, bytes between slices are listed
+separately. If the step does not fit into memory, the command prints by how much
+it exceeds it, and the exit status is 1.
 
-The last lines say what losing a slice costs, and how often to save, for the
-failures that --slice_mtbf_h, --restart_min and --save_s describe. Their
+The last lines show the cost of losing a slice, and the best interval between
+checkpoints, for given --slice_mtbf_h, --restart_min and --save_s. Their
 defaults are not measured.
 
-A topology is written as a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its
-chips: v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, any other two. A
-device is a core, and on v5p both of a chip; on v4 it is both where training
-runs, and one in what is compiled here.
+A topology is a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its chips:
+v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, all other chips have two.
+A device is one core, except on v5p, where it is both cores of a chip. On v4 it
+is both cores in training, but one core in what this command compiles.
 """
 
 import functools
@@ -76,28 +75,28 @@ _SAVE_S = flags.DEFINE_float(
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
   0,
-  'Classes of the data, where it is not at hand.',
+  'Number of classes, if the data are not available here.',
   lower_bound=0,
 )
 _EXAMPLES = flags.DEFINE_integer(
   'examples',
   0,
-  'Training examples of the data, where it is not at hand.',
+  'Number of training examples, if the data are not available here.',
   lower_bound=0,
 )
 _SLOWEST = flags.DEFINE_integer(
   'slowest',
   0,
-  'Prints this many of the operations that take longest.',
+  'Prints so many of the slowest operations.',
   lower_bound=0,
 )
 
 
 def run(argv: list[str]) -> None:
-  """Prints the plan of a config, or why there is none."""
-  del argv  # what is left of it without flags
+  """Prints the plan of a config, or an error."""
+  del argv  # no arguments besides flags
   show_messages()
-  # Arrays of this process, of which there are few, belong on its own CPU.
+  # The few arrays of this process belong on its own CPU.
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
   try:

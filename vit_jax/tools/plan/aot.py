@@ -1,8 +1,7 @@
-"""Programs compiled ahead of time, for devices that need not be there.
+"""Programs to compile ahead of time, also for devices that are not attached.
 
-The training step and the way to logits, with the shapes of all that they take
-and where on the devices it lies: enough for the compiler. `plan` describes them
-and `bench` runs them.
+A program is the training step or inference, with the shapes and shardings of
+its arguments. `plan` describes programs and `bench` runs them.
 """
 
 import dataclasses
@@ -20,11 +19,11 @@ from vit_jax.training import sharding
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A program and where it runs.
+  """A function and the shapes of its arguments.
 
   Attributes:
     function: jitted.
-    shapes: of its arguments, with shardings.
+    shapes: of the arguments, with shardings.
   """
 
   function: Any
@@ -34,8 +33,8 @@ class Program:
     """Traces it for the platform of its arguments' devices."""
     placed = jax.tree.leaves(self.shapes)[0].sharding
     (platform,) = {device.platform for device in placed.device_set}
-    # A TPU that is described is no backend of this process; CUDA and ROCm are
-    # what JAX calls platforms of GPUs when it lowers.
+    # A described TPU is not a backend of this process, so its platform is
+    # named. For other platforms JAX finds the name (such as CUDA) itself.
     if platform == 'tpu':
       with attention.portable():
         traced = self.function.trace(*self.shapes)
@@ -44,10 +43,7 @@ class Program:
 
 
 def training(experiment: Experiment) -> Program:
-  """Returns the training step of an experiment as `train` runs it.
-
-  Its arguments are those of `Experiment.train_step`.
-  """
+  """Returns the training step of an experiment, as `train` runs it."""
   fixed = experiment.fixed_shapes()
   batch = experiment.objective.batch_shapes(experiment.config.batch_size)
   rows = _placed(batch, NamedSharding(experiment.mesh, sharding.BATCH))
@@ -59,7 +55,7 @@ def training(experiment: Experiment) -> Program:
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:
-  """Returns the way from uint8 images to what the model puts out.
+  """Returns inference from uint8 images to the outputs of the model.
 
   Its arguments are the parameters and the images, BHWC.
   """
@@ -81,7 +77,7 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the most of a device's memory in use, arguments included."""
+  """Returns the peak memory of a device, including arguments."""
   found: Any = compiled.memory_analysis()
   whole = (
     found.argument_size_in_bytes
@@ -89,8 +85,8 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
     + found.temp_size_in_bytes
     - found.alias_size_in_bytes
   )
-  # TPUs know when each array is needed. Others say what all of them take; their
-  # peak leaves out what is temporary.
+  # On TPU, the peak considers when each array is needed. On other platforms it
+  # leaves out temporary arrays, so the sum of all arrays is used.
   is_tpu = any(
     device.platform == 'tpu'
     for placed in jax.tree.leaves(compiled.input_shardings)

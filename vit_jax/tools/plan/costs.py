@@ -1,4 +1,4 @@
-"""A training step compiled for TPU, and its cost in time and memory."""
+"""Compile a training step for TPU, and compute its time and memory."""
 
 import collections
 import dataclasses
@@ -27,13 +27,13 @@ from vit_jax.training.progress import mfu_text
 
 GIB = 2**30
 
-# Classes and examples of data that nobody can open here: ImageNet-21k's 21,841
-# synsets in the two more logits that the paper's own code gives them, and the
-# 14.2 million images of its fall 2011 release.
+# Classes and examples of data that cannot be opened here. ImageNet-21k has
+# 21,841 synsets; the paper's code uses two more logits. Its fall 2011 release
+# has 14.2 million images.
 _KNOWN = {'imagenet21k': (21_843, 14_197_122)}
 
-# Otherwise libtpu looks for a TPU on the network, complains that it finds none,
-# and keeps other processes from using it.
+# Without these variables libtpu searches the network for a TPU, complains that
+# it finds none, and blocks other processes from using libtpu.
 _LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
@@ -45,7 +45,7 @@ _LIBTPU = {
 
 
 class TooLarge(Exception):
-  """The step does not fit into the memory of a core."""
+  """The step does not fit into the memory of a device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Step:
 
   Attributes:
     program: its operations with their estimated cycles.
-    params_bytes: bytes of the parameters in each core.
-    optimizer_bytes: bytes of the optimizer's state and averaged parameters.
-    peak_bytes: the most memory in use, parameters and optimizer included.
-    compile_s: seconds that compiling took.
+    params_bytes: bytes of the parameters per device.
+    optimizer_bytes: bytes of optimizer state and averaged parameters.
+    peak_bytes: peak memory, including parameters and optimizer state.
+    compile_s: compile time in seconds.
   """
 
   program: hlo.CompiledProgram
@@ -68,10 +68,10 @@ class Step:
 
 
 def compile_step(experiment: Experiment) -> Step:
-  """Compiles the training step of an experiment as `train` would run it.
+  """Compiles the training step of an experiment, as `train` would run it.
 
   Raises:
-    TooLarge: if it does not fit.
+    TooLarge: if it does not fit into memory.
   """
   program = aot.training(experiment)
   lowered = program.lower()
@@ -95,10 +95,10 @@ def compile_step(experiment: Experiment) -> Step:
 
 
 def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-  """Returns a compiled program and its text.
+  """Returns a compiled program and its HLO text.
 
-  The TPU's compiler writes the text itself, because an older JAX cannot read
-  programs of TPU7x and some of v6e.
+  The compiler dumps the text, because an older JAX cannot read the programs of
+  TPU7x and some of v6e.
   """
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile(
@@ -110,7 +110,7 @@ def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
 
 
 def _bytes(tree: Any) -> int:
-  """Returns the bytes that the arrays of a tree take on one device."""
+  """Returns the bytes of a tree's arrays on one device."""
   return sum(
     int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
@@ -118,14 +118,14 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns the memory that the compiler needs and has, as a sentence."""
+  """Converts the compiler's message to a sentence: needed and available memory."""
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
   needed, there = map(float, match.groups())
   return (
     f'it takes {needed:.2f} GiB of a core that has {there:.2f}, '
-    f'{needed - there:.2f} too much. Try more of --config.accum_steps, '
+    f'{needed - there:.2f} too much. Try a higher --config.accum_steps, '
     '--config.model.remat=nothing_saveable, --config.gather=layer with '
     '--config.mesh.fsdp=-1, or a larger topology'
   )
@@ -134,25 +134,25 @@ def _reason(message: str) -> str:
 def devices_of(
   topology: str, slices: int = 1
 ) -> tuple[list[jax.Device], hardware.TpuChip]:
-  """Returns the devices of slices of a topology, and facts of its chips.
+  """Returns the devices of a topology's slices, and the facts of its chip.
 
   Raises:
     ImportError: if libtpu is not installed.
-    ValueError: if the topology is unknown, or the network between its slices.
+    ValueError: if the topology or the speed of its network is unknown.
   """
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
   generation = match[1] if match else ''  # libtpu crashes on zero chips
   if generation not in hardware.TPU_CHIPS:
     raise ValueError(
-      f'--topology={topology}: write a generation and its chips, as in '
-      f'v3:16x16; known are {", ".join(hardware.TPU_CHIPS)}.'
+      f'--topology={topology} is unknown. Write a generation and its chips, '
+      f'as in v3:16x16. Generations: {", ".join(hardware.TPU_CHIPS)}.'
     )
   chip = hardware.TPU_CHIPS[generation]
   if slices > 1 and not chip.network_bytes_per_s:
     known = [k for k, v in hardware.TPU_CHIPS.items() if v.network_bytes_per_s]
     raise ValueError(
-      f'--slices={slices}: the speed of the network between slices of '
-      f'{generation} is not published. Known are {", ".join(known)}.'
+      f'--slices is {slices}, and the network speed between slices of '
+      f'{generation} is not published. It is known for {", ".join(known)}.'
     )
   for name, value in _LIBTPU.items():
     os.environ.setdefault(name, value)
@@ -160,8 +160,8 @@ def devices_of(
     importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
   ):
     raise ImportError(
-      "The TPU's compiler is not installed: pip install -c requirements.txt -e "
-      "'.[plan]'."
+      "The TPU's compiler is not installed. Run pip install -c "
+      "requirements.txt -e '.[plan]'."
     )
   try:
     described = topologies.get_topology_desc(
@@ -173,13 +173,13 @@ def devices_of(
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
-  """Returns the facts of a config's data; classes have numbers for names.
+  """Returns the facts of a config's data; classes are named by numbers.
 
-  Numbers of classes and examples that are not 0 take the place of the data's.
+  `num_classes` and `examples` override the data's if they are not 0.
 
   Raises:
-    ValueError: if the data is neither known nor at hand.
-    FileNotFoundError: likewise.
+    ValueError: if the data are unknown and cannot be opened.
+    FileNotFoundError: if the data are missing.
   """
   several = False
   if not (num_classes and examples):
@@ -189,7 +189,7 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
 
 def _size(data: ConfigDict) -> tuple[int, int, bool]:
-  """Returns numbers of classes and examples, and whether these have several."""
+  """Returns numbers of classes and examples, and whether it is multi-label."""
   name, split = data.name, data.split
   if name in _KNOWN:
     classes, size = _KNOWN[name]
@@ -204,16 +204,16 @@ def _size(data: ConfigDict) -> tuple[int, int, bool]:
 
 
 class Cost:
-  """The cost of a step, by the compiler's estimate.
+  """The cost of a step, as estimated by the compiler.
 
   Attributes:
     computing_s: seconds without collectives.
-    least_s: seconds if collectives hide behind what the schedule runs beside
-      them, and data that the devices of a chip share is sent once.
-    most_s: seconds if nothing hides them, and each device sends its own data.
+    least_s: seconds if collectives overlap with computation as scheduled, and
+      data shared by the devices of a chip is sent once.
+    most_s: seconds without overlap, and each device sends its own data.
     sent_bytes: bytes that each device sends inside its slice.
     network_bytes: bytes that each device sends to other slices.
-    network_s: seconds that these take.
+    network_s: seconds for `network_bytes`.
     flops: of the whole batch at the largest image size.
     peak_flops: FLOP/s of all chips.
     hbm_bytes: memory of a device.
@@ -230,15 +230,15 @@ class Cost:
     devices: Sequence[jax.Device],
     chip: hardware.TpuChip,
   ):
-    """Takes links and network at their full speed."""
-    coords = {tuple(d.coords) for d in devices}  # alike in each slice
+    """Computes all costs, with links and network at full speed."""
+    coords = {tuple(d.coords) for d in devices}  # the same in each slice
     self.devices = len(devices)
     # Devices of a single slice do not have the attribute.
     slices = {getattr(d, 'slice_index', 0) for d in devices}
     self.chips = len(coords) * len(slices)
     per_chip = self.devices // self.chips
-    # The topology may list both cores of a v4 chip as devices; training uses
-    # them as one.
+    # The topology may list both cores of a v4 chip as devices, while training
+    # uses them as one device.
     device_cores = hardware.cores_per_device(devices[0])
     self.cores = self.chips * max(per_chip, device_cores)
     self.peak_flops = self.chips * hardware.chip_flops(devices[0])
@@ -270,7 +270,7 @@ class Cost:
     self.flops = 3 * self.images * objective.images_seen * image_flops
 
   def rate(self, step_s: float) -> float:
-    """Returns images/s of a core."""
+    """Returns images/s per core."""
     return self.images / step_s / self.cores
 
   def mfu(self, step_s: float) -> str:
@@ -278,7 +278,7 @@ class Cost:
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
-  """Returns the costs of a step that fits, a line each."""
+  """Returns the costs of a step, one per line."""
   total = experiment.durations.total
   size, objective = experiment.image_size, experiment.objective
   # FLOPs of the mean step as a share of a step at the largest image size.
@@ -292,7 +292,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     + cost.mfu(s)
     for s, what in zip(
       bounds,
-      ('if what is sent hides where it can', 'if nothing of it hides'),
+      ('if communication overlaps', 'if communication does not overlap'),
       strict=True,
     )
   ]
@@ -331,7 +331,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
 
 
 def span(bounds: Sequence[float], form: str) -> str:
-  """Returns bounds as text, once if they are equal."""
+  """Formats bounds as 'a to b', or as 'a' if they are equal."""
   return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 
 
@@ -353,7 +353,7 @@ def _collectives(program: hlo.CompiledProgram) -> list[str]:
 
 
 def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
-  """Returns the operations that take longest, summed over layers."""
+  """Returns the slowest operations, summed over layers."""
   cycles: collections.Counter[str] = collections.Counter()
   for name, number in program.cycles.items():
     cycles[re.sub(r'block_\d+', 'block_*', name)] += number

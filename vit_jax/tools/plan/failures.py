@@ -1,6 +1,6 @@
-"""What lost slices cost a run, and how often to save.
+"""The cost of lost slices, and the best interval between checkpoints.
 
-A run that loses a slice starts again on all slices, from the newest checkpoint.
+A run that loses a slice restarts on all slices, from the newest checkpoint.
 """
 
 import dataclasses
@@ -9,10 +9,10 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Failures:
-  """How often a run fails, and what that takes.
+  """Rate and cost of failures.
 
   Attributes:
-    mtbf_s: mean time between two failures of any slice.
+    mtbf_s: mean time between failures of any slice.
     restart_s: time from a failure to the next step.
     save_s: time that training waits for a checkpoint.
   """
@@ -22,16 +22,16 @@ class Failures:
   save_s: float
 
   def interval_s(self) -> float:
-    """Returns the time between checkpoints that loses least.
+    """Returns the time between checkpoints that loses the least time.
 
     Young, "A first order approximation to the optimum checkpoint interval",
-    1974; Daly, 2006, has terms of higher order, which matter only where saving
-    takes as long as a run lasts between failures.
+    1974. Daly, 2006, adds terms of higher order. They matter only if saving
+    takes about as long as the time between failures.
     """
     return math.sqrt(2 * self.save_s * self.mtbf_s)
 
   def lost_s(self, interval_s: float) -> float:
-    """Returns what a failure costs on average."""
+    """Returns the mean time lost by a failure."""
     return interval_s / 2 + self.restart_s
 
   def lost_share(self, interval_s: float) -> float:
@@ -39,7 +39,7 @@ class Failures:
     return self.save_s / interval_s + self.lost_s(interval_s) / self.mtbf_s
 
   def report(self, step_s: float, every: int) -> str:
-    """Returns lines about a run that saves every so many steps."""
+    """Returns lines about a run that saves every `every` steps."""
     set_s, best_s = every * step_s, self.interval_s()
     best = max(1, round(best_s / step_s))
     return (

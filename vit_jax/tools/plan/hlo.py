@@ -1,9 +1,9 @@
 """The cost of a compiled TPU program, read from its HLO text.
 
-libtpu's compiler writes its own estimate, `estimated_cycles`, beside every
-operation that it has scheduled. Operations in the body of a loop count as often
-as the loop runs. Collectives have no such estimate: their bytes are counted,
-and the schedule shows what is computed between their start and their end.
+libtpu's compiler annotates every scheduled operation with its estimate,
+`estimated_cycles`. Operations in a loop count once per iteration. Collectives
+lack an estimate: their bytes are counted, and the schedule shows the
+computation between their start and end.
 """
 
 import collections
@@ -28,19 +28,19 @@ _ASYNC = re.compile(
   r' = (\(?.*?) (all-gather|all-reduce|all-to-all|collective-permute|'
   r'reduce-scatter)(-start)?\('
 )
-# Bits of an element, and the sizes; `pred` takes a byte.
+# The bits of an element and the shape of an array; `pred` takes a byte.
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
-# Axes of a mesh, or parts of them as in 'data':(2)4; between the mesh and the
-# axes may stand in which order its devices lie.
+# Axes of a mesh, or parts of axes as in 'data':(2)4. The order of the devices
+# may stand between the mesh and the axes.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
 _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-# Slices exchange arrays through their hosts: a pair of `send` and `recv` with
-# one name, the slices that take part as in {1,2}, and the kind of collective.
+# Slices exchange arrays through their hosts, by a pair of `send` and `recv` of
+# the same name. The line has the slices, as in {1,2}, and the kind.
 _BETWEEN = re.compile(
   r' (send|recv)\(.*_xla_host_transfer_rendezvous="([^"]*)".*'
   r'_xla_megascale_target="\{([^}]*)\}.*_xla_megascale_transfer_type="(\w+)"'
@@ -54,8 +54,8 @@ class Collective(NamedTuple):
     kind: as in HLO, such as 'all-reduce'.
     devices: number of devices in each group.
     bytes: size of the whole array that is gathered or reduced.
-    between_slices: whether it crosses the network between slices; `devices` is
-      the number of slices then.
+    between_slices: whether it crosses the network between slices; then
+      `devices` is the number of slices.
   """
 
   kind: str
@@ -64,10 +64,10 @@ class Collective(NamedTuple):
   between_slices: bool = False
 
   def sent_bytes(self) -> float:
-    """Returns the fewest bytes that every device has to send.
+    """Returns the minimal number of bytes that each device sends.
 
-    Rings reach the bound: each device passes on (n - 1) / n of the array, and
-    twice that where it is summed and then gathered.
+    Rings reach this bound: each device sends (n - 1) / n of the array, or twice
+    as much in an all-reduce (reduce-scatter, then all-gather).
     """
     share = (self.devices - 1) / self.devices
     if self.kind == 'all-reduce':
@@ -78,14 +78,14 @@ class Collective(NamedTuple):
 
 
 class Compute(NamedTuple):
-  """Work of a core, and the operation of the model that asked for it."""
+  """Computation of a core, and the operation of the model it belongs to."""
 
   cycles: int
   source: str
 
 
 class Start(NamedTuple):
-  """The start of a collective, which runs until the `Done` of its name."""
+  """The start of a collective; it ends at the `Done` of the same name."""
 
   name: str
   collective: Collective
@@ -102,13 +102,13 @@ Event = Compute | Start | Done
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-  """The work of a core in the order of its schedule, loops written out."""
+  """The scheduled events of a core, with loops unrolled."""
 
   events: tuple[Event, ...]
 
   @functools.cached_property
   def cycles(self) -> Mapping[str, int]:
-    """Cycles of one core, by the operation of the model that asked for them."""
+    """Cycles of one core by operation of the model."""
     cycles: collections.Counter[str] = collections.Counter()
     for event in self.events:
       if isinstance(event, Compute):
@@ -117,7 +117,7 @@ class CompiledProgram:
 
   @functools.cached_property
   def collectives(self) -> tuple[Collective, ...]:
-    """In the order of the program."""
+    """All collectives, in the order of the program."""
     return tuple(x.collective for x in self.events if isinstance(x, Start))
 
   @property
@@ -127,18 +127,18 @@ class CompiledProgram:
   def seconds(
     self, clock_hz: float, sent_s: Callable[[Collective], float]
   ) -> float:
-    """Returns how long the program takes if collectives hide where they can.
+    """Returns the run time if collectives overlap with computation.
 
-    The links of a slice carry one collective after another, from its start, or
-    when they have finished the one before, until it is waited for; so does the
-    network between slices. Computation is assumed not to slow down meanwhile.
+    The links of a slice run one collective at a time: it begins at its start,
+    or when the previous one has finished. The network between slices does the
+    same. Computation is assumed not to slow down meanwhile.
 
     Args:
-      clock_hz: cycles a second.
-      sent_s: seconds of a collective that has all links to itself.
+      clock_hz: cycles per second.
+      sent_s: seconds of a collective that uses all links alone.
     """
     now = 0.0
-    free = {False: 0.0, True: 0.0}  # when the links and the network are
+    free = {False: 0.0, True: 0.0}  # when links and network become free
     ends: dict[str, float] = {}
     for event in self.events:
       match event:
@@ -161,10 +161,15 @@ def read(text: str) -> CompiledProgram:
   """
   computations, entry = _computations(text)
   if not entry:
-    raise ValueError('The text is not a compiled program: it has no ENTRY.')
+    raise ValueError(
+      'The text is not a compiled program: it lacks ENTRY. Give the text of '
+      '`Compiled.as_text()`.'
+    )
   program = CompiledProgram(tuple(_events(computations, entry)))
   if not program.cycles:
-    raise ValueError('The program has no estimates: it is not one for TPU.')
+    raise ValueError(
+      'The program lacks estimated_cycles. Give a program compiled for TPU.'
+    )
   return program
 
 
@@ -188,10 +193,11 @@ def _events(
 ) -> Iterator[Event]:
   """Yields the events of a computation.
 
-  SparseCores start a collective without its array, which an update brings.
+  On SparseCores, a collective starts without its array; a later update
+  provides it.
   """
   unsent: dict[str, list[Start]] = {}
-  started: dict[str, str] = {}  # by the name of its update
+  started: dict[str, str] = {}  # names of starts by the name of their update
   for line in computations[computation]:
     if match := _CYCLES.search(line):
       yield Compute(int(match[1]), _source(line))
@@ -233,7 +239,7 @@ def _events(
         if isinstance(event, Start | Done):
           yield event
     elif called and (' call(' in line or ' conditional(' in line):
-      # One branch runs; the first stands for all.
+      # Only one branch runs; the first is taken as representative.
       yield from _events(computations, inner)
 
 
@@ -241,8 +247,8 @@ def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
   """Yields the collectives that a fusion starts or waits for.
 
   libtpu writes a reduce-scatter as a fusion of an all-reduce and a slice. A
-  gather that runs beside fusions stands in all of them, with one channel: the
-  first fusion starts it, and the last one waits for it.
+  gather that overlaps with several fusions appears in each of them, with the
+  same channel: the first fusion starts it, and the last one waits for it.
   """
   is_scatter = computation.startswith('all-reduce-scatter')
   is_start, is_end = (
@@ -284,7 +290,7 @@ def _source(line: str) -> str:
   match = _SOURCE.search(line)
   if not match:
     return 'added by the compiler'
-  # Without the functions that are traced around it.
+  # Remove the names of enclosing jitted functions.
   return re.sub(r'^(jit\([^)]*\)/)+', '', match[1])
 
 
@@ -312,11 +318,11 @@ def _collective(line: str) -> Collective | None:
     return None
   shapes, kind, started = match.groups()
   devices, size = _devices(line), sum(_sizes(shapes))
-  # A gather or permutation that is started has its operands in the tuple, too.
+  # The tuple of an async gather or permutation contains its operands, too.
   if started and kind == 'all-gather':
     size = size * devices // (devices + 1)
   elif started and kind == 'collective-permute':
-    # And on TPUs contexts.
+    # On TPUs the tuple also has contexts of type u32[].
     size = (size - 4 * shapes.count('u32[]')) // 2
   elif kind == 'reduce-scatter':
     size *= devices
@@ -332,4 +338,4 @@ def _devices(line: str) -> int:
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
     axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
     return math.prod(int(part or sizes[axis]) for axis, part in axes)
-  return 2  # of a permutation's pairs
+  return 2  # a permutation sends between pairs

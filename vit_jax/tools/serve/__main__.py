@@ -1,10 +1,10 @@
-"""Serves checkpoints on this machine, as a page and an API.
+"""Serve checkpoints on this machine, as a page and an API.
 
   python -m vit_jax.serve CHECKPOINT [MORE ...] --port=8000
 
-Several are shown side by side. They run as ONNX, in float32; maps for a class
-are computed by JAX. `python -m vit_jax.convert CHECKPOINT board --to=board`
-writes the same for a machine without JAX.
+Several checkpoints are shown side by side. They run as ONNX in float32; JAX
+computes maps for a class. `python -m vit_jax.convert CHECKPOINT board
+--to=board` writes the same server for a machine without JAX.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace) -> None:
   checkpoints = open_all(args.checkpoints)
   from vit_jax.tools.serve import listening
 
-  # By default a process ends without removing its temporary folder.
+  # Without a handler, SIGTERM would leave the temporary folder behind.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   with tempfile.TemporaryDirectory() as folder:
     for name, checkpoint in checkpoints.items():
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def main() -> int:
   """Runs the command; returns its exit status."""
-  # Imported here: it needs the libraries of the extra `serve`.
+  # Imported here, since it needs the extra `serve`.
   try:
     from vit_jax.tools.serve import listening
   except ImportError as e:

@@ -1,6 +1,6 @@
-"""A folder that serves a model without JAX.
+"""Write a folder that serves a model without JAX.
 
-It has a copy of the server and of the modules that it imports.
+It contains a copy of the server and of the modules that it imports.
 """
 
 import pathlib
@@ -32,12 +32,12 @@ if __name__ == '__main__':
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
-  With the dtype 'int8', float32 is written too: on some boards it is faster,
-  and the server takes the faster one.
+  With the dtype 'int8', float32 is written too: it is faster on some boards,
+  and the server uses the faster one.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if the model has no head, or cannot be written.
+    ValueError: if the model lacks a head, or cannot be written.
   """
   with atomic_files.new_folder(target) as folder:
     # The other modules of the server need JAX.
@@ -65,11 +65,11 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def write_model(
   checkpoint: Checkpoint, folder: pathlib.Path, name: str, dtype: str
 ) -> list[str]:
-  """Writes the file of a model, and returns what the file cannot hold.
+  """Writes the file of a model; returns warnings about what it cannot store.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if the model has no head, or cannot be written.
+    ValueError: if the model lacks a head, or cannot be written.
   """
   if not checkpoint.model.num_classes:
     raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
@@ -80,7 +80,7 @@ def write_model(
 def name_of(path: str) -> str:
   """Returns the name of a model: the last part of its path.
 
-  A checkpoint of a workdir has the name of the workdir.
+  A checkpoint in a workdir gets the name of the workdir.
   """
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':

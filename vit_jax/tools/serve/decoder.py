@@ -1,7 +1,7 @@
-"""Image files from strangers as models see them, decoded in another process.
+"""Decode and preprocess untrusted image files in a separate process.
 
-The pixels are those of `predict`, made by the same functions. The process has
-limits of time and memory and is replaced if it hangs.
+The same functions as in `predict` give the same pixels. The process has limits
+of time and memory, and is replaced if it hangs.
 """
 
 import json
@@ -21,29 +21,30 @@ from vit_jax.data import decode, orientation
 from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Plan, Preprocessing
 
-# The environment variable of the token, which is hidden from other users.
+# Environment variable with the token. Unlike a flag, other users cannot see it.
 TOKEN = 'VIT_JAX_TOKEN'
-# The formats that people have; every further decoder could be attacked.
+# Only common formats, since every decoder can be attacked.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 SECONDS = 10.0
 _START_SECONDS = 60.0
-# Address space, libraries included: many times the memory in use.
+# Limit of the address space, which includes libraries and far exceeds the
+# memory in use.
 MAX_MEMORY_BYTES = 2 << 30
 
 
 class UnreadableUpload(ValueError):
-  """Says why an image cannot be read."""
+  """An upload cannot be read; the message says why."""
 
 
 class View(NamedTuple):
-  """How a model sees images.
+  """The input format of a model.
 
   Attributes:
     size: (height, width) in pixels.
-    preprocessing: how an image is resized to that.
-    keeps_shape: whether the whole image is as large as fits into the upper left
-      corner, its aspect ratio kept, and the rest is black.
+    preprocessing: how an image is resized to `size`.
+    keeps_shape: whether the aspect ratio is kept: the image is enlarged to fit
+      into the upper left corner, and the rest is black.
   """
 
   size: tuple[int, int]
@@ -52,13 +53,13 @@ class View(NamedTuple):
 
 
 class Seen(NamedTuple):
-  """An image as a model sees it.
+  """A preprocessed image.
 
   Attributes:
     pixels_HWC: uint8 RGB.
-    box: the visible part of the upright image: top, left, height, width as
-      shares.
-    size: (height, width) of the pixels that are not padding.
+    box: the part of the upright image that the model sees: top, left, height
+      and width as shares.
+    size: (height, width) without padding.
   """
 
   pixels_HWC: np.ndarray
@@ -67,7 +68,7 @@ class Seen(NamedTuple):
 
 
 def see(data: bytes, view: View) -> Seen:
-  """Returns an image file as a model sees it.
+  """Decodes and preprocesses an image file.
 
   Raises:
     UnreadableUpload: if it is not an image, is damaged or has too many pixels.
@@ -117,8 +118,8 @@ class Decoder:
     """Starts the process.
 
     Args:
-      views: what each image becomes.
-      seconds: time limit of an image.
+      views: each image is preprocessed for all of them.
+      seconds: time limit per image.
 
     Raises:
       OSError: if the process cannot be started.
@@ -129,18 +130,18 @@ class Decoder:
 
   def _start(self) -> None:
     root = os.fspath(pathlib.Path(__file__).parents[3])
-    # The process reads images of strangers and need not know the secret.
+    # The process reads untrusted images, so it must not know the token.
     env = {k: x for k, x in os.environ.items() if k != TOKEN}
     paths = filter(None, [root, env.get('PYTHONPATH')])
     env['PYTHONPATH'] = os.pathsep.join(paths)
-    env['OPENBLAS_NUM_THREADS'] = '1'  # nothing multiplies matrices there
+    env['OPENBLAS_NUM_THREADS'] = '1'  # it does not multiply matrices
     views = json.dumps(self._views, default=vars)
     self._pipe, other = connection.Pipe()
     with other:
       self._process = subprocess.Popen(
         [sys.executable, '-m', __name__, str(other.fileno()), views],
         pass_fds=[other.fileno()],
-        process_group=0,  # Ctrl-C is for the server, which ends the process
+        process_group=0,  # Ctrl-C reaches only the server, which ends it
         env=env,
       )
     try:
@@ -148,18 +149,18 @@ class Decoder:
     except (EOFError, OSError):
       self.close()
       raise OSError(
-        'The process that decodes images does not start: see above.'
+        'The process that decodes images does not start. See its error above.'
       ) from None
 
   def see(self, data: bytes | bytearray) -> list[Seen]:
-    """Returns an image file as each view has it.
+    """Decodes and preprocesses an image file for each view.
 
     Raises:
       UnreadableUpload: if it is not an image, is damaged, has too many pixels
         or takes too long.
       OSError: if the process cannot be started.
     """
-    # A limit may have ended it since the last image.
+    # A limit may have ended the process after the last image.
     if self._process.poll() is not None:
       self.close()
       self._start()
@@ -171,7 +172,7 @@ class Decoder:
       self.close()
       raise UnreadableUpload(
         f'The image cannot be decoded within {self._seconds:g} seconds and '
-        'the available memory: send a simpler one.'
+        'the available memory. Send a simpler one.'
       ) from None
     if error:
       raise UnreadableUpload(error)
@@ -195,8 +196,8 @@ class Decoder:
 
 
 def main() -> None:
-  """Decodes images for the server; runs in the process."""
-  # Warnings would be lines of the log that strangers write.
+  """Decodes images for the server; runs in the separate process."""
+  # Strangers could write to the log through warnings about their images.
   warnings.simplefilter('ignore')
   logging.disable()
   for limit, most in (

@@ -1,7 +1,7 @@
-"""From bytes to answers: a decoder, a thread that runs models, and memories.
+"""Answer requests: a decoder, a thread that runs models, and caches.
 
-Images and answers are kept for a while in memory, never on disk, by the digest
-of the image. A slider that moves sends nothing and runs no model again.
+Images and answers are cached in memory by the digest of the image, never on
+disk. So moving a slider neither uploads the image nor runs the model again.
 """
 
 import contextlib
@@ -19,25 +19,25 @@ from starlette.exceptions import HTTPException
 from vit_jax.tools.serve.decoder import Decoder, Seen, View
 from vit_jax.tools.serve.served_model import Answer, ServedModel
 
-# Requests that wait or run; one more is refused.
+# Most requests that wait or run; further ones are refused.
 MAX_WAITING = 32
-_MAX_BYTES = 16 << 20  # of remembered images, and of remembered answers
+_MAX_BYTES = 16 << 20  # of cached images, and of cached answers
 
-# The image as each view has it.
+# An image preprocessed for each view.
 Sights = dict[View, Seen]
-# Returns a map hw. Arguments: the model's name, the image as the model sees it,
-# the number of a class, a fusion of heads and the share to discard.
+# Returns a map hw. Arguments: the model's name, the preprocessed image, the
+# index of a class, the fusion of heads and the share to discard.
 Explain = Callable[[str, np.ndarray, int, str, float], np.ndarray]
 
 
 class Remembered:
-  """A thread-safe cache of the values used last, up to a number of bytes.
+  """A thread-safe least-recently-used cache with a limit in bytes.
 
-  A value that is larger than that is remembered alone.
+  The newest value is kept even if it exceeds the limit.
   """
 
   def __init__(self, max_bytes: int):
-    """Remembers nothing yet."""
+    """Makes an empty cache."""
     self._max_bytes = max_bytes
     self._found: dict[Any, tuple[Any, int]] = {}  # the last used is last
     self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Remembered:
       return value
 
   def put(self, key: Any, value: Any, nbytes: int) -> None:
-    """Remembers a value, and forgets what was not used for longest."""
+    """Stores a value, and drops the least recently used ones if full."""
     with self._lock:
       self._nbytes += nbytes - self._found.pop(key, (None, 0))[1]
       self._found[key] = value, nbytes
@@ -61,12 +61,12 @@ class Remembered:
 
 
 class Engine:
-  """Answers about images, for many who ask at once.
+  """Runs models on images for concurrent requests.
 
   Attributes:
     models: by name.
-    explain: computes the map of a class; None where there is no JAX.
-    waiting: number of requests that have a place.
+    explain: computes the map of a class; None without JAX.
+    waiting: number of requests that wait or run.
   """
 
   def __init__(
@@ -81,17 +81,17 @@ class Engine:
     self._images = Remembered(_MAX_BYTES)
     self._answers = Remembered(_MAX_BYTES)
     self._seconds = 0.1  # recent duration of a request
-    # A thread each, so that images to decode hold up no model.
+    # Separate threads, so that decoding does not delay models.
     self._decoding, self._running = (
       futures.ThreadPoolExecutor(1) for _ in range(2)
     )
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Takes a place for a request; for the thread of the event loop only.
+    """Counts a request as waiting; call it only in the event loop's thread.
 
     Raises:
-      HTTPException: if all places are taken.
+      HTTPException: if `MAX_WAITING` requests wait or run.
     """
     self.refuse_if_full()
     self.waiting += 1
@@ -104,19 +104,19 @@ class Engine:
       self.waiting -= 1
 
   def refuse_if_full(self) -> None:
-    """Raises HTTPException if all places are taken."""
+    """Raises HTTPException if `MAX_WAITING` requests wait or run."""
     if self.waiting >= MAX_WAITING:
       seconds = max(1, math.ceil(self.waiting * self._seconds))
       raise HTTPException(
         503,
-        f'All {MAX_WAITING} places are taken: ask again in {seconds} s.',
+        f'{MAX_WAITING} requests are waiting. Try again in {seconds} s.',
         {'Retry-After': str(seconds)},
       )
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
-    """Returns the digest of an image and the image as each view has it.
+    """Returns the digest of an image, and the image preprocessed per view.
 
-    The result raises `UnreadableUpload` if the image cannot be read.
+    The future raises `UnreadableUpload` if the image cannot be read.
     """
     return self._decoding.submit(self._add, data)
 
@@ -131,13 +131,13 @@ class Engine:
     return digest, found
 
   def known(self, digest: str) -> Sights | None:
-    """Returns an image as each view has it, or None if it is forgotten."""
+    """Returns a cached image preprocessed per view, or None."""
     return self._images.get(digest)
 
   def answer(
     self, digest: str, seen: Seen, model: str
   ) -> futures.Future[Answer]:
-    """Returns the answer of a model about an image."""
+    """Returns the output of a model for an image."""
     if (known := self._answers.get((digest, model))) is not None:
       future: futures.Future[Answer] = futures.Future()
       future.set_result(known)
@@ -152,14 +152,14 @@ class Engine:
   def explained(
     self, seen: Seen, model: str, number: int, fusion: str, discard: float
   ) -> futures.Future[np.ndarray]:
-    """Returns the map hw of what speaks for a class."""
+    """Returns the rollout map hw of a class."""
     assert self.explain
     return self._running.submit(
       self.explain, model, seen.pixels_HWC, number, fusion, discard
     )
 
   def close(self) -> None:
-    """Ends the threads and the decoder; what still waits is dropped."""
+    """Ends the threads and the decoder; drops waiting requests."""
     for executor in (self._decoding, self._running):
       executor.shutdown(cancel_futures=True)
     self._decoder.close()

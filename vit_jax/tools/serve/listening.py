@@ -1,4 +1,4 @@
-"""How a workstation and a board start the server."""
+"""Start the server, on a workstation or a board."""
 
 import argparse
 import ctypes
@@ -28,14 +28,14 @@ def serve(
 
   Args:
     args: from `add_flags`.
-    paths: files NAME.DTYPE.onnx, one for each name.
+    paths: files NAME.DTYPE.onnx, one per name.
     explain: see `Engine`.
   """
   is_local = args.host in protection.LOOPBACK
   if not is_local and not args.token:
     print(
-      f'warning: Whoever reaches {args.host}:{args.port} is answered: give '
-      f'--token or ${TOKEN} to serve only those who know it.',
+      f'warning: Everyone who can reach {args.host}:{args.port} can use the '
+      f'server. Set --token or ${TOKEN} to require a secret.',
       file=sys.stderr,
     )
   _give_memory_back()
@@ -63,22 +63,22 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     loop='asyncio',
     ws='none',
     h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
-    # asyncio accepts as many at once, before any of them can be refused.
+    # asyncio accepts a whole backlog before it can refuse connections.
     backlog=100,
     timeout_graceful_shutdown=5,
     headers=list(protection.HEADERS.items()),
     access_log=False,
     server_header=False,
     proxy_headers=False,
-    # Warnings would be lines of the log that strangers write.
+    # Strangers could write to the log through warnings.
     log_level='error',
   )
 
 
 def _give_memory_back() -> None:
-  """Makes glibc return large arrays to the system when they are freed.
+  """Makes glibc return freed large arrays to the system.
 
-  Otherwise it keeps them for each thread: a third of all memory with ViT-B/16.
+  Otherwise each thread keeps them, a third of all memory with ViT-B/16.
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):
@@ -92,8 +92,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--host',
     default='127.0.0.1',
-    help='address to listen at (default: 127.0.0.1, for this machine alone; '
-    '0.0.0.0 is for everybody who reaches it, so give a --token too)',
+    help='address to listen at (default: 127.0.0.1, only this machine; 0.0.0.0 '
+    'is open to the network, so give a --token too)',
   )
   parser.add_argument(
     '--port', type=_port, default=8000, help='(default: 8000; 0 for a free one)'
@@ -102,35 +102,35 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--token',
     type=_token,
     default=os.environ.get(TOKEN),
-    help=f'secret that every request must have (default: ${TOKEN}, which other '
-    'users of this machine cannot see, or none)',
+    help=f'secret that every request must have (default: ${TOKEN}, which is '
+    'hidden from other users of this machine; if empty, no secret)',
   )
   parser.add_argument(
     '--threads',
     type=int,
     default=0,
-    help='threads of a model (default: 0, as many as cores)',
+    help='threads per model (default: 0, one per core)',
   )
 
 
 def _token(text: str) -> str:
-  # Headers lose blanks at their ends, and differ in other characters.
+  # HTTP headers strip spaces, and encode characters outside ASCII differently.
   if not re.fullmatch('[!-~]+', text):
     raise argparse.ArgumentTypeError(
-      f'the token {text!r} is empty, or has a blank or another character that '
-      'headers do not keep: use letters, digits and punctuation of ASCII.'
+      f'the token {text!r} is empty, or has a character that HTTP headers do '
+      'not keep. Use ASCII letters, digits and punctuation.'
     )
   return text
 
 
 def _port(text: str) -> int:
   if not text.isdecimal() or int(text) > 65535:
-    raise argparse.ArgumentTypeError(f'{text} is not a port: use 0 to 65535.')
+    raise argparse.ArgumentTypeError(f'{text} is not a port. Use 0 to 65535.')
   return int(text)
 
 
 def main() -> int:
-  """Serves models/ beside a board's serve.py; returns the exit status."""
+  """Serves the folder models/ of a board; returns the exit status."""
   parser = argparse.ArgumentParser(
     description='Serves the models of this folder, as a page and an API.'
   )
@@ -139,7 +139,7 @@ def main() -> int:
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='of models that are there in both (default: times both)',
+    help='dtype, if a model is stored in both (default: time both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'
@@ -149,7 +149,10 @@ def main() -> int:
     found.setdefault(name, {})[dtype] = path
   try:
     if not found:
-      raise FileNotFoundError(f'There are no models in {folder}.')
+      raise FileNotFoundError(
+        f'There are no models in {folder}. Write them again with '
+        'python -m vit_jax.convert --to=board.'
+      )
     serve(args, [choose(x, args.dtype, args.threads) for x in found.values()])
   except (OSError, ValueError) as e:
     print(f'error: {e}', file=sys.stderr)
@@ -167,7 +170,7 @@ def choose(
   Args:
     paths: files of a model by dtype, 'float32' and 'int8' or one of them.
     dtype: 'float32', 'int8', or 'faster' to time them.
-    threads: number of threads of the model.
+    threads: number of threads per model.
 
   Raises:
     ValueError: if a file cannot be run.

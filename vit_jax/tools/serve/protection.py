@@ -1,4 +1,4 @@
-"""Limits on what strangers can ask and how long they may take."""
+"""Protect the server: headers, tokens, and limits of size and time."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ HEADER_SECONDS = 10.0
 BODY_SECONDS = 30.0
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
 
-# Of every answer.
+# Headers of every response.
 HEADERS = {
   'Connection': 'close',
   'Cross-Origin-Opener-Policy': 'same-origin',
@@ -54,12 +54,12 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Refuses requests that other sites make a browser send.
+  """Refuses requests that another site makes a browser send.
 
   Args:
     request: the request.
     hosts: accepted host names, without ports; None accepts every name. A list
-      protects from names that a stranger points at this machine.
+      protects from DNS rebinding: foreign names that resolve to this machine.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
@@ -86,10 +86,10 @@ def check_token(request: Request, token: str) -> None:
 
 
 def lingering(app: ASGIApp) -> ASGIApp:
-  """Delays the end of an answer until its request has arrived.
+  """Delays the end of a response until the whole request has arrived.
 
-  The connection closes with the answer. Closed earlier, a client that is still
-  sending its image would see a broken connection and no answer.
+  The connection closes with the response. If it closed earlier, a client that
+  is still sending its image would see a broken connection and no response.
   """
 
   async def lingering_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,12 +115,12 @@ def lingering(app: ASGIApp) -> ASGIApp:
 
 
 class ImpatientProtocol(H11Protocol):
-  """HTTP that waits for slow clients only so long.
+  """HTTP with time limits for slow clients.
 
-  A head may take `HEADER_SECONDS`, a body `BODY_SECONDS`, and an answer as long
-  as a body. When there are too many connections, the oldest of them makes room
-  for the newest, so clients that send or read nothing keep nobody away. Every
-  answer has the header `Connection: close`: there is no second request.
+  Request headers may take `HEADER_SECONDS`, a body `BODY_SECONDS`, and reading
+  the response `BODY_SECONDS`. If there are too many connections, the oldest is
+  closed for the newest, so idle clients cannot block others. Every response
+  closes its connection.
   """
 
   _deadline: asyncio.TimerHandle | None = None
@@ -144,11 +144,11 @@ class ImpatientProtocol(H11Protocol):
     if self.cycle and not self.cycle.more_body:
       self._stop()
     elif self.cycle and was_head:
-      # The application answers a late body with an error of its own.
+      # The application has its own error for a late body, so it goes first.
       self._wait(BODY_SECONDS + 5)
 
   def send_400_response(self, msg: str) -> None:
-    """Answers what is not HTTP, unless the application answers already."""
+    """Responds to malformed HTTP, unless a response has started."""
     if self.cycle:
       self.cycle.disconnected = True
     if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):

@@ -1,4 +1,4 @@
-"""A model as ONNX with its attention, and maps of that attention."""
+"""Run a model as ONNX, and compute rollout maps from its attention."""
 
 import dataclasses
 import json
@@ -16,14 +16,14 @@ FUSIONS = ('mean', 'min', 'max')
 
 
 class Answer(NamedTuple):
-  """The answer of a model about an image.
+  """The output of a model for an image.
 
   Attributes:
-    probability_C: float64; for DETR QC, the classes of what each query finds.
+    probability_C: float64; for DETR QC, probabilities of each query.
     boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image.
-    fused: by fusion of the heads, the layers' weights XLL; empty where the
-      model has no attention that a map is made of.
-    read_L: how much the output reads of each token.
+    fused: attention weights of the layers, XLL, by fusion of heads; empty if
+      the model does not support maps.
+    read_L: weight of each token in the output; see `attention_maps.Layers`.
     seconds: duration of the run.
   """
 
@@ -45,10 +45,10 @@ class ServedModel:
 
   Attributes:
     name: from the name of its file.
-    view: how it sees images.
-    grid: (h, w) of the patches of a map; None if there is no map.
+    view: its input format.
+    grid: (h, w) of the patches of a map; None if maps are not supported.
     layers: number of layers that a map can show.
-    class_names: of C classes; their numbers if they have no names.
+    class_names: C names; numbers if classes are unnamed.
     finds_objects: whether it is DETR.
     about: facts for /api/models.
   """
@@ -58,7 +58,7 @@ class ServedModel:
 
     Args:
       path: NAME.DTYPE.onnx.
-      threads: number of threads; 0 leaves that to onnxruntime.
+      threads: number of threads; 0 for onnxruntime's default.
 
     Raises:
       ValueError: if `convert --to=board` has not written the file.
@@ -66,7 +66,7 @@ class ServedModel:
     self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # A run gives its memory back, which is short on a board.
+    # Free memory after each run, since boards have little.
     options.enable_cpu_mem_arena = False
     try:
       self._session = onnxruntime.InferenceSession(
@@ -77,7 +77,7 @@ class ServedModel:
       saved: Any = self._session.get_modelmeta().custom_metadata_map
       given = Preprocessing.of(
         {
-          # Numbers are stored as JSON, text as it is.
+          # Numbers are stored as JSON, text is stored unchanged.
           x.name: value if isinstance(x.default, str) else json.loads(value)
           for x in dataclasses.fields(Preprocessing)
           if (value := saved.get(x.name)) is not None
@@ -87,7 +87,7 @@ class ServedModel:
       self._std = np.array(given.std, np.float32)
       self.finds_objects = bool(sizes)
       self.view = View(tuple(images.shape[1:3]), given, self.finds_objects)
-      # DETR's last class means that there is no object.
+      # DETR's last class is "no object".
       C = shapes['logits'][-1] - self.finds_objects
       names = json.loads(saved['class_names']) or range(C)
       self.class_names = [_text(str(name)) for name in names]
@@ -109,15 +109,15 @@ class ServedModel:
       }
     except Exception as e:
       raise ValueError(
-        f'{path} is not a file for serving; write one with python -m '
-        f'vit_jax.convert --to=board ({type(e).__name__}: {e}).'
+        f'{path} is not a file for serving ({type(e).__name__}: {e}). Write '
+        'one with python -m vit_jax.convert --to=board.'
       ) from e
 
   def run(self, seen: Seen) -> Answer:
-    """Answers an image as the model sees it.
+    """Runs the model on a preprocessed image.
 
-    Images run one by one: onnxruntime takes more CPU time for each of a batch,
-    and int8 activations are quantised by the range of their batch.
+    Images run one by one. In batches onnxruntime takes more CPU time per image,
+    and int8 activations would be quantised by the range of the batch.
     """
     start = time.perf_counter()
     image_HWC = (seen.pixels_HWC / np.float32(255) - self._mean) / self._std
@@ -144,7 +144,7 @@ class ServedModel:
 
 
 def seconds_an_image(path: pathlib.Path, threads: int) -> float:
-  """Returns the shortest duration of a few runs."""
+  """Returns the shortest of a few run times."""
   model = ServedModel(path, threads)
   size = model.view.size
   black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
@@ -161,7 +161,7 @@ def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
 
 
 def _text(text: str) -> str:
-  """Replaces what UTF-8 cannot hold: file names with odd bytes have that."""
+  """Replaces characters that UTF-8 cannot encode, as in odd file names."""
   return text.encode(errors='replace').decode()
 
 
@@ -172,16 +172,16 @@ def rollout(
   discard: float,
   layer: int | None,
 ) -> np.ndarray:
-  """Returns a map hw, the largest value of which is 1 (or 0).
+  """Returns a rollout map hw with a maximum of 1 (or 0).
 
-  As `visualize/rollout.py`, which says what it is.
+  It computes the same as `visualize/rollout.py`.
 
   Args:
-    fused_XLL: weights of all layers with the heads fused.
-    read_L: how much the output reads of each token.
+    fused_XLL: weights of all layers with the heads combined.
+    read_L: weight of each token in the output.
     grid: (h, w) of the patches.
-    discard: share of a layer's weights, the lowest ones, that are set to 0.
-    layer: the only one to look at, from 0; None for all.
+    discard: share of a layer's lowest weights that is set to 0.
+    layer: index of the only layer to use; None for all layers.
   """
   row_L = read_L
   for a_LL in fused_XLL[::-1] if layer is None else fused_XLL[[layer]]:

@@ -30,7 +30,8 @@ _FOLDER = pathlib.Path(__file__).parent
 DESCRIPTION = json.loads((_FOLDER / 'openapi.json').read_text())
 _PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 
-# Errors that are not HTTPExceptions: status, and message if it is not theirs.
+# Status of errors that are not HTTPExceptions, and a message; if it is empty,
+# the message of the error is used.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
   UnreadableUpload: (422, ''),
   ClientDisconnect: (400, 'The image ended too early.'),
@@ -49,14 +50,14 @@ def _always(response: Response) -> Endpoint:
 
 
 class PageServer:
-  """The routes."""
+  """The routes of the page and the API."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Answers nothing yet.
+    """Stores the settings.
 
     Args:
-      engine: answers about images.
-      token: needed for /api/, which names the models; '' for no token.
+      engine: runs the models.
+      token: required for /api/; '' for no token.
       hosts: see `protection.check_origin`.
     """
     self._engine = engine
@@ -65,7 +66,7 @@ class PageServer:
     self._arriving_bytes = 0
 
   def app(self) -> ASGIApp:
-    """Returns the application, which reads nothing from the disk later."""
+    """Returns the application; it does not read the disk afterwards."""
     models = [
       model.about
       | {'explains_classes': bool(self._engine.explain and model.grid)}
@@ -87,16 +88,16 @@ class PageServer:
       ],
       exception_handlers=dict.fromkeys([HTTPException, *_ERRORS], self._error),
     )
-    # It would redirect to whatever host a request names.
+    # A redirect would go to whatever host the request names.
     app.router.redirect_slashes = False
     return protection.lingering(app)
 
   def _guarded(self, endpoint: Endpoint) -> Endpoint:
-    """Returns an endpoint behind the checks of every request."""
+    """Wraps an endpoint in the checks of every request."""
 
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
-      # Not request.url, of which the header Host is a part.
+      # Not request.url, which depends on the header Host.
       if request.scope['path'].startswith('/api/'):
         protection.check_token(request, self._token)
       return await endpoint(request)
@@ -121,7 +122,7 @@ class PageServer:
       known = self._engine.known(digest)
       if known is None:
         raise HTTPException(
-          404, f'The image {digest} is not remembered: send it again.'
+          404, f'The image {digest} is not cached any more. Send it again.'
         )
       with self._engine.place():
         return await self._answered(query, digest, known, 0.0)
@@ -136,9 +137,10 @@ class PageServer:
 
   @contextlib.asynccontextmanager
   async def _body(self, request: Request) -> AsyncIterator[bytearray]:
-    """Reads a body, which counts towards the limit of all while it is used."""
+    """Reads a body; it counts towards `MAX_BODIES_BYTES` while in use."""
     too_large = HTTPException(
-      413, f'Images have at most {MAX_BODY_BYTES >> 20} MiB: send a smaller.'
+      413,
+      f'The image exceeds {MAX_BODY_BYTES >> 20} MiB. Send a smaller one.',
     )
     if int(request.headers.get('content-length', '0')) > MAX_BODY_BYTES:
       raise too_large
@@ -211,13 +213,13 @@ class PageServer:
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
-  """Returns the values of all parameters; without a default None.
+  """Returns the values of all parameters; None if left out without a default.
 
-  The schemas are those of openapi.json, with limits of the model. An empty
+  Values are checked against openapi.json and the limits of the model. An empty
   parameter counts as left out.
 
   Raises:
-    HTTPException: naming the parameter, its value and the way out.
+    HTTPException: naming the parameter, its value and the valid values.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
@@ -235,12 +237,12 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
-      'A map for a class takes gradients, which are not served here: leave '
-      'class out, or run python -m vit_jax.serve where JAX is installed.',
+      'A map for a class needs gradients, which this server cannot compute. '
+      'Leave out class, or run python -m vit_jax.serve where JAX is installed.',
     )
   if query['class'] is not None and query['layer'] is not None:
     raise HTTPException(
-      400, 'A map for a class is one of all layers: leave out layer.'
+      400, 'A map for a class always uses all layers. Leave out layer.'
     )
   return query
 
@@ -260,7 +262,7 @@ def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
     low, high = schema['minimum'], schema['maximum']
     valid, way_out = low <= value <= high, f'use a number from {low} to {high}'
     if high < low:
-      way_out = 'leave it out, the model has none'
+      way_out = 'leave it out, since the model does not have any'
   else:
     try:
       value = float(text)
@@ -273,15 +275,13 @@ def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
 
 
 def _impossible(name: str, text: str, way_out: str) -> HTTPException:
-  return HTTPException(
-    400, f'{name:.40}={text:.80} is not possible: {way_out}.'
-  )
+  return HTTPException(400, f'{name:.40}={text:.80} is invalid: {way_out}.')
 
 
 def _likeliest(
   probability_C: np.ndarray, model: ServedModel, top: int
 ) -> list[dict[str, Any]]:
-  """Returns classes, the likeliest first."""
+  """Returns the `top` likeliest classes in order."""
   order = np.argsort(-probability_C, kind='stable')[:top]
   return [
     {
