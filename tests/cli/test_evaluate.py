@@ -161,7 +161,7 @@ def test_classes_without_names_are_told_by_their_number():
   ):
     classes.same_classes(checkpoint, DIGITS)
   checkpoint = random_checkpoint(None, (8, 8), 0, **TINY)
-  with pytest.raises(ValueError, match='has no head: it predicts nothing'):
+  with pytest.raises(ValueError, match='has no head, so it cannot predict'):
     classes.same_classes(checkpoint, DIGITS)
 
 

@@ -504,7 +504,7 @@ def test_probes_of_all_layers_are_those_of_each(
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (('--layers=all',), '--layers=all takes --probe'),
+    (('--layers=all',), '--layers=all needs --probe'),
     (('--layers=all', '--probe', '--l2=fixed'), 'does not use --l2'),
   ],
 )

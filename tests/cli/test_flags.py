@@ -30,7 +30,11 @@ def _caused(by):
   [
     (ValueError('batch_size is 7'), 2, 'batch_size is 7'),
     (FileNotFoundError(errno.ENOENT, 'No such file', 'x'), 2, 'No such file'),
-    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x'), 71, 'Make room'),
+    (
+      OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'x'),
+      71,
+      'Free disk space',
+    ),
     (
       _caused(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), 'x')),
       71,
@@ -41,7 +45,7 @@ def _caused(by):
     (
       ValueError('UNAVAILABLE: Error writing "x" [tensorstore_spec=...]'),
       71,
-      'the same command goes on',
+      'run the same command to resume',
     ),
     (ValueError('DATA_LOSS: x [tensorstore_spec=...]'), 2, 'DATA_LOSS'),
     (ImportError('pip install timm'), 71, 'pip install timm'),
@@ -100,7 +104,7 @@ def test_of_an_error_over_many_lines_one_is_said(capsys):
   outer.__cause__ = error
   assert flags.status(outer) == 71
   err = capsys.readouterr().err
-  assert err.startswith(f'error: {"x" * 600} Make room on the disk')
+  assert err.startswith(f'error: {"x" * 600} Free disk space')
   assert err.count('\n') == 1
   outer.__cause__ = None
   assert flags.status(ValueError('one\ntwo')) == 2
@@ -224,7 +228,7 @@ def test_a_full_disk_is_one_message(tmp_path, size):
   finally:
     subprocess.run(['umount', '-l', str(disk)], check=True)
   assert done.returncode == flags.EXIT_ENVIRONMENT
-  assert 'Make room on the disk' in done.stderr
+  assert 'Free disk space' in done.stderr
 
 
 @pytest.mark.parametrize('args', [[], ['hlep']])

@@ -76,13 +76,17 @@ def test_as_many_colours_as_there_are_are_these():
   colours = np.uint8([[0, 0, 0], [0, 1, 0], [2, 0, 0], [9, 9, 9]])
   found = library.fit(colours.repeat(50, 0), 4)
   np.testing.assert_allclose(127.5 * (found + 1), colours, atol=1e-3)
-  with pytest.raises(ValueError, match='colours=5, and the images have 4 diff'):
+  with pytest.raises(
+    ValueError, match='colours is 5, and the images have 4 dis'
+  ):
     library.fit(colours, 5)
 
 
 def test_what_is_no_palette_is_refused(tmp_path):
   path = tmp_path / 'x.npy'
-  with pytest.raises(FileNotFoundError, match='No palette at .*x.npy: python'):
+  with pytest.raises(
+    FileNotFoundError, match='No palette at .*x.npy. Make one with: python'
+  ):
     library.read(str(path))
   path.write_bytes(b'GIF89a')
   with pytest.raises(ValueError, match='x.npy is not a .npy file of numbers'):
@@ -91,7 +95,7 @@ def test_what_is_no_palette_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r'has the shape \(4, 2\)'):
     library.read(str(path))
   np.save(path, np.full((4, 3), 200.0))
-  with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
+  with pytest.raises(ValueError, match=r'outside of \[-1, 1\]'):
     library.read(str(path))
 
 
@@ -103,7 +107,7 @@ def test_what_is_nearly_a_palette_is_refused(tmp_path):
       library.read(str(path))
   for wrong in (np.nan, 1.001, -1.001):
     np.save(path, np.float32([[0, wrong, 0], [0, 0, 0]]))
-    with pytest.raises(ValueError, match=r'not in \[-1, 1\]'):
+    with pytest.raises(ValueError, match=r'outside of \[-1, 1\]'):
       library.read(str(path))
   np.save(path, np.float32([[-1, 0, 1], [1, 1, 1]]))
   assert library.read(str(path)) == (-1, 0, 1, 1, 1, 1)
@@ -122,8 +126,8 @@ def test_the_nearest_colour_is_rounded_to_a_pixel():
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (['--colours=1', '--out=x.npy'], '--colours=1: at least 2 are needed.'),
-    (['--out=x.png'], '--out=x.png: its name should end in .npy.'),
+    (['--colours=1', '--out=x.npy'], '--colours is 1; it must be 2 or more.'),
+    (['--out=x.png'], '--out is x.png; the name must end in .npy.'),
   ],
 )
 def test_flags_that_make_no_sense_are_refused(capsys, args, message):

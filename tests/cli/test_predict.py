@@ -432,13 +432,13 @@ def pretended(monkeypatch):
     (
       'classes',
       ['--threshold=0'],
-      'x predicts classes, without --threshold',
+      'x predicts classes, which --threshold does not',
     ),
-    ('objects', ['--topk=5'], 'x predicts objects, without --topk'),
+    ('objects', ['--topk=5'], 'x predicts objects, which --topk does not'),
     (
       'classes',
       ['--threshold=1.1'],
-      '--threshold=1.1: give a share',
+      '--threshold is 1.1; it must be from 0',
     ),
   ],
 )

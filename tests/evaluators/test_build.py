@@ -59,7 +59,7 @@ def test_metrics_are_known_before_anything_is_built():
     ('test/loss', 'lowest'),
   ]
   config.best_metric = 'fewshot/1shot_accuracy'
-  with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which none"):
+  with pytest.raises(ValueError, match="'fewshot/1shot_accuracy', which the"):
     build.shown(config)
 
 

@@ -303,7 +303,10 @@ def test_the_report_says_what_there_is_not(run, files):
     (('rollout', 'resnet', '{image}'), 'ResNet. Attention needs a model'),
     (('posemb', 'resnet'), 'does not add position embeddings'),
     (('posemb', 'relative'), "not add position embeddings.*'relative'"),
-    (('attention', 'cls', '{image}', '--query=2,0'), 'no patch 2,0.*2 rows'),
+    (
+      ('attention', 'cls', '{image}', '--query=2,0'),
+      'Patch 2,0 .*from 0 to 1 ',
+    ),
     (('rollout', 'cls', '{missing}'), 'No file or folder at .*missing'),
     (('rollout', 'cls', '{image}', '--image_size=20'), '8x8.*20x20'),
   ],

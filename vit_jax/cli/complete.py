@@ -3,8 +3,8 @@
   python -m vit_jax.complete CHECKPOINT photo.jpg --keep=0.5 --samples=4 \
       --out=complete.png
 
-Keeps rows of pixels from the top and samples the others from the model, pixel
-after pixel. The picture has a row for each photograph: the photograph in the
+It keeps rows of pixels from the top and samples the rest from the model, pixel
+by pixel. The picture has a row for each photograph: the photograph in the
 model's colours, its kept part, and the samples.
 """
 
@@ -29,33 +29,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--keep',
     type=float,
     default=0.5,
-    help='share of the rows of pixels, from the top (default: 0.5)',
+    help='share of pixel rows to keep, from the top (default: 0.5)',
   )
-  add('--samples', type=int, default=4, help='of each image (default: 4)')
+  add('--samples', type=int, default=4, help='samples per image (default: 4)')
   add(
     '--temperature',
     type=float,
     default=1.0,
-    help='below 1 for likelier pixels (default: 1)',
+    help='values below 1 favour likely pixels (default: 1)',
   )
-  add('--seed', type=int, default=0, help='of the samples (default: 0)')
+  add('--seed', type=int, default=0, help='seed of the samples (default: 0)')
   add(
     '--out',
     default='complete.png',
     metavar='FILE.png',
-    help='the picture, replaced if it is there (default: complete.png)',
+    help='the picture; an existing file is replaced (default: complete.png)',
   )
   args = parser.parse_args(argv)
   if not 0 <= args.keep < 1:
-    parser.error(f'--keep={args.keep}: a share from 0 to less than 1.')
+    parser.error(f'--keep is {args.keep}; it must be from 0 to below 1.')
   if args.samples < 1:
-    parser.error(f'--samples={args.samples}: at least 1.')
+    parser.error(f'--samples is {args.samples}; it must be 1 or more.')
   if not args.temperature > 0:
-    parser.error(f'--temperature={args.temperature}: it is above 0.')
+    parser.error(f'--temperature is {args.temperature}; it must be above 0.')
   if not args.out.endswith('.png'):
-    parser.error(f'--out={args.out}: its name should end in .png.')
+    parser.error(f'--out is {args.out}; the name must end in .png.')
   if not pathlib.Path(args.out).absolute().parent.is_dir():
-    parser.error(f'--out={args.out}: there is no such folder; make it first.')
+    parser.error(
+      f'--out is {args.out}, whose folder is missing. Make it first.'
+    )
   return flags.command(_run, args)
 
 

@@ -2,11 +2,11 @@
 
   python -m vit_jax.evaluate CHECKPOINT DATASET --output=runs/evaluate
 
-runs any checkpoint on all images of a split and prints top-1 and top-5 accuracy
-and the balanced one, the mean over classes. It writes classes.csv, each class
-with the class it is taken for most, and for up to 1,000 classes confusion.csv
-and confusion.png (a row for each class of the images, a column for each that
-was predicted). Where images have several classes, it prints average precision
+runs any checkpoint on all images of a split. It prints top-1 accuracy, top-5
+accuracy and balanced accuracy (the mean over classes). It writes classes.csv,
+with the most frequent confusion of each class. For up to 1,000 classes it also
+writes confusion.csv and confusion.png (rows are true classes, columns are
+predicted classes). If images have several classes, it prints average precision
 and F1 of each class and their means, and writes classes.csv.
 """
 
@@ -23,12 +23,12 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# The most classes for a matrix, of a few megabytes, and for names beside it.
+# Most classes for writing a matrix (a few megabytes), and for drawing names.
 MAX_CLASSES, MAX_NAMED = 1000, 40
 
 
 def classes_csv(found: Measures) -> str:
-  """Returns a line for each class that has images or was predicted."""
+  """Returns a CSV with a line per class that has images or was predicted."""
   names, confusion_CC = found.class_names, found.confusion_CC
   others_CC = confusion_CC - np.diag(np.diag(confusion_CC))
   rows = []
@@ -46,7 +46,7 @@ def classes_csv(found: Measures) -> str:
 
 
 def several_csv(found: SeveralMeasures) -> str:
-  """Returns a line for each class of images with several classes."""
+  """Returns a CSV with a line per class, for images with several classes."""
   m = found.measures
   columns = m.images_C.tolist(), m.ap_C.tolist(), m.f1_C.tolist()
   cells = map(flags.cell, found.class_names)
@@ -55,7 +55,7 @@ def several_csv(found: SeveralMeasures) -> str:
 
 
 def confusion_csv(found: Measures) -> str:
-  """Returns a row for each class, a column for each that was predicted."""
+  """Returns a CSV with a row per true and a column per predicted class."""
   cells = [flags.cell(name) for name in found.class_names]
   rows = zip(cells, found.confusion_CC.tolist(), strict=True)
   return metric_log.csv_text(
@@ -64,7 +64,7 @@ def confusion_csv(found: Measures) -> str:
 
 
 def plot(found: Measures, title: str) -> bytes:
-  """Returns a PNG of the share of each class's images by prediction."""
+  """Draws the confusion matrix, normalised by row, as a PNG."""
   names, confusion_CC = found.class_names, found.confusion_CC
   C = len(names)
   images_C1 = confusion_CC.sum(axis=1, keepdims=True)
@@ -105,14 +105,14 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def table(found: Measures) -> str:
-  """Returns the measures and the most confused classes for a terminal."""
+  """Returns a table of the measures and the most confused classes."""
   names = list(map(flags.printable, found.class_names))
   lines = [('images', f'{found.confusion_CC.sum():,}')]
   lines.append(('accuracy', f'{found.accuracy:.2%}'))
   if len(names) > 5:
     lines.append(('of five', f'{found.top5:.2%}'))
   lines.append(('balanced', f'{found.balanced:.2%}'))
-  # Only cells above 0, because there may be 21,843 times as many classes.
+  # Only cells above 0: with 21,843 classes there are 477 million cells.
   pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]
   pairs.sort(key=lambda pair: -found.confusion_CC[pair])
   for i, j in pairs[:5]:
@@ -131,8 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--output',
     default=OUTPUT,
     metavar='FOLDER',
-    help='for classes.csv, confusion.csv and confusion.png, which are replaced '
-    f'if they are there (default: {OUTPUT})',
+    help='folder for classes.csv, confusion.csv and confusion.png; existing '
+    f'files are replaced (default: {OUTPUT})',
   )
   args = parser.parse_args(argv)
   args.split = args.split or benchmarks.usual_splits(args.dataset)[1]

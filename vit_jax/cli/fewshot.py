@@ -1,18 +1,19 @@
-"""Few-shot accuracy of any checkpoint, on its frozen representations.
+"""Measure few-shot accuracy of any checkpoint on frozen features.
 
   python -m vit_jax.fewshot CHECKPOINT DATASET --shots=1,5,10,25 --seeds=5
 
-draws the shots of every class for each seed, fits them by least squares and
-measures accuracy on the whole test split, with no step of training. It prints a
-table and writes fewshot.csv and fewshot.png. --probe also fits a logistic
-regression to all training examples, --knn lets the 20 nearest of them vote.
+draws the shots of every class for each seed, fits a linear classifier by least
+squares, and measures accuracy on the whole test split. The model is not
+trained. It prints a table and writes fewshot.csv and fewshot.png. --probe also
+fits a logistic regression to all training examples; --knn also measures k-NN on
+them, with 20 neighbours.
 
---layers=all fits one to every layer instead, and writes accuracy over depth,
-layers.csv and layers.png.
+--probe --layers=all instead fits a logistic regression to every layer, and
+writes accuracy by layer to layers.csv and layers.png.
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
 
-draws several checkpoints into one picture.
+draws several checkpoints in one picture.
 """
 
 import argparse
@@ -68,7 +69,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     type=_shots,
     default=fewshot.SHOTS,
     metavar='K1,K2,...',
-    help='examples of each class (default: 1,5,10,25)',
+    help='numbers of examples per class (default: 1,5,10,25)',
   )
   add(
     '--seeds',
@@ -79,63 +80,64 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--layer',
     default='pre_logits',
-    help='pre_logits (default, what the head sees), logits, or block_N: after '
-    'layer N, from 0',
+    help='pre_logits (default; the input of the head), logits, or block_N: the '
+    'output of layer N, from 0',
   )
   add(
     '--l2',
     choices=('choose', 'fixed'),
     default='choose',
-    help="the penalty: chosen on shots held out (default) or big_vision's 2^10",
+    help='the penalty: chosen by leave-one-out accuracy on the shots (default) '
+    "or fixed to big_vision's 2^10",
   )
   add(
     '--probe',
     action='store_true',
-    help='fit a logistic regression to all training examples besides',
+    help='also fit a logistic regression to all training examples',
   )
   add(
     '--knn',
     action='store_true',
-    help='measure k-NN on all training examples besides (k = 20, cosine '
+    help='also measure k-NN on all training examples (k = 20, cosine '
     'similarity, temperature 0.07)',
   )
   add(
     '--layers',
     choices=('all',),
-    help='with --probe: fit it to each layer, and nothing to the shots',
+    help='with --probe: fit it to each layer, instead of few-shot accuracy',
   )
   add('--train_split', default='', help="default: the benchmark's, or train")
   add('--test_split', default='', help="default: the benchmark's, or test")
   add(
     '--image_size',
-    help='pixels, as in 384 or 384x512: resizes the position embeddings '
-    "(default: the checkpoint's own)",
+    help='image size, such as 384 or 384x512; position embeddings are resized '
+    "(default: the checkpoint's)",
   )
   add(
     '--batch_size',
     type=flags.positive,
-    help='images at a time over all devices (default: '
-    f'{fewshot.BATCH_PER_DEVICE} on each)',
+    help=f'global batch size (default: {fewshot.BATCH_PER_DEVICE} per device)',
   )
   add(
     '--output',
     default=OUTPUT,
     metavar='FOLDER',
-    help=f'for the .csv and .png, which are replaced (default: {OUTPUT})',
+    help='folder for the .csv and .png; existing files are replaced (default: '
+    f'{OUTPUT})',
   )
   add(
     '--distributed',
     action='store_true',
-    help='this is one of several processes, as of python -m vit_jax.main',
+    help='run as one of several processes, as in python -m vit_jax.main',
   )
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
-    parser.error('--layers=all takes --probe.')
+    parser.error('--layers=all needs --probe. Add it.')
   if args.layers and args.knn:
-    parser.error('--layers=all measures no --knn: leave it out.')
+    parser.error('--layers=all does not measure --knn. Leave it out.')
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
     if getattr(args, name) != parser.get_default(name):
-      parser.error(f'--layers=all does not use --{name}: leave it out.')
+      parser.error(f'--layers=all does not use --{name}. Leave it out.')
   train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test
@@ -153,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _together(args: argparse.Namespace) -> None:
-  """Runs with other processes, which end if one of them fails."""
+  """Runs with other processes; if one fails, all of them end."""
   processes.join()
   with processes.failing_together():
     try:

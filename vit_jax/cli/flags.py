@@ -1,4 +1,4 @@
-"""Shared by commands: the config flag, messages and exit status."""
+"""Shared code of commands: flags, messages and exit status."""
 
 import argparse
 import errno
@@ -23,29 +23,29 @@ EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# Faults of the machine, by patterns of the words of systems and libraries, and
-# the ways out.
+# Faults of the machine: patterns of messages of the system and of libraries,
+# and advice.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
-    'Make room on the disk, or write elsewhere. The batches of '
-    '--config.data.workers need room in /dev/shm.'
+    'Free disk space, or write elsewhere. --config.data.workers needs space in '
+    '/dev/shm for batches.'
   ),
   'Worker process was terminated': (
-    'The system ended a worker, usually for lack of memory: lower '
+    'The system killed a worker, usually for lack of memory. Lower '
     '--config.data.workers or --config.batch_size.'
   ),
-  'Too many open files': 'Raise the limit, ulimit -n.',
+  'Too many open files': 'Raise the limit with ulimit -n.',
   'Cannot allocate memory|Out of memory': (
-    'Take less at a time: in training by --config.accum_steps=2, 4 or more, '
+    'Reduce memory: in training use --config.accum_steps=2, 4 or more, '
     '--config.model.remat=nothing_saveable or a smaller batch_size.'
   ),
-  # TensorStore's words where storage is to blame.
+  # TensorStore's messages when storage fails.
   '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
   ': .*tensorstore': (
-    'Once it can be written or read, the same command goes on.'
+    'When the storage works again, run the same command to resume.'
   ),
 }
-# Storage that cannot be read now and may be back by the next time.
+# Errors of storage that may be temporary.
 _ERRNOS = {
   errno.EIO,
   errno.ESTALE,
@@ -65,16 +65,17 @@ ENDINGS = (
 
 # Help for the data sets of commands that need classes.
 WHAT_IS_LABELLED = (
-  "'digits', a folder with one sub-folder a class, written with a slash, a CSV "
-  "file of images and labels, a TFDS name, 'vtab/TASK', or "
+  "'digits', a folder with one sub-folder per class (written with a slash), a "
+  "CSV file of images and labels, a TFDS name, 'vtab/TASK', or "
   "'hf://datasets/OWNER/NAME'"
 )
 
 CONFIG = config_flags.DEFINE_config_file(
   'config',
   None,
-  'File of a config, with its arguments after a colon, as in '
-  'configs/vit.py:l16,imagenet2012; those of configs/ by name, as in vit:l16.',
+  'Config file, with its arguments after a colon, as in '
+  'configs/vit.py:l16,imagenet2012. A config in configs/ may be given by name, '
+  'as in vit:l16.',
 )
 
 
@@ -89,12 +90,12 @@ def parse_flags(
       raise flags.Error(f'Unexpected argument {rest[1]!r}.')
     for name in required:
       if not flags.FLAGS[name].value:
-        raise flags.Error(f'--{name} is missing; --help explains it.')
+        raise flags.Error(f'--{name} is missing. See --help.')
     CONFIG.value.lock()
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     for field, value in overrides.items():
       if isinstance(value, ConfigDict):
-        raise flags.Error(f'config.{field} is a group: set its fields.')
+        raise flags.Error(f'config.{field} is a group. Set its fields.')
     return rest
   except SystemExit as e:
     # absl ends --help with 1.
@@ -118,11 +119,11 @@ def parse_flags(
 
 
 def _full_configs(argv: list[str]) -> list[str]:
-  """Returns the arguments with each --config=NAME as a path.
+  """Replaces each --config=NAME by a path.
 
-  A config is given as one argument or two; here it becomes one.
+  `--config NAME`, as two arguments, becomes one argument.
   """
-  # In a clone the configs lie beside the package, when installed in it.
+  # configs/ is beside the package in a clone, and inside it when installed.
   package = pathlib.Path(__file__).parents[1]
   own = {
     path.stem: str(path)
@@ -156,7 +157,7 @@ def _refuse_unknown_field(argv: list[str]) -> None:
 
 
 def refuse(message: str) -> NoReturn:
-  """Ends the command, as bad input does."""
+  """Prints an error and exits with the status for bad input."""
   say(f'error: {message}')
   sys.exit(EXIT_BAD_INPUT)
 
@@ -168,8 +169,8 @@ def status(error: BaseException) -> int:
     error: one of `ENDINGS`.
 
   Raises:
-    RuntimeError: the error itself, if neither the input nor the machine is to
-      blame.
+    RuntimeError: the error itself, if it is neither a fault of the input nor of
+      the machine.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
@@ -181,14 +182,14 @@ def status(error: BaseException) -> int:
   if way_out is None:
     say(f'error: {error}')
     return EXIT_BAD_INPUT
-  # Libraries report it over many lines.
+  # Only the first line: libraries write many.
   reason = str(error).strip().partition('\n')[0] or type(error).__name__
   say(f'error: {reason:.600} {way_out}'.rstrip())
   return EXIT_ENVIRONMENT
 
 
 def _environment(error: BaseException | None) -> str | None:
-  """Returns the way out if the machine is to blame, else None."""
+  """Returns advice (may be '') for a fault of the machine, else None."""
   while error:
     said = 'Out of memory' if isinstance(error, MemoryError) else str(error)
     for pattern, way_out in _ENVIRONMENT.items():
@@ -203,7 +204,7 @@ def _environment(error: BaseException | None) -> str | None:
 
 
 def show_messages() -> None:
-  """Shows messages of this package, and only warnings of libraries."""
+  """Shows messages of this package, and warnings of libraries."""
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
   ours = logging.getLogger('vit_jax')
@@ -220,7 +221,7 @@ def printable(text: str) -> str:
 
 
 def lines(text: str) -> str:
-  """Returns a message for a terminal: `printable` line by line."""
+  """Applies `printable` to each line of a message."""
   return '\n'.join(map(printable, text.split('\n')))
 
 
@@ -230,7 +231,7 @@ def say(text: str) -> None:
 
 
 class _Lines(logging.Formatter):
-  """Formats what is logged as `lines`."""
+  """Formats log messages with `lines`."""
 
   def format(self, record: logging.LogRecord) -> str:
     return lines(super().format(record))
@@ -243,13 +244,13 @@ def _handler(form: str, stream: TextIO | None = None) -> logging.Handler:
 
 
 def cell(text: str) -> str:
-  """Returns text for a CSV file, which no spreadsheet takes for a formula."""
+  """Escapes text for CSV, so that spreadsheets do not read it as a formula."""
   text = printable(text)
   return f"'{text}" if text.startswith(('=', '+', '-', '@')) else text
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-  """Returns the parser of `python -m vit_jax.NAME`, without a config."""
+  """Returns the parser of a command `python -m vit_jax.NAME` without config."""
   return argparse.ArgumentParser(
     prog=f'python -m vit_jax.{name}',
     description=description,
@@ -258,15 +259,15 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-  """Returns a whole number above 0, for the `type` of a flag."""
+  """Parses a whole number above 0; a `type` of flags."""
   if not text.strip().isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number above 0')
   return int(text)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
-  """Adds a checkpoint and the labelled dataset that it is measured on."""
-  # Here, so that training's --help does without the formats.
+  """Adds the arguments `checkpoint` and `dataset`, and the data flags."""
+  # Imported here, so that --help of training does not load the formats.
   from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 
   parser.add_argument('checkpoint', help=WHAT_OPENS)
@@ -277,26 +278,26 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 def add_data(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that describe a dataset without a config; see `data_of`."""
   parser.add_argument(
-    '--data_dir', default='', help='where TFDS has its data sets'
+    '--data_dir', default='', help='folder of the TFDS data sets'
   )
   parser.add_argument(
     '--split_seed',
     type=int,
     default=0,
-    help='of the test split where the data have none (default: 0)',
+    help='seed of the test split if the data lack one (default: 0)',
   )
   parser.add_argument(
     '--class_order',
     choices=('text', 'number'),
     default='',
-    help='of classes that are numbers: 1, 10, 2 as text, which is how folders '
-    'are sorted, or 1, 2, 10',
+    help='order of classes named by numbers: text (1, 10, 2, as folders are '
+    'sorted) or number (1, 2, 10)',
   )
   parser.add_argument(
     '--on_bad_image',
     choices=('error', 'skip'),
     default='error',
-    help='what to do about unreadable images (default: error)',
+    help='how to handle unreadable images (default: error)',
   )
 
 
@@ -308,7 +309,7 @@ def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
 
 
 def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
-  """Writes the results of a command by name, and prints where they are."""
+  """Writes files into a folder, and prints their paths."""
   place = epath.Path(folder)
   place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
@@ -324,13 +325,13 @@ def command(
   """Runs a command without a config; bad input becomes one message.
 
   Returns:
-    The exit status: what `run` returns, 0 for None, or that of `status`.
+    The exit status: the result of `run` (None means 0), or of `status`.
   """
-  # By force, because libraries bring handlers of their own.
+  # force=True replaces handlers that libraries have installed.
   handler = _handler('%(levelname)s: %(message)s')
   handler.setLevel(logging.WARNING)
   logging.basicConfig(handlers=[handler], force=True)
-  # Library functions print nothing; the progress that they log goes to stdout.
+  # Library functions log their progress; commands print it to stdout.
   progress = _handler('%(message)s', sys.stdout)
   progress.addFilter(lambda record: record.levelno == logging.INFO)
   ours = logging.getLogger('vit_jax')

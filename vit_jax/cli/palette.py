@@ -1,10 +1,10 @@
-"""Chooses a palette for iGPT from the images of a data set.
+"""Choose a colour palette for iGPT from the images of a data set.
 
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 
-clusters pixels by k-means in RGB and writes the means, from dark to bright, as
-float32 (colours, 3) in [-1, 1]. configs/igpt.py takes the file; checkpoints
-keep the colours.
+clusters pixels by k-means in RGB, and writes the cluster centres, from dark to
+bright, as float32 (colours, 3) in [-1, 1]. configs/igpt.py reads the file.
+Checkpoints store the colours.
 """
 
 import argparse
@@ -23,16 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('palette', __doc__)
   add = parser.add_argument
   add('dataset', help="'digits', a folder of images, or a TFDS name")
-  add('--colours', type=int, default=512, help='how many (default: 512)')
+  add('--colours', type=int, default=512, help='number (default: 512)')
   add('--out', required=True, metavar='FILE.npy', help='new file')
-  add('--split', default='train', help='of the data (default: train)')
+  add('--split', default='train', help='split of the data (default: train)')
   flags.add_data(parser)
   add('--image_size', default='32', help='side in pixels (default: 32)')
   args = parser.parse_args(argv)
   if args.colours < 2:
-    parser.error(f'--colours={args.colours}: at least 2 are needed.')
+    parser.error(f'--colours is {args.colours}; it must be 2 or more.')
   if not args.out.endswith('.npy'):
-    parser.error(f'--out={args.out}: its name should end in .npy.')
+    parser.error(f'--out is {args.out}; the name must end in .npy.')
   return flags.command(_run, args)
 
 

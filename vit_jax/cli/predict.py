@@ -1,12 +1,12 @@
-"""Labels image files with any checkpoint, or finds objects in them with DETR.
+"""Classify image files with any checkpoint, or detect objects with DETR.
 
   python -m vit_jax.predict CHECKPOINT IMAGE_OR_FOLDER... --topk=5
   python -m vit_jax.predict DETR street.jpg --threshold=0.7 --out=seen
 
-Prints one row a prediction, the likeliest first, as soon as it is known; those
-of DETR have boxes (x0, y0, x1, y1) in pixels, and --out receives each image
-with its boxes drawn, and masks where it has them. A file that cannot be read is
-reported on standard error and the others go on; the exit status is then 1.
+It prints one row per prediction, the likeliest first, file by file. Rows of
+DETR have boxes (x0, y0, x1, y1) in pixels; --out is a folder for pictures with
+boxes and masks. An unreadable file is reported on standard error, the other
+files are processed, and the exit status is 1.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from vit_jax.training import metric_log
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
 THRESHOLD, TOPK = 0.7, 5
-# Of a class name in a table; ImageNet has some of 120 characters.
+# Most characters of a class name in a table; ImageNet has names of 120.
 MAX_WIDTH = 40
 
 Row = dict[str, Any]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-  """Returns the files named, and the images of folders by `list_images`."""
+  """Returns the given files, and all images in the given folders."""
   found = []
   for path in paths:
     if not os.path.isdir(path):
@@ -47,7 +47,9 @@ def find_files(paths: Sequence[str]) -> list[str]:
     inside, others = image_files.list_images(path)
     image_files.warn_left_out(path, others)
     if not inside:
-      raise FileNotFoundError(f'The folder {path} has no image files.')
+      raise FileNotFoundError(
+        f'The folder {path} has no image files. Give a folder with images.'
+      )
     found += inside
   return found
 
@@ -61,26 +63,26 @@ def main() -> int:
   add(
     '--topk',
     type=flags.positive,
-    help=f'of classes: predictions a file (default: {TOPK})',
+    help=f'for classes: predictions per file (default: {TOPK})',
   )
   add(
     '--format',
     choices=('table', 'csv', 'json'),
     default='table',
-    help='table for people (default), csv, or json: a list of objects',
+    help='a readable table (default), csv, or json: a list of objects',
   )
   add(
     '--threshold',
     type=float,
-    help=f'of DETR: least probability of objects (default: {THRESHOLD})',
+    help=f'for DETR: lowest probability of objects (default: {THRESHOLD})',
   )
   add(
     '--out',
-    help='of DETR: folder for the images with boxes and masks',
+    help='for DETR: folder for the images with boxes and masks',
   )
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
-    parser.error(f'--threshold={args.threshold}: give a share from 0 to 1.')
+    parser.error(f'--threshold is {args.threshold}; it must be from 0 to 1.')
   return flags.command(_run, args)
 
 
@@ -88,13 +90,17 @@ def _run(args: argparse.Namespace) -> int:
   paths = find_files(args.images)
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if not checkpoint.model.num_classes:
-    raise ValueError(f'{args.checkpoint} has no head: it predicts nothing.')
+    raise ValueError(
+      f'{args.checkpoint} has no head, so it cannot predict. Give a checkpoint '
+      'with classes.'
+    )
   finds_objects = checkpoint.model.task == 'objects'
   for name in ('topk',) if finds_objects else ('out', 'threshold'):
     if getattr(args, name) is not None:
       task = 'objects' if finds_objects else 'classes'
       raise ValueError(
-        f'{args.checkpoint} predicts {task}, without --{name}: leave it out.'
+        f'{args.checkpoint} predicts {task}, which --{name} does not apply to. '
+        'Leave it out.'
       )
   least = THRESHOLD if args.threshold is None else args.threshold
   results: Iterator[Any]
@@ -110,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    # Silent where there is no terminal, or no time for anyone to wonder.
+    # disable=None hides the bar without a terminal; delay hides it if brief.
     bar = tqdm(results, total=len(paths), unit=' files', delay=2, disable=None)
     for path, result in zip(paths, bar, strict=True):
       if isinstance(result, decode.UnreadableImage):
@@ -126,7 +132,7 @@ def _run(args: argparse.Namespace) -> int:
   names = checkpoint.class_names or (str(checkpoint.model.num_classes - 1),)
   for text in texts(readable(), args.format, paths, names, columns):
     tqdm.write(text, file=sys.stdout, end='')
-    sys.stdout.flush()  # for whoever waits at the end of a pipe
+    sys.stdout.flush()  # a reader of the pipe sees each row at once
   if args.out:
     flags.say(f'written {args.out}: an image for each file read')
   return 1 if unreadable else 0
@@ -139,9 +145,9 @@ def texts(
   names: Sequence[str],
   columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
-  """Yields the rows of each file as text in a format, as they are found.
+  """Yields the rows of each file as text, as soon as they are known.
 
-  The paths of all files and names of all classes give the width of a table.
+  `paths` and `names` of all classes determine the column widths of a table.
   """
   rows = itertools.chain.from_iterable(found)
   if format_name == 'json':

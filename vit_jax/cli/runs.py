@@ -1,10 +1,10 @@
-"""Lists the runs in a folder, the best first, and draws their curves.
+"""List the runs in a folder, the best first, and draw their curves.
 
   python -m vit_jax.runs runs/
 
 looks for workdirs at any depth. The table has each run's best and last value
 of a metric, its steps and minutes, and the config fields in which the runs
-differ. All curves go into one picture, FOLDER/runs.png.
+differ. All curves are drawn in one picture, FOLDER/runs.png.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from vit_jax.cli import flags
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
-# Of a cell, and of the names in the picture.
+# Most characters of a table cell, and of a name in the picture.
 _WIDTH = 40
 
 
@@ -28,10 +28,10 @@ class Finished(NamedTuple):
   """A run, finished or not.
 
   Attributes:
-    name: its folder, relative to the one that was searched.
-    meta: of its newest checkpoint.
-    steps: that have the metric.
-    values: of the metric there.
+    name: its folder, relative to the searched folder.
+    meta: metadata of its newest checkpoint.
+    steps: steps at which the metric was measured.
+    values: of the metric at these steps.
   """
 
   name: str
@@ -53,14 +53,12 @@ def find(folder: str, metric: str = '') -> list[Finished]:
     metric: such as 'test/loss'; '' for each run's own `best_metric`.
 
   Raises:
-    FileNotFoundError: if there is no such folder.
-    ValueError: if there is no run with the metric.
+    FileNotFoundError: if the folder is missing.
+    ValueError: if none of its runs has the metric.
   """
   root = pathlib.Path(folder).expanduser()
   if not root.is_dir():
-    raise FileNotFoundError(
-      f'No folder {folder}: give the one your runs are in.'
-    )
+    raise FileNotFoundError(f'No folder {folder}. Give a folder with runs.')
   found, other = [], set()
   for path in sorted(root.rglob('metrics.csv')):
     place = path.parent
@@ -97,7 +95,7 @@ def _best_of(name: str, meta: dict[str, Any]) -> str:
 
 def differing(found: Sequence[Finished]) -> dict[str, list[str]]:
   """Returns the config fields in which runs differ, and each run's value."""
-  # A run that is older than a field did what is the default now.
+  # Defaults reproduce the behaviour of runs that are older than a field.
   defaults = config_lib.flatten(config_lib.base())
   configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
   fields = sorted(set().union(*configs))
@@ -124,7 +122,7 @@ def table(found: Sequence[Finished]) -> str:
 
 
 def picture(found: Sequence[Finished], metric: str) -> bytes:
-  """Returns a PNG of the runs' metric against steps."""
+  """Draws the metric of the runs over steps as a PNG."""
   figure = plots.figure(8, 4.5)
   axes = figure.subplots()
   for run in found:
@@ -150,11 +148,11 @@ def _run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = flags.parser('runs', __doc__)
-  parser.add_argument('folder', help='searched for workdirs')
+  parser.add_argument('folder', help='folder to search for workdirs')
   parser.add_argument(
     '--metric',
     default='',
-    help="such as test/loss (default: each run's best_metric)",
+    help="metric, such as test/loss (default: each run's best_metric)",
   )
   return flags.command(_run, parser.parse_args(argv))
 

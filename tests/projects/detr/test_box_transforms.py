@@ -328,7 +328,9 @@ def test_training_decodes_no_better_than_it_needs(encode, decodings):
 
 def test_refusals():
   transform = box_transforms.BoxTransform((150, 200), 2)
-  with pytest.raises(ValueError, match='rectangles has 3 objects and .* 2: ra'):
+  with pytest.raises(
+    ValueError, match='rectangles has 3 objects and .* 2. Raise'
+  ):
     transform(record())
   with_masks = box_transforms.BoxTransform((150, 200), 3, (), 1)
   masks = [*record()['masks'][:2], None]

@@ -479,7 +479,7 @@ def test_the_splits_of_pascal_voc(tmp_path):
   assert len(sources.open_source(str(root), 'test')) == 2
   path.write_text('x\n')
   (root / 'ImageSets/Main/train.txt').unlink()
-  with pytest.raises(ValueError, match='trainval.txt names 1 images without'):
+  with pytest.raises(ValueError, match='trainval.txt lists 1 images without'):
     sources.open_source(str(root), 'all')
 
 

@@ -66,7 +66,7 @@ def test_a_photo_that_is_to_be_turned_has_its_mask_upright(root):
 def test_two_images_of_one_name_are_refused(root, capsys):
   Image.new('RGB', (30, 20)).save(root / 'images/3.png')
   assert command.main([str(root)]) == 2
-  assert 'has 3.jpg and 3.png' in capsys.readouterr().err
+  assert 'has both 3.jpg and 3.png' in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_named(root, capsys):
@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_named(root, capsys):
   assert 'masks/3.png: image file is truncated' in capsys.readouterr().err
   (root / 'masks/3.png').unlink()
   assert command.main([str(root)]) == 2
-  assert '5 images and 4 masks, and lacks 3: ' in capsys.readouterr().err
+  assert '5 images and 4 masks, and lacks 3. ' in capsys.readouterr().err
   assert not (root / 'instances.json').exists()
 
 

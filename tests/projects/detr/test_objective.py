@@ -358,7 +358,10 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
     ({'model.name': 'vit'}, "model.name is 'vit', and detection needs a DETR"),
     ({'objective.mask_stride': 0}, 'objective.mask_stride is 0'),
     ({'objective.dice': -1.0}, 'objective.dice is -1.0'),
-    ({'objective.max_objects': 6}, 'max_objects is 6 and model.num_queries 5'),
+    (
+      {'objective.max_objects': 6},
+      'max_objects is 6 and model.num_queries is 5',
+    ),
     ({'objective.no_object': 0.0}, 'objective.no_object is 0'),
     ({'objective.short_sides': (0,)}, 'objective.short_sides is 0: it has'),
     ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),

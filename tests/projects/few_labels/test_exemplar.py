@@ -139,7 +139,7 @@ def test_copies_are_of_one_image_each():
     ({'objective.copies': 1}, 'objective.copies is 1'),
     ({'objective.group': 0}, 'objective.group is 0'),
     ({'loss.cutmix': 0.2}, 'makes no use of loss.cutmix=0.2'),
-    ({'objective.group': 5}, 'objective.group is 5: batch_size 16'),
+    ({'objective.group': 5}, 'objective.group is 5, and batch_size 16'),
     (
       {'objective.group': 16, 'accum_steps': 2},
       'with accum_steps 2 does not divide',

@@ -167,7 +167,7 @@ def test_it_trains_on_a_folder_without_classes(tmp_path):
   [
     (
       {'model.name': 'deit'},
-      "model.name is 'deit': objective.name=rot",
+      "model.name is 'deit', and objective.name=rot",
     ),
     (
       {'data.image_size': '16x32'},

@@ -144,13 +144,13 @@ def test_videos_that_are_not_there_or_too_short_are_refused(tmp_path):
   def open_with(**changes):
     test_every.experiment_of('video', **changes).objective.train_transform()
 
-  with pytest.raises(ValueError, match=r'has 24 frames: objective.shots=9'):
+  with pytest.raises(ValueError, match=r'has 24 frames; objective.shots=9'):
     open_with(**{'objective.shots': 9, 'objective.frames': 3})
   for name, count in (('a', 5), ('b', 3)):
     (tmp_path / name).mkdir()
     for i in range(count):
       Image.new('RGB', (16, 16)).save(tmp_path / name / f'{i}.png')
-  with pytest.raises(ValueError, match=r'/b/0.png has 3 frames: .* take 4'):
+  with pytest.raises(ValueError, match=r'/b/0.png has 3 frames; .* need 4'):
     open_with(**{'objective.videos': str(tmp_path)})
   (tmp_path / 'b/3.png').write_bytes((tmp_path / 'b/2.png').read_bytes())
   open_with(**{'objective.videos': str(tmp_path)})

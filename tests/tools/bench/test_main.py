@@ -23,7 +23,7 @@ def test_lists_have_no_empty_names():
     ('train --variants=q16', "No model variant 'q16'"),
     ('train --batch_sizes=4,0', '--batch_sizes has 0; use 1 or more'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
-    ('train --devices=9', '--devices=9: there are 8 x cpu'),
+    ('train --devices=9', '--devices is 9; it must be from 1 to 8'),
     ('train --devices=3', 'use a multiple of 3'),
     # The last of a grid, before the first is measured.
     ('inference --batch_sizes=0', '--batch_sizes has 0; use 1 or more'),

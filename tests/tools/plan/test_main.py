@@ -84,8 +84,8 @@ def test_report_of_l16(monkeypatch):
   )
   # (2 x 2 + 1) x 31/32 GiB from each of two cores.
   assert (
-    '\n          226.9 ms if communication does not overlap: 35.3 images/s a core'
-    in text
+    '\n          226.9 ms if communication does not overlap: 35.3 images/s a '
+    'core' in text
   )
   assert found['sent'] == '4.84 GiB'
   assert '2 x all-reduce over 32: 3.88 GiB' in text
@@ -144,7 +144,9 @@ def test_report_of_several_slices():
 
 
 def test_slices_without_a_known_network_are_refused():
-  with pytest.raises(ValueError, match='--slices=2.*of v3.*Known are v5e, v5p'):
+  with pytest.raises(
+    ValueError, match='--slices is 2.*of v3.*known for v5e, v5p'
+  ):
     costs.devices_of('v3:4x4', 2)
 
 

@@ -327,7 +327,7 @@ def test_the_token_is_asked_for(folder):
 @pytest.mark.edge
 def test_the_folder_is_whole_or_not_there(tmp_path):
   headless = checkpoint_of(num_classes=0)
-  with pytest.raises(ValueError, match='has no head: it predicts nothing'):
+  with pytest.raises(ValueError, match='has no head, so it cannot predict'):
     board.write(headless, str(tmp_path / 'board'), 'float32')
   assert list(tmp_path.iterdir()) == []
   with pytest.raises(FileExistsError):

@@ -118,7 +118,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Converts the compiler's message to a sentence: needed and available memory."""
+  """Returns the compiler's needed and available memory as a sentence."""
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
