@@ -255,8 +255,8 @@ def parse(text: str) -> Augmentation | None:
   if not text:
     return None
   kinds: dict[str, Callable[..., Augmentation]] = {
-    'randaugment': lambda n=2, *m, **operations: RandAugment(
-      int(n), *map(float, m), **operations
+    'randaugment': lambda n=2, m=9, deviation=0, *, operations='torchvision': (
+      RandAugment(int(n), float(m), float(deviation), operations)
     ),
     '3augment': lambda *jitter: ThreeAugment(*map(float, jitter)),
   }
