@@ -264,8 +264,8 @@ def test_key_value_pairs_come_last():
 @pytest.mark.parametrize(
   ('argument', 'message'),
   [
-    ('l16x', "No model variant 'l16x'. Did you mean l16"),
-    ('b16,cifar10,sgd,12', 'has 4 values where at most [23]'),
+    ('l16x', "Unknown model variant 'l16x'. Did you mean l16"),
+    ('b16,cifar10,sgd,12', 'has 4 values without a key; at most [23]'),
     ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
     ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
     ('b16,cifar10,data=1', "No config field 'data'"),
@@ -431,10 +431,10 @@ def test_images_that_are_gone_can_be_skipped(caplog):
   config_lib.check_resumable(meta(), meta(**skip))
   assert not caplog.records
   config_lib.check_resumable(meta(examples=11), meta(examples=10, **skip))
-  assert 'There were 11 images and are 10' in caplog.text
+  assert 'had 11 images and now have 10' in caplog.text
   # Those that could not be read once may be back.
   config_lib.check_resumable(meta(), meta(examples=11, **skip))
-  assert 'There were 10 images and are 11' in caplog.text
+  assert 'had 10 images and now have 11' in caplog.text
   with pytest.raises(ValueError, match='data.on_bad_image=skip resumes'):
     config_lib.check_resumable(meta(examples=11), meta(examples=10))
 
@@ -477,7 +477,7 @@ def test_another_teacher_is_refused():
 def test_a_run_is_extended_to_a_longer_one_alone(caplog):
   saved = meta() | {'steps': 100}
   longer = meta(extend=True, total='9 epochs')
-  with pytest.raises(ValueError, match='100 steps, where the run .* has 100'):
+  with pytest.raises(ValueError, match='100 steps, and the run .* has 100'):
     config_lib.check_resumable(saved, longer | {'steps': 100})
   config_lib.check_resumable(saved, longer | {'steps': 101})
   assert 'is 9 epochs (101 steps)' in caplog.text
@@ -524,7 +524,7 @@ def test_every_number_has_a_range_and_its_default_lies_in_it():
 def test_numbers_out_of_their_range_are_refused(field, value):
   config = config_lib.base()
   config.update_from_flattened_dict({field: value})
-  with pytest.raises(ValueError, match=f'^{field} is .*: it has to lie in '):
+  with pytest.raises(ValueError, match=f'^{field} is .*; it must lie in '):
     config_lib.check_ranges(config)
 
 
@@ -572,7 +572,7 @@ def test_ends_of_ranges(field):
     if bracket in '[]':
       config_lib.check_ranges(config)
     else:
-      with pytest.raises(ValueError, match='has to lie in'):
+      with pytest.raises(ValueError, match='must lie in'):
         config_lib.check_ranges(config)
 
 
@@ -590,7 +590,9 @@ def test_other_parts_of_a_batch_drop_other_units(caplog, dropped, said):
     {'config': saved} | data, {'config': json.loads(config.to_json())} | data
   )
   assert len(caplog.records) == said
-  assert all('accum_steps was 1 and is 2' in r.message for r in caplog.records)
+  assert all(
+    'accum_steps was 1 and is now 2' in r.message for r in caplog.records
+  )
 
 
 @pytest.mark.parametrize(
@@ -620,8 +622,8 @@ def test_a_run_of_unknown_length_is_extended(caplog):
   """Of a workdir from before its length was noted; and a shorter one is not."""
   longer = meta(extend=True, total='9 epochs') | {'steps': 2000}
   config_lib.check_resumable(meta(), longer)
-  assert 'total was 90 epochs and is 9 epochs (2,000 steps)' in caplog.text
-  with pytest.raises(ValueError, match='2,000 steps, where .* has 3,000: give'):
+  assert 'total was 90 epochs and is now 9 epochs (2,000' in caplog.text
+  with pytest.raises(ValueError, match='2,000 steps, and .* has 3,000: set'):
     config_lib.check_resumable(meta() | {'steps': 3000}, longer)
   # Where it has the same length there is nothing to say.
   caplog.clear()

@@ -304,5 +304,5 @@ def test_only_statistics_that_nothing_gives_are_refused(fields, refused):
   if not refused:
     train._refuse_frozen_statistics(model)
     return
-  with pytest.raises(ValueError, match=f'^model.{refused} is 0, a BatchNorm'):
+  with pytest.raises(ValueError, match=f'^model.{refused} is 0, a frozen'):
     train._refuse_frozen_statistics(model)

@@ -114,7 +114,10 @@ def assert_refused(status, err, messages, lines=1, expected=2):
   ('config', 'messages'),
   [
     ('configs/digit.py', ['configs/digit.py is not a file', 'digits, ']),
-    ('configs/vit.py:l16x', ["No model variant 'l16x'", 'Did you mean l16']),
+    (
+      'configs/vit.py:l16x',
+      ["Unknown model variant 'l16x'", 'Did you mean l16'],
+    ),
     # A patch of 61 pixels is possible, though not of these images.
     (
       'configs/vit.py:b16,jft,modle.depth=3',
@@ -255,7 +258,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   )
   assert status == 0
   assert not (tmp_path / 'run').exists()
-  assert 'Images have 32x32 pixels, as ' in err and 'and not 8.' in err
+  assert 'Images have 32x32 pixels, the size' in err and 'and not 8.' in err
   checkpoint = opening.open_checkpoint(str(path))
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(checkpoint.image_size)
@@ -485,7 +488,7 @@ def test_distributed_without_a_coordinator_is_refused(tmp_path):
   ('flag', 'message'),
   [
     ('--config.init=nowhere.npz', 'No checkpoint at nowhere.npz'),
-    ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0: it has to lie in'),
+    ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0; it must lie in'),
   ],
 )
 def test_what_is_wrong_is_said_before_data_are_read(

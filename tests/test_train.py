@@ -252,12 +252,12 @@ def test_an_extended_run_is_the_longer_one(tmp_path, caplog):
   ):
     train.train(config, str(short))
   config.extend = True
-  with pytest.raises(ValueError, match='3 steps, where the run .* has 4: give'):
+  with pytest.raises(ValueError, match='3 steps, and the run .* has 4: set'):
     train.train(
       small_config(**constant, total='3 steps', extend=True), str(short)
     )
   train.train(config, str(short))
-  assert 'total was 4 steps and is 6 steps (6 steps). From here' in caplog.text
+  assert 'total was 4 steps and is now 6 steps (6 steps). From' in caplog.text
   config.extend = False
   train.train(config, str(longer))
   assert_equal(final_params(short), final_params(longer))
@@ -612,12 +612,12 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch, caplog):
   dogs = tmp_path / 'data' / 'train' / 'dog'
   (dogs / '0.png').unlink()
   train.train(small_config(**overrides), str(tmp_path / 'run'))
-  assert 'There were 17 images and are 16' in caplog.text
+  assert 'had 17 images and now have 16' in caplog.text
   for i in range(3):
     shutil.copy(dogs / '1.png', dogs / f'more{i}.png')
   # As images do that could not be read once and are back.
   train.train(small_config(**overrides), str(tmp_path / 'run'))
-  assert 'There were 17 images and are 19' in caplog.text
+  assert 'had 17 images and now have 19' in caplog.text
 
 
 def test_evaluating_alone_gives_the_accuracy_of_training(reference):

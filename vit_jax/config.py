@@ -1,7 +1,8 @@
-"""The base config: every field there is, with its default.
+"""The base config: all fields, with their defaults.
 
-A file in `configs/` starts from `base()` and sets what differs. Fields with a
-duration take '90 epochs', '10000 steps', '1e6 examples' or '5%' of the run.
+A file in `configs/` starts from `base()` and sets the fields that differ.
+Durations are written '90 epochs', '10000 steps', '1e6 examples' or '5%' (of the
+run).
 """
 
 import ast
@@ -21,9 +22,9 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# What may change between a run and its resumption without changing what is
-# learned, beyond the order of reductions (and, with another number of
-# accumulation steps, beyond which units and layers are dropped).
+# Fields that may change when a run resumes: they change speed and memory, and
+# the result only through the order of reductions. Exception: with dropout or
+# stochastic depth, `accum_steps` changes the random draws.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -31,8 +32,9 @@ RESUMABLE = (
   r'wandb|sweep|sweep_skip|tune\..*|report|early_stopping|patience|extend',
 )
 
-# The valid values of fields, intervals or choices; in a tuple, of each number.
-# Models and objectives declare those of their fields.
+# Valid values of fields: an interval or a tuple of choices. If a field is a
+# tuple, each of its numbers must be valid. Models and objectives declare the
+# valid values of their own fields.
 VALID: dict[str, Valid] = {
   'seed': '[0, 4294967295]',
   'batch_size': '[1, inf)',
@@ -83,130 +85,141 @@ def base() -> ConfigDict:
   """Returns the base config, unlocked so that a config file can add to it."""
   return ConfigDict(
     {
-      # One seed: every random number is folded from it and the step.
+      # The only seed: every random key is folded from it and the step.
       'seed': 0,
       # Length of training.
       'total': '90 epochs',
-      # Examples a step, over all devices and hosts.
+      # Examples per step, over all devices and hosts.
       'batch_size': 4096,
-      # The batch is worked off in this many parts, one after the other.
+      # Gradient accumulation: number of microbatches that a batch is split
+      # into.
       'accum_steps': 1,
-      # Checkpoint to start from, of any format that the reader opens. Its
-      # position embeddings are resized and its head is replaced by a new one.
+      # Checkpoint to start from, in any supported format. Its position
+      # embeddings are resized and its head is replaced by a new one.
       'init': '',
-      # Whether the new head starts as a linear classifier of what the body of
-      # `init` makes of the training images, and not at zero.
+      # Whether to fit the new head as a linear classifier on frozen features of
+      # `init` before training. Otherwise it starts at zero.
       'head_first': False,
-      # Checkpoint that is learned from, where the objective has a teacher.
+      # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
-      # Only evaluate: `init`, or else the workdir's last checkpoint.
+      # Whether to evaluate without training: `init` if it is set, otherwise the
+      # workdir's last checkpoint.
       'eval_only': False,
-      # Whether a run in the workdir goes on to a longer `total` than it was
-      # started with, on the schedule of the longer run.
+      # Whether to continue the workdir's run to a longer `total`, with the
+      # learning rates of the longer run.
       'extend': False,
       'log_every': '50 steps',
       'eval_every': '5%',
       'checkpoint_every': '1000 steps',
-      # Checkpoints kept besides the best one by `best_metric`.
+      # Number of newest checkpoints to keep. The best one by `best_metric` is
+      # kept as well.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
-      # Project of Weights & Biases that the run is shown in; empty for none.
+      # Weights & Biases project to log to; empty to disable.
       'wandb': '',
-      # The result of a run is its evaluated step with the best `best_metric`,
-      # which should then come from a part held out of training, and not its
-      # last one.
+      # Whether the result of a run is the evaluated step with the best
+      # `best_metric` instead of the last step. The metric should then come from
+      # a validation split.
       'early_stopping': False,
-      # Evaluations in a row without a better `best_metric` after which training
-      # ends; 0 for never.
+      # Training ends after this many evaluations in a row without a better
+      # `best_metric`; 0 disables this.
       'patience': 0,
       'data': {
-        # 'digits', a folder with one sub-folder a class (or, for objectives
-        # without labels, of images alone), a CSV file with the columns file
-        # and label, a TFDS name, one of VTAB's tasks as in 'vtab/dtd', or
-        # 'hf://datasets/OWNER/NAME'; for detection 'digits_canvas', or a
-        # folder with COCO's annotations.
+        # 'digits', a folder with one sub-folder per class, a folder of images
+        # (for objectives without labels), a CSV file with the columns file and
+        # label, a TFDS name, a VTAB task such as 'vtab/dtd', or
+        # 'hf://datasets/OWNER/NAME'. For detection: 'digits_canvas', or a
+        # folder with COCO annotations.
         'name': 'digits',
-        # Where TFDS keeps its sets; empty for its default.
+        # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
-        # Seed of what is held out where the data brings no test set.
+        # Seed of the test split, if the data set has none of its own.
         'split_seed': 0,
-        # Order of classes that are numbers: 'text' (1, 10, 2, as torchvision
-        # sorts folders) or 'number' (1, 2, 10, as timm and TFDS do). Empty
-        # takes the order of text and says so where the two differ; a teacher
-        # or a checkpoint without class names is then refused.
+        # Order of classes whose names are numbers: 'text' (1, 10, 2, as
+        # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
+        # sort). Empty means 'text'. If the two orders differ, empty logs a
+        # warning, and a checkpoint without class names is refused.
         'class_order': '',
-        # Side in pixels, or height x width, as in '384x512'.
+        # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
-        # Smallest share of the image that the inception crop takes.
+        # Minimum area of the Inception crop, as a fraction of the image.
         'crop_min_area': 0.05,
-        # 0, or BiT's crop in its place: the image is resized to this many times
-        # the image size, and a random part of the image size cut out.
+        # 0 for the Inception crop. Otherwise BiT's crop: resize the image to
+        # this many times the image size, then crop at random.
         'crop_resize': 0.0,
         'flip': True,
-        # randaugment(2, 9), which takes the deviation of the magnitude third
-        # and as=big_vision for its operations at the end, 3augment(0.3), or
-        # nothing.
+        # randaugment(LAYERS, MAGNITUDE), such as randaugment(2, 9), with the
+        # magnitude's standard deviation as an optional third argument and
+        # as=big_vision at the end for big_vision's operations;
+        # 3augment(JITTER), such as 3augment(0.3); or empty.
         'augment': '',
-        # Probability that a rectangle of an image becomes noise.
+        # Random erasing: probability that a rectangle is replaced by noise.
         'erasing': 0.0,
-        # 0 for each image once an epoch, 1 for each class equally often.
+        # 0 draws each image once per epoch, 1 draws all classes equally often.
         'balance': 0.0,
-        # Share of the training images that are given another class, the same
-        # one every time: for experiments on what that costs.
+        # Fraction of the training images that get a fixed wrong label, for
+        # experiments with label noise.
         'wrong_labels': 0.0,
-        # Each image comes so many times in a batch, each time augmented anew,
-        # and an epoch has as many fewer of them (1901.09335).
+        # Repeated augmentation (1901.09335): how often a batch contains each of
+        # its images, augmented differently. An epoch has this many times fewer
+        # distinct images.
         'repeats': 1,
-        # 0 resizes straight to the image size when evaluating; otherwise the
-        # short side is resized to this, and the centre cropped.
+        # For evaluation: resize the short side to this, then crop the centre. 0
+        # resizes directly to the image size.
         'resize_small': 0,
-        # bilinear or bicubic, when evaluating.
+        # For evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
-        # Whether the resize to resize_small gives both sides that many pixels.
+        # Whether to resize both sides to resize_small, not only the short one.
         'squash': False,
-        # vit_jax is fast; torchvision (which timm uses), transformers and
-        # dinov3 (transformers' processor) give the pixels of those libraries.
+        # 'vit_jax' is the fastest. 'torchvision' (used by timm), 'transformers'
+        # and 'dinov3' (its processor in transformers) give the pixels of those
+        # libraries.
         'resize_like': 'vit_jax',
-        # Of each channel (RGB), for values in [0, 1].
+        # Mean and standard deviation per channel (RGB), of values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
         'std': (0.5, 0.5, 0.5),
-        # Processes that read and decode, per host; 0 uses threads alone.
+        # Processes per host that read and decode; 0 uses only threads.
         'workers': 0,
-        # 'error' stops before training when images cannot be read, 'skip'
-        # counts them and goes on without.
+        # 'error' stops before training if images cannot be read; 'skip' logs
+        # their number and trains without them.
         'on_bad_image': 'error',
       },
-      # By the name before their metrics, as in test/accuracy; those that are
-      # `on` run.
+      # Evaluators by the prefix of their metrics (test/accuracy). Those with
+      # `on` set run.
       'evaluators': {
-        # Means of what the objective measures.
+        # Means of the objective's metrics.
         'test': {'type': 'mean', 'on': True, 'split': 'test'},
-        # ImageNet's validation images with ReaL's labels: path of real.json.
+        # Accuracy on ImageNet's validation images with the ReaL labels.
+        # `labels` is the path of real.json.
         'real': {
           'type': 'real',
           'on': False,
           'labels': '',
           'split': 'validation',
         },
-        # Folder of ObjectNet's images, for models of ImageNet's classes.
+        # Accuracy on ObjectNet, for ImageNet classifiers. `data` is the folder
+        # of its images.
         'objectnet': {'type': 'objectnet', 'on': False, 'data': ''},
-        # Least squares on frozen representations of a few examples a class.
+        # Few-shot accuracy: least squares on frozen features of a few examples
+        # per class.
         'fewshot': {
           'type': 'fewshot',
           'on': False,
-          # As data.name, and its splits; empty splits are the usual ones.
+          # A data set, named as in data.name, and its splits. Empty splits mean
+          # the default ones.
           'data': '',
           'train_split': '',
           'test_split': '',
           'shots': (1, 5, 10, 25),
           'seeds': 3,
-          # 'choose' on held-out shots, or 'fixed' at big_vision's 2^10.
+          # L2 penalty: 'choose' selects it on held-out shots, 'fixed' uses 2^10
+          # as in big_vision.
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # The k nearest training images vote, by cosine similarity; its fields
-        # are those of fewshot.
+        # k-nearest-neighbour accuracy, by cosine similarity. The fields are as
+        # for fewshot.
         'knn': {
           'type': 'knn',
           'on': False,
@@ -216,16 +229,16 @@ def base() -> ConfigDict:
           'k': 20,
           'layer': 'pre_logits',
         },
-        # COCO's average precision, of objective.name=detection: of boxes, and
-        # if asked for of masks too.
+        # COCO average precision of boxes, for objective.name=detection. `masks`
+        # adds that of masks.
         'coco': {
           'type': 'coco',
           'on': False,
           'split': 'test',
           'masks': False,
         },
-        # Attention rollout on the first images of a split, and the filters of
-        # the patches, to TensorBoard or wandb at every evaluation.
+        # Logs attention rollout on a split's first images, and the patch
+        # embedding filters, to TensorBoard or wandb at every evaluation.
         'pictures': {
           'type': 'pictures',
           'on': False,
@@ -233,16 +246,16 @@ def base() -> ConfigDict:
           'images': 8,
         },
       },
-      # What is learned: 'classification', or another of vit_jax/objectives,
-      # which have fields of their own: `choose_objective` sets them.
+      # A name of vit_jax/objectives. Other objectives have other fields, which
+      # `choose_objective` sets.
       'objective': {'name': 'classification'},
-      # Its fields are listed by `python -m vit_jax.models --fields`; a resnet
-      # or detr has others, which `choose_model` sets.
+      # `python -m vit_jax.models --fields` lists the fields. Other models have
+      # other fields, which `choose_model` sets.
       'model': variants.defaults('vit') | variants.fields('b16'),
-      # Of classification: softmax or sigmoid, how much of the label is spread
-      # over all classes, and the alphas of mixup and CutMix, of which each
-      # batch has one. class_weights is '', or 'balanced' to weight each example
-      # by N / (C n), with n of the N examples in its class of C.
+      # For classification: softmax or sigmoid cross-entropy, label smoothing,
+      # and the alphas of mixup and CutMix (with both, each batch uses one).
+      # class_weights is '', or 'balanced' to weight each example by N / (C n),
+      # where n of the N examples have its class and C is the number of classes.
       'loss': {
         'name': 'softmax',
         'class_weights': '',
@@ -257,108 +270,108 @@ def base() -> ConfigDict:
         # linear, cosine, constant or staircase.
         'decay': 'linear',
         'warmup': '10000 steps',
-        # Durations after which 'staircase' divides the rate by ten.
+        # Durations after which 'staircase' divides the learning rate by ten.
         'milestones': (),
         'b1': 0.9,
         'b2': 0.999,
-        # Of SGD, and of Muon, which is used with 0.95.
+        # For SGD and Muon; 0.95 is usual for Muon.
         'momentum': 0.9,
-        # Of what is kept of their first moments: float32, or bfloat16.
+        # Dtype of the first moments: float32 or bfloat16.
         'momentum_dtype': 'float32',
-        # Distance at which SAM takes the gradient, 0.02 to 0.2, for two
-        # gradients a step; 0 takes it where the parameters are.
+        # Radius rho of SAM, 0.02 to 0.2, which takes two gradients per step; 0
+        # disables SAM.
         'sam': 0.0,
-        # On kernels: as an L2 penalty with SGD, decoupled and times the
-        # learning rate with the others.
+        # On kernels only. SGD applies it as an L2 penalty; the others decouple
+        # it and multiply it by the learning rate.
         'weight_decay': 0.1,
-        # The value that the weight decay reaches at the end of the run, on a
-        # cosine; 0 keeps it.
+        # Weight decay at the end of the run, reached on a cosine schedule; 0
+        # keeps it constant.
         'weight_decay_end': 0.0,
-        # Global norm; 0 does not clip.
+        # Maximum global norm of the gradients; 0 disables clipping.
         'clip_norm': 0.0,
-        # Regular expressions of the paths of parameters, as in
-        # ('^embedding/', 'encoderblock_[0-5]/'): those that match stay as they
-        # are.
+        # Regular expressions for the paths of parameters that are not trained,
+        # such as ('^embedding/', 'encoderblock_[0-5]/').
         'frozen': (),
-        # Rank of adapters (LoRA, 2106.09685): they and the head are trained in
-        # place of all parameters, and checkpoints hold them alone. They are
-        # added to the kernels of the layers whose path matches `lora_on`.
+        # Rank of LoRA adapters (2106.09685) of the kernels whose path matches
+        # `lora_on`; 0 disables them. Training then updates only the adapters
+        # and the head, and checkpoints store only these.
         'lora': 0,
         'lora_on': '(query|value)/kernel$',
-        # Pairs of such an expression and what the learning rate is multiplied
-        # by where it is the first that matches, as in (('^head/', 10.0),).
+        # Pairs of a regular expression and a factor, as in
+        # (('^head/', 10.0),): the first expression that matches a parameter's
+        # path scales its learning rate.
         'lr_scales': (),
-        # What the learning rate is multiplied by from one layer to the one
-        # before it, for fine-tuning: 0.65 to 0.9.
+        # Layer-wise learning rate decay: the factor from each layer to the one
+        # before it. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
-        # Decay of the Polyak average of the parameters; 0 for none. Step t,
-        # from 0, has min(polyak, (1 + t) / (10 + t)), so that short runs do
-        # not average over the initial parameters. Where there is an average,
-        # it is what evaluators measure.
+        # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
+        # Step t, counted from 0, uses min(polyak, (1 + t) / (10 + t)), so that
+        # the initial parameters do not dominate short runs. Evaluators measure
+        # the average.
         'polyak': 0.0,
       },
-      # Devices along each axis of the mesh. slice=-1 takes the TPU slices that
-      # there are; -1 elsewhere takes what the others leave of a slice, which
-      # data and fsdp share out if both are -1.
+      # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
+      # another axis uses the devices of a slice that remain; data and fsdp
+      # share them if both are -1.
       'mesh': {'slice': -1, 'data': -1, 'fsdp': 1, 'tensor': 1},
-      # When parameters that are split over fsdp are put together: once a 'step'
+      # When to gather parameters that are sharded over fsdp: once per 'step'
       # (fastest) or in each 'layer' (least memory).
       'gather': 'step',
-      # Axes of a grid of runs, all combinations of which are run. An axis is
-      # (name, ((label, {field: value, ...}), ...)); --sweep adds one.
+      # Axes of a grid of runs; every combination is run. An axis is (name,
+      # ((label, {field: value, ...}), ...)). --sweep adds one.
       'sweep': (),
-      # Left out of the grid: runs that have all fields of one of these, as in
-      # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
+      # Excludes runs from the grid. Each entry excludes the runs that have all
+      # of its values: ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
-      # Runs that come first, for the teachers and the initial weights that they
-      # make: (name, {field: value, ...}), each this config with these fields.
-      # In WORKDIR, 'stages/NAME' is the checkpoint of each; what begins with
-      # 'stages/' in a field means there. See `sweeps.stages`.
+      # Runs to train first, such as a teacher: (name, {field: value, ...}),
+      # each with this config and these fields changed. Their checkpoints are
+      # WORKDIR/stages/NAME; other fields refer to them as 'stages/NAME'. See
+      # `sweeps.stages`.
       'stages': (),
-      # Axes whose best combination is chosen first, by the objective's first
-      # metric (accuracy, of classification) on `val` after training on `train`,
-      # both parts of the training set; --tune adds one. The runs of the sweep
-      # then take it.
+      # Axes to choose the best combination of before the sweep; --tune adds
+      # one. Each combination is trained on `train` and compared on `val` by the
+      # objective's first metric; both are parts of the training set. The runs
+      # of the sweep use the best combination.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
-      # What a sweep leaves behind: 'grid', a table of any two axes;
-      # 'transfer', tables 2 and 9; 'scaling', figure 5.
+      # Report of a sweep: 'grid' is a table of any two axes, 'transfer' gives
+      # tables 2 and 9 of the paper, 'scaling' figure 5.
       'report': 'grid',
     }
   )
 
 
 def choose_model(config: ConfigDict, variant: str) -> None:
-  """Sets the model of a config to a named variant, as in 'l16' or 'r50x1'.
+  """Sets the model of a config to a named variant, such as 'l16' or 'r50x1'.
 
-  What stays of the model before is what `variants.succeed` says.
+  `variants.succeed` documents which choices of the previous model are kept.
 
   Raises:
-    ValueError: if there is no such variant.
+    ValueError: if the variant is unknown.
   """
   config.model = ConfigDict(variants.succeed(config.model, variant))
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-  """Sets the objective of a config, its fields at their defaults.
+  """Sets the objective of a config, with its fields at their defaults.
 
   Raises:
-    ValueError: if there is no such objective.
+    ValueError: if the objective is unknown.
   """
   defaults = OBJECTIVES.load(name).defaults
   config.objective = ConfigDict({'name': name, **defaults})
 
 
 def check_ranges(config: ConfigDict) -> None:
-  """Refuses values of fields that are not valid.
+  """Checks the values of all fields.
 
   Raises:
-    ValueError: naming the field, its value and its range.
+    ValueError: for an invalid value; names the field, value and range.
   """
   known = flatten(config)
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
-      f'{", ".join(left_open)} are left open, for training to choose by its '
-      f'data. Here they need values, as in --config.{left_open[0]}=...'
+      f'{", ".join(left_open)} have no value: only training chooses them from '
+      f'its data. Set them here, with --config.{left_open[0]}=...'
     )
   for field in known.keys() & VALID.keys():
     check_value(field, known[field], VALID[field])
@@ -376,22 +389,22 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
-  """Compares the `meta` of a started workdir with that of the run given now.
+  """Checks that a workdir's run can be resumed with the config given now.
 
-  Fields that the saved config lacks came later: their defaults are what was
-  done before there were any.
+  Fields that the saved config lacks were added later. Their defaults keep the
+  behaviour from before they existed.
+
+  Two changes are allowed and logged as warnings: a longer `total` with
+  `extend`, and another `accum_steps` with dropout or stochastic depth.
 
   Args:
-    saved: with `config`, its length in `steps`, the data's `examples`,
-      `class_names` and identity (`data`), and the checksums of `fixed`
-      parameters.
-    given: the same, of now.
-
-  With `extend` it may be longer, and what that does is said. So is another
-  number of parts where units or layers are dropped; neither is refused.
+    saved: `meta` of the workdir, with `config`, its length in `steps`, the
+      data's `examples`, `class_names` and identity (`data`), and the checksums
+      of `fixed` parameters.
+    given: the same for the run given now.
 
   Raises:
-    ValueError: naming every change that the run cannot be resumed with.
+    ValueError: naming every change that prevents resuming.
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
@@ -401,7 +414,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     | {'objective.fixed': meta.get('fixed', [])}
     for meta in (saved, given)
   )
-  # The code makes them absolute, and a workdir may have moved since.
+  # These paths were made absolute, and the workdir may have moved since.
   for fields in (old, new):
     for key in ('init', 'teacher', 'objective.labels'):
       _, stage, name = str(fields.get(key, '')).rpartition('/stages/')
@@ -419,8 +432,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   skips = new['data.on_bad_image'] == 'skip'
   if skips and new['data.examples'] != old['data.examples']:
     _log.warning(
-      'There were %d images and are %d. With data.on_bad_image=skip the run '
-      'goes on, with those left in another order.',
+      'The data had %d images and now have %d. With data.on_bad_image=skip the '
+      'run continues, with its images in another order.',
       old['data.examples'],
       new['data.examples'],
     )
@@ -429,13 +442,13 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     steps, before = given['steps'], saved.get('steps', 0)
     if steps <= before:
       raise ValueError(
-        f'extend is on and total is {new["total"]!r}, {steps:,} steps, where '
-        f'the run in this workdir has {before:,}: give a longer one.'
+        f'extend is on, but total={new["total"]!r} is {steps:,} steps, and the '
+        f'run in this workdir already has {before:,}: set a longer total.'
       )
     _log.warning(
-      'total was %s and is %s (%s steps). From here on the learning rate is '
-      'that of a run of this length from its start: where it has decayed it '
-      'jumps up, and the result is not that of such a run.',
+      'total was %s and is now %s (%s steps). From now on the learning rate '
+      'follows the schedule of a run of this length, so it may jump up. The '
+      'result differs from that of a run of this length from the start.',
       was('total'),
       new['total'],
       f'{steps:,}',
@@ -454,16 +467,16 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   if changes:
     raise ValueError(
       'This workdir holds a run with another config, which cannot be resumed '
-      'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume '
-      '(of images that are gone, data.on_bad_image=skip resumes without; '
-      'extend=True trains on to a longer total), or give another --workdir to '
-      'start a new run.'
+      'with these changes:\n' + '\n'.join(changes) + '\nUndo them to resume, '
+      'or give another --workdir to start a new run. If images were deleted, '
+      'data.on_bad_image=skip resumes without them; extend=True trains to a '
+      'longer total.'
     )
   draws = new.get('model.dropout') or new.get('model.stochastic_depth')
   if was('accum_steps') != new['accum_steps'] and draws:
     _log.warning(
-      'accum_steps was %s and is %s. Each part of a batch draws what it drops '
-      'of its own: the run goes on equally well, but not to the same numbers.',
+      'accum_steps was %s and is now %s. Each microbatch draws its own '
+      'dropout: the run continues equally well, but with other random numbers.',
       was('accum_steps'),
       new['accum_steps'],
     )
@@ -478,18 +491,18 @@ def split_commas(text: str) -> list[str]:
 def parse_argument(
   argument: str, defaults: list[str]
 ) -> tuple[list[str], dict]:
-  """Splits what follows the colon of `--config=FILE:ARGUMENT`.
+  """Splits the argument of `--config=FILE:ARGUMENT`.
 
   Args:
-    argument: positional values, then key=value pairs, all between commas.
-    defaults: of the positional values.
+    argument: positional values, then key=value pairs, separated by commas.
+    defaults: defaults of the positional values.
 
   Returns:
-    The positional values, and what `override` takes.
+    The positional values, and the pairs for `override`.
 
   Raises:
-    ValueError: for more positional values than there are defaults, or a field
-      among them.
+    ValueError: for more positional values than defaults, or if one of them is
+      the name of a field.
   """
   parts = split_commas(argument)
   positional = [part for part in parts if '=' not in part]
@@ -499,13 +512,15 @@ def parse_argument(
   }
   if len(positional) > len(defaults):
     raise ValueError(
-      f'{argument!r} has {len(positional)} values where at most '
-      f'{len(defaults)} are known; anything else is written key=value.'
+      f'{argument!r} has {len(positional)} values without a key; at most '
+      f'{len(defaults)} are expected. Write the others as key=value.'
     )
   known = flatten(base())
   for part in positional:
     if part in known:
-      raise ValueError(f'{argument!r} has no value of {part}: write {part}=...')
+      raise ValueError(
+        f'{part} lacks a value in {argument!r}: write {part}=...'
+      )
   return positional + defaults[len(positional) :], pairs
 
 
@@ -529,13 +544,12 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
 
 
 def override(config: ConfigDict, pairs: dict[str, str]) -> None:
-  """Sets fields by dotted names, as in {'optimizer.lr': '0.01'}.
+  """Sets fields by dotted names, such as {'optimizer.lr': '0.01'}.
 
-  The whole group `model` takes the name of a variant, the whole group
-  `objective` that of an objective.
+  `model` takes the name of a variant, `objective` the name of an objective.
 
   Raises:
-    ValueError: for a name or a value that does not fit; names the nearest.
+    ValueError: for an unknown name (suggests the nearest) or an invalid value.
   """
   known = flatten(config)
   for key, text in pairs.items():
@@ -559,12 +573,12 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
 
 
 def _parse(text: str, kind: type) -> Any:
-  """Returns the value that a text stands for, if it is of the kind wanted."""
+  """Parses a value of the given type."""
   if kind is str:
     return text
   text = text.strip()
   value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(text, text))
-  # 1 is a float as well, and 1e3 a whole number; 1.5 and True are none.
+  # Accepts 1 as a float and 1e3 as an int, but 1.5 and True not as an int.
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if is_number and kind in (int, float) and kind(value) == value:
     return kind(value)

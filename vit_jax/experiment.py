@@ -1,8 +1,8 @@
-"""A config made concrete: all that training is made of, and nothing allocated.
+"""The parts of a training run, built from a config without allocating arrays.
 
 Training, `plan`, `bench` and the checks of sweeps build the same experiment
-from a config and the facts of its data, so that what one of them refuses,
-compiles or measures is what the others run.
+from a config and the facts of its data. All of them therefore make the same
+checks and compile the same step.
 """
 
 import dataclasses
@@ -34,13 +34,15 @@ _log = logging.getLogger(__name__)
 
 @flax.struct.dataclass
 class TrainState:
-  """The state that training carries from step to step, by the names on disk.
+  """The state that training carries from step to step.
+
+  The attributes are also the names of the items in a checkpoint.
 
   Attributes:
-    params: of the model.
-    opt_state: of the optimizer.
-    average: of the parameters, {} without Polyak averaging.
-    objective_state: the state that the objective updates, or {}.
+    params: the model's parameters.
+    opt_state: the optimizer's state.
+    average: Polyak average of the parameters; {} if it is off.
+    objective_state: state that the objective updates, or {}.
   """
 
   params: Params
@@ -50,13 +52,13 @@ class TrainState:
 
 
 def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
-  """Returns the facts of a config's data, which are open."""
+  """Returns the facts of a config's data, given its opened source."""
   names = source.class_names
   if sources.has_two_orders(names) and not config.data.class_order:
     _log.warning(
-      'The classes are numbers, in the order of text: %s, ..., as torchvision '
-      'sorts folders. data.class_order=number takes them by value, as timm '
-      'and TFDS do; data.class_order=text says that this is meant.',
+      'The class names are numbers, sorted as text: %s, ..., as torchvision '
+      'sorts folders. data.class_order=number sorts them by value, as timm '
+      'and TFDS do; data.class_order=text keeps this order without a warning.',
       ', '.join(names[:4]),
     )
   counts: tuple[int, ...] = ()
@@ -67,15 +69,15 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 
 
 class CheckedConfig:
-  """A config that passed every check that needs no data.
+  """A config that passed all checks that do not need its data.
 
-  Opening and checking data may take long.
+  They run first, because opening and checking data can take long.
 
   Attributes:
     config: from a file in `configs/`.
-    mesh: of the devices.
+    mesh: the device mesh.
     image_size: (H, W) in pixels.
-    objective: what is learned.
+    objective: the objective, before it knows its data.
   """
 
   def __init__(
@@ -85,11 +87,11 @@ class CheckedConfig:
 
     Args:
       config: from a file in `configs/`.
-      devices: of the mesh; None for all there are.
+      devices: devices of the mesh; None for all devices.
 
     Raises:
-      ValueError: naming field, value and way out.
-      FileNotFoundError: if there is no teacher.
+      ValueError: for an invalid field; names the field, value and way out.
+      FileNotFoundError: if the teacher's checkpoint is missing.
     """
     config_lib.check_ranges(config)
     self.config = config
@@ -100,24 +102,24 @@ class CheckedConfig:
 
 
 class Experiment:
-  """What a config describes, on data and devices.
+  """A config together with the facts of its data and a device mesh.
 
   Attributes:
     config: from a file in `configs/`.
-    facts: of the data.
-    mesh: of the devices.
+    facts: facts of the data.
+    mesh: the device mesh.
     image_size: (H, W) in pixels.
-    objective: what is learned.
-    durations: of the run.
-    lr: learning rate at each step.
-    optimizer: of all parameters.
+    objective: the objective on this data.
+    durations: durations in steps.
+    lr: learning rate schedule.
+    optimizer: optimizer of all parameters.
   """
 
   def __init__(self, checked: CheckedConfig, facts: Facts):
     """Builds the experiment of a config on data.
 
     Raises:
-      ValueError: if the config does not fit the data, naming the way out.
+      ValueError: if the config does not fit the data; names the way out.
     """
     self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
     config = self.config
@@ -143,19 +145,19 @@ class Experiment:
         'parameters. Adapters are for fine-tuning; use 0.'
       )
     if o.frozen or o.lr_scales or o.lora:
-      _ = self.state_shapes  # refuses patterns that match nothing
+      _ = self.state_shapes  # raises for patterns that match no parameter
 
   def new_params(self) -> Params:
-    """Returns the random parameters that training starts from, placed."""
+    """Returns random initial parameters, sharded over the mesh."""
     shapes = self.placed(jax.eval_shape(self._new_params))
     shardings = jax.tree.map(lambda x: x.sharding, shapes)
     return jax.jit(self._new_params, out_shardings=shardings)()
 
   def params_from(self, checkpoint: opening.Checkpoint) -> Params:
-    """Returns a checkpoint's parameters, with a new head, placed.
+    """Returns a checkpoint's parameters with a new head, sharded over the mesh.
 
     Raises:
-      ValueError: if it is one of another model.
+      ValueError: if the checkpoint has another model.
     """
     _log.info('Starting from %s with a new head.', checkpoint.path)
     theirs, data = checkpoint.preprocessing, self.config.data
@@ -175,7 +177,7 @@ class Experiment:
     )
 
   def start(self, params: Params) -> TrainState:
-    """Returns the state at the beginning of training.
+    """Returns the initial training state.
 
     Donates `params`, unless adapters are trained.
     """
@@ -245,23 +247,23 @@ class Experiment:
     )
 
   def place(self, params: Params) -> Params:
-    """Returns parameters on the devices."""
+    """Returns parameters sharded over the mesh."""
     shardings = sharding.tree_shardings(params, self.mesh, self._partitions)
     return sharding.place(params, shardings)
 
   def _keys(self) -> jax.Array:
-    """Returns the keys of the initial parameters and of the steps."""
+    """Returns the random keys for the initial parameters and for the steps."""
     return jax.random.split(jax.random.key(self.config.seed))
 
   @functools.cached_property
   def forward_flops(self) -> int:
-    """FLOPs of an image's forward pass, averaged over the sizes of batches."""
+    """FLOPs of one image's forward pass, averaged over the image sizes."""
     sizes = self.objective.batch_sizes()
     model = self.objective.model
     return sum(flops.forward_flops(model, size) for size in sizes) // len(sizes)
 
   def story(self) -> str:
-    """Describes model, data and run in three lines."""
+    """Describes the model, data and run in three lines."""
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
     sizes = dict.fromkeys(self.objective.batch_sizes())
@@ -278,11 +280,11 @@ class Experiment:
     )
 
   def train_step(self) -> jax.stages.Wrapped:
-    """Returns the compiled step.
+    """Returns the jitted training step.
 
-    It takes the state, the objective's fixed parameters, a batch of records and
-    the number of steps taken before, and returns the next state (the old one's
-    buffers are reused) and metrics.
+    The step takes the state (donated), the objective's fixed parameters, a
+    training batch and the number of steps taken before. It returns the next
+    state and the metrics.
     """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     return jax.jit(
@@ -313,15 +315,15 @@ class Experiment:
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average:
-      # The average forgets the initial parameters within a few steps, as
-      # TensorFlow's ExponentialMovingAverage does it.
+      # A smaller decay in the first steps, as in TensorFlow's
+      # ExponentialMovingAverage: the average soon forgets the initial values.
       decay = jnp.minimum(
         self.config.optimizer.polyak, (1 + step) / (10 + step)
       )
       average = optax.incremental_update(params, average, 1 - decay)
     metrics |= {
       'grad_norm': optax.tree.norm(grads),
-      # Shows parameters that are not finite before they are saved.
+      # Detects non-finite parameters before they are saved.
       'param_norm': optax.tree.norm(params),
       'lr': self.lr(step),
     }
@@ -345,7 +347,8 @@ class Experiment:
     if n == 1:
       return gradients(batch, key)
 
-    # Microbatches take rows in turn, so that no row changes its device.
+    # Row i goes to microbatch i % accum_steps, so that rows stay on their
+    # devices.
     def split(x: jax.Array) -> jax.Array:
       return x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1)
 
@@ -386,11 +389,11 @@ class Experiment:
 
 
 def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
-  """Returns the objective of a config, before its data are open.
+  """Returns the objective of a config, before its data are opened.
 
   Raises:
-    ValueError: naming every field that is on and that the objective ignores, or
-      as `Objective.from_config`.
+    ValueError: if fields are set that the objective ignores (names all of
+      them), or as `Objective.from_config` raises it.
   """
   kind = objective_type(config)
   on = [
@@ -400,23 +403,23 @@ def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
   ]
   if on:
     raise ValueError(
-      f'objective.name={config.objective.name} makes no use of '
-      f'{", ".join(on)}: switch that off.'
+      f'objective.name={config.objective.name} ignores {", ".join(on)}: reset '
+      'to the "off" values.'
     )
   return kind.from_config(config, image_size)
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """Refuses a batch size that devices and microbatches do not divide.
+  """Checks that devices and microbatches divide the batch size.
 
   Raises:
-    ValueError: naming the next batch size that can.
+    ValueError: if they do not; names the next batch size that works.
   """
   shards = sharding.shards(mesh)
   unit = shards * config.accum_steps
   if config.batch_size % unit:
     raise ValueError(
-      f'batch_size {config.batch_size} cannot be shared evenly by accum_steps '
+      f'batch_size {config.batch_size} is not divisible by accum_steps '
       f'{config.accum_steps} times {shards} devices along data and fsdp: use a '
       f'multiple of {unit}, such as {-(-config.batch_size // unit) * unit}.'
     )

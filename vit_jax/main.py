@@ -1,53 +1,53 @@
-"""Trains, resumes, fine-tunes or evaluates what a config describes.
+"""Trains, resumes, fine-tunes or evaluates the model of a config.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
-The same command again resumes where the last one stopped. Damaged checkpoints
-are stepped over; where none is whole, only --start_over starts from step 0. A
-workdir takes one run at a time: a second one is refused. Any field of the
-config can be set with --config.FIELD=VALUE; vit_jax/config.py explains them
-all. --config.init=CHECKPOINT starts from other weights;
---config.eval_only=True only evaluates.
+The same command resumes from the newest checkpoint; damaged checkpoints are
+skipped. If all are damaged, only --start_over starts from step 0. A workdir
+takes one run at a time. --config.FIELD=VALUE sets any field of the config;
+vit_jax/config.py explains them all. --config.init=CHECKPOINT starts from
+pre-trained weights; --config.eval_only=True only evaluates.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
-runs every combination, each in a folder of its own in WORKDIR/runs/, and writes
-results.csv and table.md. The first axis gives the rows of the table,
-the second the columns, and seeds are averaged. The same command again resumes
-the sweep; with more values it runs only what is new. A config can bring axes
-too, as configs/ablation.py does; --sweep then replaces the values of an axis or
-adds one.
+runs every combination, each in its own folder under WORKDIR/runs/, and writes
+results.csv and table.md. The first axis gives the rows of the table, the second
+the columns, and seeds are averaged. The same command resumes the sweep; with
+more values it runs only the new ones. A config can define axes too, as
+configs/ablation.py does; --sweep then replaces the values of an axis or adds an
+axis.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
-chooses first: each learning rate is trained once on config.tune.train and
-measured on config.tune.val, parts of the training set; the best one is then
-trained on all of it, with every seed. Other axes of the sweep each choose for
-themselves. tune.csv says what was tried.
+tunes first: it trains each learning rate once on config.tune.train and compares
+them on config.tune.val, which are parts of the training set. Then it trains the
+best one on the whole training set, with every seed. If the sweep has other axes
+than the seed, each of their combinations is tuned separately. tune.csv lists
+the trials.
 
-WORKDIR gets checkpoints/, metrics.csv and curves.png, and TensorBoard's event
-files where that is installed (the extra `tensorboard`).
+WORKDIR receives checkpoints/, metrics.csv, curves.png and, if TensorBoard is
+installed (the extra `tensorboard`), its event files.
 
 Exit status:
 
   0    done
   1    an error in the program, with its traceback
   2    bad input: a config, data or checkpoint that cannot work
-  65   the loss diverged, as it would again
-  69   another process was lost, or nothing moved for --timeout_s
-  71   the machine: a full or broken disk, storage that does not answer, too
-       little memory, a missing package
-  75   preempted: SIGTERM or Ctrl-C came, and everything is saved
-  130  Ctrl-C came twice, or before there was anything to save
+  65   the loss diverged; it would diverge again
+  69   another process was lost, or nothing finished for --timeout_s
+  71   the machine failed: full or broken disk, storage that does not answer,
+       too little memory, a missing package
+  75   preempted: SIGTERM or Ctrl-C was received and the state is saved
+  130  Ctrl-C was pressed twice, or before there was anything to save
 
-After 69 and 75 the same command goes on, with another
-number of processes too: from the last checkpoint after 69, from one saved for
-it after 75. slurm.sbatch and tpu.sh in launch/ start again by themselves after
-75 and not after 69, which an error that comes again may cause: the lost
-process's last words tell. On GKE everything but 2 and 65 starts again, a
-limited number of times.
+After 69 and 75 the same command resumes, even with another number of processes.
+After 75 it resumes at the step where the run stopped, after 69 at the last
+checkpoint. slurm.sbatch and tpu.sh in launch/ restart by themselves after 75.
+They do not after 69, because its cause may recur: read the last messages of the
+lost process. GKE restarts after every status except 2 and 65, a limited number
+of times.
 """
 
 import os
@@ -67,7 +67,7 @@ from vit_jax.cli.flags import (
   status,
 )
 
-# EX_DATAERR of sysexits.h. Runs are exact: it would diverge again.
+# EX_DATAERR of sysexits.h: runs are deterministic and would diverge again.
 EXIT_DIVERGED = 65
 
 _WORKDIR = flags.DEFINE_string(
@@ -76,21 +76,21 @@ _WORKDIR = flags.DEFINE_string(
 _SWEEP = flags.DEFINE_multi_string(
   'sweep',
   [],
-  'FIELD=V1,V2,...: runs the config once for each value of the field. Given '
-  'again for other fields, it runs every combination.',
+  'FIELD=V1,V2,...: runs the config once for each value of the field. Repeat '
+  'the flag for other fields to run every combination.',
 )
 _TUNE = flags.DEFINE_multi_string(
   'tune',
   [],
-  'FIELD=V1,V2,...: chooses the value of the field that is best on a part held '
-  'out of training (config.tune), before the runs. Given again for other '
-  'fields, it tries every combination; a single value is taken as it is.',
+  'FIELD=V1,V2,...: before the runs, chooses the value of the field that is '
+  'best on a validation split (config.tune). Repeat the flag for other fields '
+  'to try every combination. A single value is used without a trial.',
 )
 _START_OVER = flags.DEFINE_bool(
   'start_over',
   False,
-  'Whether to start from step 0, with a new metrics.csv, where the workdir has '
-  'damaged checkpoints and no whole one. From a whole one it resumes anyway.',
+  'Whether to start from step 0, with a new metrics.csv, if all checkpoints of '
+  'the workdir are damaged. Otherwise the run resumes as usual.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -109,16 +109,16 @@ _TIMEOUT_S = flags.DEFINE_float(
 _PROFILE = flags.DEFINE_string(
   'profile',
   '',
-  'START:STEPS: writes a trace of so many steps, from step START on, to '
+  'START:STEPS: writes a trace of STEPS steps, beginning with step START, to '
   'WORKDIR/profile. TensorBoard shows it with the plugin xprof. Step 1 is '
-  'mostly compiling.',
+  'mostly compilation.',
 )
 
 
 def main(argv: list[str]) -> None:
-  """Runs the command and turns what can go wrong into a message and a code."""
-  del argv  # parse_flags leaves nothing
-  # Here and below, so that --help does without all that training needs.
+  """Runs the command; exits with a message and a status on expected errors."""
+  del argv  # parse_flags has consumed all arguments
+  # Imported here and below, so that --help does not load JAX.
   from vit_jax.training import processes
 
   show_messages()
@@ -145,7 +145,7 @@ def _run() -> None:
   from vit_jax.training.preemption import Preempted
   from vit_jax.training.run import Diverged, Run
 
-  # No shell expands what comes after --workdir=.
+  # Shells do not expand ~ after --workdir=.
   workdir = os.path.expanduser(_WORKDIR.value)
   try:
     Run.profiled = _profiled(_PROFILE.value)
@@ -153,7 +153,7 @@ def _run() -> None:
     axes.add_axes(config, _SWEEP.value, _TUNE.value)
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     axes.refuse_swept(config, overrides)
-    # Where nothing is trained there is nothing to choose.
+    # Evaluation alone does not tune.
     if config.sweep or (config.tune.axes and not config.eval_only):
       report = REPORTS.load(config.report)
       running.run(config, workdir, _START_OVER.value, report)

@@ -2,7 +2,7 @@
 
   OBJECTIVES['mine'] = 'my_package.objective:Mine'
 
-adds an objective from outside of this package. A config then names it.
+adds an objective from outside this package; a config can then name it.
 """
 
 import difflib
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class Register(dict[str, str]):
-  """Maps names to 'module:Name' or 'module'; `load` imports one of them."""
+  """Maps names to 'module:Name' or 'module', which `load` imports."""
 
   def __init__(self, field: str, places: dict[str, str]):
-    """Takes the config field that chooses a name, for messages."""
+    """Makes a register; error messages name `field`, a config field."""
     super().__init__(places)
     self.field = field
 
   def load(self, name: str) -> Any:
-    """Imports and returns what a name stands for.
+    """Imports and returns the object of a name.
 
     Raises:
       ValueError: if the name is unknown; suggests the nearest names.

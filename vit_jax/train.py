@@ -1,4 +1,4 @@
-"""The training loop, for every task: read it top to bottom."""
+"""The training loop, the same for every objective: read it top to bottom."""
 
 import contextlib
 import dataclasses
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 def train(
   config: ConfigDict, workdir: str, start_over: bool = False
 ) -> dict[str, float]:
-  """Trains, or resumes, what a config describes.
+  """Trains the model of a config, or resumes the workdir's run.
 
   Args:
     config: from a file in `configs/`.
@@ -51,13 +51,14 @@ def train(
       are damaged.
 
   Returns:
-    The metrics of the last row of metrics.csv in the first process, else {}.
+    In the first process the metrics of the last row of metrics.csv, in the
+    others {}.
 
   Raises:
-    ValueError: for a config or data that cannot work; if another run is in the
-      workdir, or all checkpoints there are damaged.
+    ValueError: for an invalid config or data, if another run is in the workdir,
+      or if all its checkpoints are damaged.
     OSError: if a checkpoint cannot be read now.
-    JaxRuntimeError: if a step does not fit into a device.
+    JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -65,14 +66,14 @@ def train(
   from_init.resolve(config)
   workdir_lock.check(workdir)
   own.resolve(config, workdir)
-  # Before the data, which may take long to open and check.
+  # Checked first, because opening and checking the data can take long.
   checked = CheckedConfig(config)
   build.check(config)
   shown = build.shown(config)
   processes.refuse_unlike(
     lambda: [*saving.steps_in(workdir)[-1:], -1][:1],
-    f'The processes see other checkpoints in {workdir}: put it on storage that '
-    'all of them share.',
+    f'The processes see different checkpoints in {workdir}: put it on storage '
+    'that all of them share.',
     processes.SEEN_S,
   )
   init = None
@@ -93,7 +94,8 @@ def train(
     )
     experiment = Experiment(checked, facts_of(config, source))
     if experiment.facts.several_labels:
-      # One constant answer may be right for nearly all images.
+      # If most images lack most classes, predicting no class at all has a high
+      # accuracy, so mean average precision decides.
       config.best_metric = config.best_metric.replace('accuracy', 'map')
       shown = {k.replace('accuracy', 'map'): best for k, best in shown.items()}
     fixed = experiment.place(experiment.objective.fixed())
@@ -105,7 +107,7 @@ def train(
   fixed = experiment.with_body(fixed, params)
   if params and is_new and config.head_first and not source.several_labels:
     params = first_head.fitted(parts, params, source)
-  del init  # its arrays would stay as long as training does
+  del init  # frees its arrays
   with (
     workdir_lock.held(workdir),
     contextlib.closing(
@@ -124,14 +126,14 @@ def train(
 
 
 def _refuse_frozen_statistics(model: ConfigDict) -> None:
-  """Refuses a frozen BatchNorm without a checkpoint for its statistics."""
+  """Raises ValueError for a frozen BatchNorm without pre-trained statistics."""
   for field in ('version', 'backbone_version'):
     if model.get(field) == 0 and model.get('backbone', 'resnet') == 'resnet':
       raise ValueError(
-        f'model.{field} is 0, a BatchNorm whose statistics come from a '
-        'checkpoint. Name one, as in --config.init=resnet50.pth. To start from '
-        f'random parameters set --config.model.{field}=1, and for DETR '
-        '--config.optimizer.frozen="()".'
+        f'model.{field} is 0, a frozen BatchNorm, which needs the statistics '
+        'of a checkpoint. Name one, as in --config.init=resnet50.pth. To start '
+        f'from random parameters set --config.model.{field}=1, and for DETR '
+        'also --config.optimizer.frozen="()".'
       )
 
 
@@ -145,7 +147,7 @@ def _train(
   workdir: str,
   checkpoints: saving.Checkpoints,
 ) -> dict[str, float]:
-  """Trains, or resumes, in a workdir that no other run is in."""
+  """Trains or resumes in a workdir whose lock is held."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
   meta = {
@@ -175,7 +177,7 @@ def _train(
   else:
     start_step = 0
     state = experiment.start(params or experiment.new_params())
-  # Again, as the newest checkpoint may be damaged and an older one restored.
+  # Read again: if the newest checkpoint was damaged, an older one was restored.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
@@ -225,7 +227,7 @@ def _train(
       run.profile(step)
       batch = run.wait_for(batches)
       steps_taken = sharding.replicate(np.int32(step - 1), experiment.mesh)
-      # An array on the host would be copied in every step.
+      # Raises if a host array would be copied to the devices in every step.
       with run.compiling(batch), jax.transfer_guard('disallow'):
         state, metrics = train_step(state, fixed, batch, steps_taken)
       run.take(step, metrics)
@@ -240,10 +242,10 @@ def _train(
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Measures `config.init`, or else the workdir's last checkpoint.
+  """Evaluates `config.init`, or the workdir's last checkpoint if it is empty.
 
-  Images have the size of its training. DETR takes any size: the config says
-  how large images are, and how much of that is padding.
+  Images are resized to the checkpoint's image size. DETR takes any size, so the
+  config's image size and padding apply.
 
   Returns:
     The evaluators' metrics.
@@ -260,7 +262,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       size = 'x'.join(map(str, checkpoint.image_size))
       if size not in (asked := config.data.image_size, f'{asked}x{asked}'):
         _log.info(
-          'Images have %s pixels, as %s was trained, and not %s.',
+          'Images have %s pixels, the size that %s was trained on, and not %s.',
           *(size, checkpoint.path, asked),
         )
       config.data.image_size = size
@@ -272,9 +274,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   for field in ('name', *known):
     if field != 'num_classes' and known[field] != wanted.get(field):
       raise ValueError(
-        f'{checkpoint.path} has {field} {known[field]!r} and on '
-        f'{config.data.name} it is {wanted.get(field)!r}: they cannot be '
-        'compared.'
+        f'{checkpoint.path} has model.{field} {known[field]!r}, but the config '
+        f'on {config.data.name} gives {wanted.get(field)!r}: use the config '
+        'that the checkpoint was trained with.'
       )
   if objective.class_names:
     classes.check_same(
@@ -289,5 +291,5 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   parts = Parts(config, objective, fixed, mesh, facts)
   for evaluator in build.make_evaluators(parts):
     results |= evaluator.run(params)
-  # Pictures belong to the TensorBoard of a training.
+  # Pictures are only logged during training.
   return metric_log.numbers(results)

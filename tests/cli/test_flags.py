@@ -240,7 +240,8 @@ def test_whoever_asks_for_help_is_told_of_all_commands(
   assert entrance.main() == (2 if is_error else 0)
   told, other = capsys.readouterr()[:: -1 if is_error else 1]
   assert (
-    other == '' and told.startswith("error: No command 'hlep'.") is is_error
+    other == ''
+    and told.startswith("error: Unknown command 'hlep'.") is is_error
   )
   assert sum(f'  {name} ' in told for name in COMMANDS) == len(COMMANDS)
 

@@ -186,7 +186,7 @@ def test_several_classes_an_image_are_learned(table, tmp_path):
   config = small.get_config(f'{name},total=3 steps,batch_size=8')
   config.data.image_size = '4'
   config.model.update(width=8, depth=1, mlp_dim=8, heads=1)
-  with pytest.raises(ValueError, match='several classes an image.*sigmoid'):
+  with pytest.raises(ValueError, match='several classes per image.*sigmoid'):
     train(config, str(tmp_path / 'run'))
   assert not (tmp_path / 'run').exists()
   config.loss.name = 'sigmoid'

@@ -99,7 +99,7 @@ def test_head_and_image_size_count(capsys):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (['l16', 'r50y1'], "No model variant 'r50y1'. Did you mean r50x1"),
+    (['l16', 'r50y1'], "Unknown model variant 'r50y1'. Did you mean r50x1"),
     (['l15'], 'Patches of 15x15 pixels do not tile an image of 224x224'),
   ],
 )

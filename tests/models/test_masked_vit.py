@@ -144,9 +144,9 @@ def test_the_mask_is_learned():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'target': 'colour'}, "model.target is 'colour': use one of mean_col"),
-    ({'pool': 'map'}, 'train no head: model.pool is cls or gap'),
-    ({'num_classes': 3}, 'train no head'),
+    ({'target': 'colour'}, "model.target is 'colour'; it must be one of mean"),
+    ({'pool': 'map'}, 'do not train a head. Set model.pool to cls'),
+    ({'num_classes': 3}, 'do not train a head'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
   ],
 )
@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(fields, message):
 
 def test_a_single_patch_is_refused():
   fields = FIELDS | {'name': 'masked_vit', 'num_classes': 0, 'pool': 'gap'}
-  with pytest.raises(ValueError, match='a single patch, with no other'):
+  with pytest.raises(ValueError, match='a single patch, which cannot'):
     variants.build(image_size=(8, 8), **fields)
   assert variants.build(image_size=(8, 16), **fields).grid((8, 16)) == (1, 2)
   # Whatever their sides, patches have a mean.

@@ -127,7 +127,7 @@ def test_tokens_are_those_of_the_name(variant, grid):
 def test_a_misspelt_variant_names_the_nearest(name, hint):
   with pytest.raises(ValueError, match=hint) as e:
     variants.fields(name)
-  assert str(e.value).startswith(f'No model variant {name!r}. ')
+  assert str(e.value).startswith(f'Unknown model variant {name!r}. ')
   assert 'as in l16' in str(e.value)
 
 
@@ -182,18 +182,21 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'name': 'resnt'}, r"model.name is 'resnt'. Did you mean resnet\?"),
     ({'dtype': 'float16'}, "model.dtype is 'float16': use float32 or bfloat16"),
     ({'heads': 5}, 'width 192 is not a multiple of model.heads 5'),
-    ({'rope': 10.0, 'heads': 32}, 'a head has 6 numbers: rotary embeddings'),
+    ({'rope': 10.0, 'heads': 32}, 'a head has width 6: rotary embeddings'),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
-      'model.registers 5: it needs a square number',
+      'model.registers is 5; it must be a square',
     ),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 0},
-      'model.registers 0: it needs a square number',
+      'model.registers is 0; it must be a square',
     ),
-    ({'name': 'deit', 'representation_size': 8}, 'representation_size 8: DeiT'),
+    (
+      {'name': 'deit', 'representation_size': 8},
+      'representation_size is 8: DeiT',
+    ),
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
-    ({'layers': (1,)}, "is 'vit', which has no model.layers: a name alone"),
+    ({'layers': (1,)}, "is 'vit', which lacks the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
     ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
     (

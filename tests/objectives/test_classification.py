@@ -217,7 +217,7 @@ def test_one_class_alone_is_refused():
   config = digits.get_config()
   with pytest.raises(
     ValueError,
-    match="has one class, 'cat', and .* column label of a table",
+    match="has one class, 'cat', but .* column label of a CSV",
   ):
     classified(config, Facts(('cat',), 9))
 
@@ -345,5 +345,5 @@ def test_balanced_weights_are_scikit_learns():
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   several = dataclasses.replace(facts, several_labels=True)
   config.loss.name = 'sigmoid'
-  with pytest.raises(ValueError, match='weights images by their one class'):
+  with pytest.raises(ValueError, match='weights images by their only class'):
     classified(config, several)

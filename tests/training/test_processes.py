@@ -291,7 +291,7 @@ def test_a_workdir_that_is_not_shared_is_refused(training, alone, tmp_path):
     results = results_of(both)
   for status, err in results:
     assert status == 2
-    assert 'error: The processes see other checkpoints in ' in err
+    assert 'error: The processes see different checkpoints in ' in err
 
 
 SLOW_STEPS = """

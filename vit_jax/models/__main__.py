@@ -1,4 +1,4 @@
-"""Lists the named models with what they cost.
+"""Lists the named models with their parameters, GFLOPs and tokens.
 
   python -m vit_jax.models
   python -m vit_jax.models r50+b16 l16 --image_size=384 --format=csv
@@ -12,9 +12,9 @@ their defaults and valid values. `--pretrained` lists the published checkpoints
 by the names that every command takes for a checkpoint, with the model, pixels a
 side, training data, top-1 accuracy on ImageNet and its source, and the file.
 
-GFLOPs are those of one image's forward pass. A multiply-add counts as two, a
-multiplication by a convolution's padding not at all: 3 * forward * images is
-the compute of the paper's table 6. Tokens are the encoder's, with the class
+GFLOPs count one image's forward pass, a multiply-add as two operations and
+products with a convolution's padding not at all: 3 * forward * images is the
+compute in the paper's table 6. Tokens are the encoder's, including the class
 token. Names that are not listed work too: s7, r101x2, r26+l16, axial_l32.
 """
 
@@ -35,7 +35,7 @@ from vit_jax.models import flops, variants
 from vit_jax.models.fields import REQUIRED
 from vit_jax.register import nearest
 
-# Columns of the tables: names, and after a colon the format of the cells.
+# Columns of the tables: the name, then after a colon the format of its cells.
 _MODELS = 'model parameters:, gflops:.2f tokens:, source'
 _CHECKPOINTS = (
   'name model image_size:d data accuracy:g accuracy_from size_mib:, address'
@@ -56,7 +56,7 @@ def rows(
   """Yields a row for each named model.
 
   Raises:
-    ValueError: for an unknown name, or an image size it cannot take.
+    ValueError: for an unknown name, or an image size the model cannot take.
   """
   for name in names:
     model = variants.build(
@@ -93,17 +93,17 @@ def parameters(
 
 
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each published checkpoint of some models, or of all.
+  """Returns a row for each published checkpoint of the models; of all if empty.
 
   Raises:
-    ValueError: for an unknown name, or one without published checkpoints.
+    ValueError: for an unknown model, or one without published checkpoints.
   """
   have = {entry.model for entry in catalogue.PUBLISHED.values()}
   for model in models:
     variants.fields(model)
     if model not in have:
       raise ValueError(
-        f'No checkpoint of {model} was published. {nearest(model, have)}'
+        f'{model} has no published checkpoint. {nearest(model, have)}'
       )
   return [
     {'name': name} | entry._asdict()
@@ -113,7 +113,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field of some models, or of ViT.
+  """Returns a row for each config field of the models; of ViT if empty.
 
   Raises:
     ValueError: for an unknown name.
@@ -135,7 +135,7 @@ def fields(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
-  """Prints rows as a table; `columns` have the format of their cells."""
+  """Prints rows as a table; `columns` maps names to formats of their cells."""
   lines = [[_TITLES.get(name, name) for name in columns]]
   for row in found:
     cells = ((row[name], form) for name, form in columns.items())
@@ -151,35 +151,37 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns the exit status."""
   parser = flags.parser('models', __doc__)
   add = parser.add_argument
-  add('models', nargs='*', help='Names to list; all published ones if none.')
+  add('models', nargs='*', help='Models to list; all published ones if empty.')
   add(
     '--pretrained',
     action='store_true',
-    help='List published checkpoints, of the models named or of all.',
+    help='List the published checkpoints of these models, or of all.',
   )
   add(
     '--fields',
     action='store_true',
-    help='List the config fields of ViT, or of the models named.',
+    help='List the config fields of these models, or of ViT.',
   )
   add(
     '--params',
     action='store_true',
-    help='List the parameters of the models named.',
+    help='List the parameters of these models.',
   )
   add(
-    '--format', choices=('table', 'csv'), default='table', help='Of the output.'
+    '--format', choices=('table', 'csv'), default='table', help='Output format.'
   )
   add(
     '--image_size',
     help='Side of the image in pixels, or height x width (default: 224).',
   )
   add(
-    '--num_classes', type=int, help='Of the head; 0 for none (default: 1000).'
+    '--num_classes',
+    type=int,
+    help='Classes of the head; 0 for a model without a head (default: 1000).',
   )
   args = parser.parse_args(argv)
   if args.params and (not args.models or args.pretrained or args.fields):
-    parser.error('--params takes names of models, as in l16 --params.')
+    parser.error('--params needs names of models: use it as in l16 --params.')
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):
     parser.error(
@@ -187,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       '--num_classes.'
     )
   if (args.num_classes or 0) < 0:
-    parser.error(f'--num_classes={args.num_classes}: give 0 or more.')
+    parser.error(f'--num_classes is {args.num_classes}; it must be 0 or more.')
   return flags.command(_run, args)
 
 

@@ -1,18 +1,18 @@
-"""Equations 6 and 7 without keeping the attention weights.
+"""Equations 6 and 7 without storing the attention weights.
 
 The weights A are the largest arrays of a layer, L x L for each head. As in
-FlashAttention (2205.14135) only the logarithm of each softmax's denominator is
-kept; the backward pass computes A again, and with y = A v its gradient needs no
-sum over A:
+FlashAttention (2205.14135), the forward pass stores only the logarithm of each
+softmax's denominator, and the backward pass recomputes A. With y = A v, the
+gradient of the logits S is
 
   dS = A * (dy v^T - sum_K(dy * y))
 
-Long sequences take a part of the queries at a time, so that memory grows with
-the tokens and not with their square. In bfloat16 the logits are rounded to
-bfloat16, as in PyTorch's autocast; the softmax always works in float32.
+Long sequences are processed in chunks of queries, so that memory grows linearly
+with the number of tokens. In bfloat16 the logits are rounded to bfloat16, as in
+PyTorch's autocast; the softmax always works in float32.
 
-A mask BQL is true where a query may look; its B and its Q may be 1. A query
-that may look nowhere gets zeros and passes on no gradient.
+A mask BQL is true where a query may attend to a key; its B and Q may be 1. A
+query whose mask is all false gets zeros, and its gradient is zero.
 """
 
 import contextlib
@@ -30,12 +30,13 @@ from vit_jax.models.model import BATCH_AXES
 
 Array = jax.Array
 
-# For `layers.remat`, which keeps the results of this file.
+# Checkpoint name of this file's results, which `layers.remat` saves.
 NAME = 'attention'
-# With so many the logits of a layer are about as large as the activations of
-# its MLP; 1,024 x 1,024 pixels in patches of 16 are 4,096 tokens.
+# Queries per chunk. The logits of 1,024 queries take about as much memory as
+# the activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Without gradients each part is traced, and a file can claim any image size.
+# Maximum number of chunks in inference. Each is traced separately, and a file
+# can claim any image size.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)
@@ -43,7 +44,7 @@ _PORTABLE = contextvars.ContextVar('portable', default=False)
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-  """Traces without kernels of this machine, for programs that run elsewhere."""
+  """Traces without this machine's kernels, for programs that run elsewhere."""
   token = _PORTABLE.set(True)
   try:
     yield
@@ -59,18 +60,18 @@ def on_gpu() -> bool:
 def attend(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
 ) -> Array:
-  """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best way."""
+  """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best kernel."""
   _, Q, _, K = q_BQNK.shape
   if (
     on_gpu()
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128
-    # cuDNN has no gradient of masks of odd lengths.
+    # cuDNN lacks gradients for masks of odd lengths.
     and (mask_BQL is None and Q > 1 or _even(q_BQNK, k_BLNK))
   ):
     return _cudnn(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
-  # Not heads first: see `tpu_layout`.
+  # `tpu_layout` explains why heads do not come first.
   qkv = (checkpoint_name(x, NAME) for x in (q_BQNK, k_BLNK, v_BLNK))
   return _attend(*qkv, mask_BQL)
 
@@ -94,10 +95,10 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 
 
 def _product(axes: str, *arrays: Array) -> Array:
-  """Returns a product of heads first, as B.NK.
+  """Multiplies to BN.K and transposes to B.NK.
 
-  For B.NK itself `einsum` swaps the factors, which costs CPUs up to a tenth of
-  a step of Ti/16.
+  If `einsum` returns B.NK itself, it swaps the factors, which costs CPUs up to
+  a tenth of a step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -110,7 +111,8 @@ def _cudnn(
     return way(q_BQNK, k_BLNK, v_BLNK)
   B, _, L = mask_BQL.shape
   looks_BQ = jnp.any(mask_BQL, axis=-1)
-  # Queries that look nowhere would get NaN gradients, so they look everywhere.
+  # A query with an all-false mask would get NaN gradients. It attends to all
+  # keys instead, and its result is set to zero.
   mask_BNQL = (mask_BQL | ~looks_BQ[..., None])[:, None]
   mask_BNQL = jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L))
   y_BQNK = _fused(q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL)
@@ -136,7 +138,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX splits everything but the lengths.
+    # JAX does not shard the lengths by itself, so shard_map shards the batch.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(
@@ -146,9 +148,10 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
 
 
 def _padded(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  """Pads to even lengths and tells cuDNN how many of them to use.
+  """Pads to even lengths and passes cuDNN the unpadded lengths.
 
-  cuDNN has gradients of odd lengths too, but JAX 0.10 to 0.12 asks for none.
+  cuDNN supports gradients for odd lengths, but JAX 0.10 to 0.12 does not use
+  them.
   """
   B, Q, *_ = q_BQNK.shape
   arrays = (
@@ -175,7 +178,7 @@ def _attend(
   Q = q_BQNK.shape[1]
   if Q <= MAX_QUERIES:
     return attend(q_BQNK, mask_BQL)
-  # Not a loop of XLA, which converters do not know.
+  # Unrolled, because converters to other formats do not support XLA loops.
   rows = max(MAX_QUERIES, math.ceil(Q / MAX_UNROLLED))
   differs = _differs(mask_BQL)
   parts = []
@@ -186,13 +189,13 @@ def _attend(
 
 
 def _differs(mask_BQL: Array | None) -> tuple[Array, ...]:
-  """Returns a mask that differs from query to query, or nothing."""
+  """Returns the mask in a tuple if it differs between queries, else ()."""
   return () if mask_BQL is None or mask_BQL.shape[1] == 1 else (mask_BQL,)
 
 
 def _logits(q_BQNK: Array, k_BLNK: Array, mask_BQL: Array | None) -> Array:
-  """Returns k q^T / sqrt(K), BNLQ, and -inf where the mask is false."""
-  # Not queries first: see `tpu_layout`.
+  """Returns k q^T / sqrt(K), BNLQ, with -inf where the mask is false."""
+  # `tpu_layout` explains why queries come last.
   logits_BNLQ = jnp.einsum('BLNK,BQNK->BNLQ', k_BLNK, q_BQNK)
   dtype = jnp.promote_types(logits_BNLQ.dtype, jnp.float32)
   logits_BNLQ = logits_BNLQ.astype(dtype) * q_BQNK.shape[-1] ** -0.5
@@ -209,11 +212,11 @@ def _forward(
   ) -> tuple[Array, Array]:
     logits_BNLQ = _logits(q_BQNK, k_BLNK, mask_BQL)
     max_BN1Q = jnp.max(logits_BNLQ, axis=-2, keepdims=True)
-    if mask_BQL is not None:  # or -inf less -inf
+    if mask_BQL is not None:  # avoids -inf - (-inf)
       max_BN1Q = jnp.maximum(max_BN1Q, jnp.finfo(max_BN1Q.dtype).min)
     exp_BNLQ = jnp.exp(logits_BNLQ - max_BN1Q)
     sum_BN1Q = tpu_layout.sum_keys(exp_BNLQ)
-    if mask_BQL is not None:  # or 0 / 0; no other sum is below 1
+    if mask_BQL is not None:  # avoids 0 / 0; all other sums are 1 or more
       sum_BN1Q = jnp.maximum(sum_BN1Q, 1)
     y_BQNK = _product(
       'BNLQ,BLNK->BNQK', exp_BNLQ, v_BLNK.astype(exp_BNLQ.dtype)
@@ -276,10 +279,10 @@ def _by_parts(
   *arrays: Array,
   summed: tuple[int, ...] = (),
 ) -> Any:
-  """Applies a function to at most `MAX_QUERIES` queries at a time.
+  """Applies a function to chunks of at most `MAX_QUERIES` queries.
 
-  It takes arrays BQ.. and returns BQN., or sums over the queries at the
-  positions `summed`.
+  The function takes arrays BQ.. and returns arrays BQN., or sums over queries
+  at the positions `summed`, which are added over the chunks.
   """
   B, Q, N, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)
@@ -287,7 +290,7 @@ def _by_parts(
     return function(*arrays)
   rows = math.ceil(Q / n)
 
-  # Queries of zeros, whose dy is zero, too, add nothing to any sum.
+  # The padding adds nothing to the sums, because its queries and dy are zero.
   def split(x: Array) -> Array:
     x = jnp.pad(x, ((0, 0), (0, n * rows - Q), *[(0, 0)] * (x.ndim - 2)))
     return jnp.moveaxis(x.reshape(len(x), n, rows, *x.shape[2:]), 1, 0)

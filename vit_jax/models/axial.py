@@ -21,7 +21,7 @@ HEADS = 8
 class AxialBlock(nn.Module):
   """A layer of Axial-ViT: row attention and MLP, column attention and MLP.
 
-  Has the interface of `EncoderBlock`. Tokens are the grid's, in raster order,
+  Has the interface of `EncoderBlock`. Tokens are the patches in raster order,
   without a class token. Captured attention has the entries `row` (BhNww) and
   `column` (BwNhh).
   """
@@ -40,7 +40,7 @@ class AxialBlock(nn.Module):
     drop_rate: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    del drop_rate, rotation  # see `unless` of the fields
+    del drop_rate, rotation  # the fields of `ViT` exclude them
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)
@@ -48,7 +48,7 @@ class AxialBlock(nn.Module):
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
 
     def along(name: str, x_BxyD: Array, key: Array | None) -> tuple[Array, Any]:
-      """Attends along y, each x on its own."""
+      """Attends along y, independently for each x."""
       B, x, y, D = x_BxyD.shape
       block = layers.EncoderBlock(
         self.fields,
@@ -80,8 +80,8 @@ class PositionSensitiveAttention(nn.Module):
     a_op = softmax_p(q_o k_p + q_o r^q_{p-o} + k_p r^k_{p-o})
 
   with keys half as wide as values and embeddings r shared by all heads. The
-  logits are divided by the root of the key width; the authors normalise the
-  three terms by batch statistics, which GroupNorm cannot replace.
+  logits are divided by the square root of the key width. The authors normalise
+  the three terms by BatchNorm instead, which GroupNorm cannot replace.
   """
 
   features: int
@@ -89,11 +89,11 @@ class PositionSensitiveAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x_BxyC: Array) -> Array:
-    """Attends along y, each x on its own; returns BxyF."""
+    """Attends along y, independently for each x; returns BxyF."""
     V = self.features // HEADS
     K = V // 2
     y = x_BxyC.shape[2]
-    # p - o among the 2 y - 1 offsets.
+    # Index of the offset p - o among all 2 y - 1 offsets.
     offset_op = np.arange(y) - np.arange(y)[:, None] + y - 1
 
     def project(name: str, width: int) -> Array:
@@ -129,9 +129,9 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """Axial-ResNet's substitute for a 3x3 convolution: row, then column.
+  """Row, then column attention in place of Axial-ResNet's 3x3 convolutions.
 
-  A stride is an average pooling at the end, as in the authors' code.
+  A stride becomes average pooling at the end, as in the authors' code.
   """
 
   features: int
@@ -149,7 +149,7 @@ class AxialConv(nn.Module):
     ).swapaxes(1, 2)
     if self.stride > 1:
       window = (self.stride, self.stride)
-      # The division by the count of pixels is in float32.
+      # avg_pool divides by the number of pixels in float32.
       x = nn.avg_pool(
         x, window, window, padding='SAME', count_include_pad=False
       ).astype(self.dtype)

@@ -1,4 +1,4 @@
-"""DeiT with distillation: a second learned token that a teacher's labels train.
+"""DeiT with distillation: a second token whose head learns a teacher's labels.
 
 Touvron et al., "Training data-efficient image transformers & distillation
 through attention" (2012.12877), section 4.
@@ -17,8 +17,8 @@ Array = jax.Array
 class DistilledViT(ViT):
   """A ViT with tokens [class, distillation, patches] and a head for each.
 
-  Its logits are the mean of both heads', as in the published code; the paper
-  averages their softmax.
+  The logits are the mean of both heads' logits, as in the published code. The
+  paper averages their softmax instead.
   """
 
   kind = 'deit'
@@ -38,13 +38,13 @@ class DistilledViT(ViT):
     super().check(image_size)
     if self.pool != 'cls' or self.representation_size:
       raise ValueError(
-        f'model.pool is {self.pool!r} and model.representation_size '
-        f'{self.representation_size}: DeiT has linear heads on its two '
-        "tokens, 'cls' and 0."
+        f'model.pool is {self.pool!r} and model.representation_size is '
+        f'{self.representation_size}: DeiT has linear heads on its class and '
+        "distillation tokens. Set them to 'cls' and 0."
       )
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns the mean of the logits BC, and each token's in a dict."""
+    """Returns the mean logits BC, and a dict with each token's logits."""
     C, bias = self.num_classes, self.head_bias
     cls_BC = heads.classifier(y_BD, C, bias)
     dist_BC = heads.classifier(x_BLD[:, 1], C, bias, 'head_dist')

@@ -30,12 +30,17 @@ class Encoder(nn.Module):
     key: Array | None = None,
     visible_BK: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the encoded tokens BLD and the captured, stacked by layer.
+    """Encodes tokens.
 
-    `x_BLD` has the tokens of the patches, a grid (h, w), last and in raster
-    order. Without a key nothing is dropped out. `visible_BK` lists the patches
-    that the layers see, by number; the result has them in this order. Positions
-    are then added at the input alone.
+    Args:
+      x_BLD: tokens; the patches come last, in raster order.
+      grid: (h, w) of the patches.
+      key: random key for dropout and stochastic depth; None disables both.
+      visible_BK: indices of the patches to encode, in the order of the result;
+        None for all. Requires positions to be added at the input only.
+
+    Returns:
+      The encoded tokens BLD, and the captured intermediates, stacked by layer.
     """
     f = self.fields
     extra = x_BLD.shape[1] - grid[0] * grid[1]
@@ -83,7 +88,7 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Returns the tokens, and the embeddings XLD that the layers add."""
+    """Returns the tokens, and embeddings XLD to add in the layers or None."""
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None
@@ -105,7 +110,7 @@ class Encoder(nn.Module):
   def _rotation(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> posemb.Rotation | None:
-    """Returns the rotation of the last tokens' queries and keys."""
+    """Returns the rotation for queries and keys of the last tokens, or None."""
     f = self.fields
     if not f.rope:
       return None

@@ -1,4 +1,4 @@
-"""Counts of parameters and floating-point operations, from shapes alone."""
+"""Counts parameters and floating-point operations from shapes alone."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ def count_params(model: Model, image_size: tuple[int, int]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
-  """Returns the operations of one image's forward pass.
+  """Returns the FLOPs of one image's forward pass.
 
   Counts matrix products and convolutions, a multiply-add as two, as the paper
-  does: 3 * forward * images is the compute of table 6. As in XLA's analysis, a
-  convolution's products with its padding do not count; with them the ResNets of
-  table 6 would come out 4 % too high. See also `Model.counted`.
+  does: 3 * forward * images is the compute in table 6. As in XLA's analysis, a
+  convolution's products with its padding do not count; they would add 4 % to
+  the ResNets of table 6. See also `Model.counted`.
   """
   model = _looped(model)
   # Only some models take `capture`.
@@ -39,22 +39,22 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
 
 
 def count(function: Callable[..., Any], *shapes: Any) -> int:
-  """Returns the operations of a function, as `forward_flops` counts them."""
+  """Returns the FLOPs of a function, as `forward_flops` counts them."""
   return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def _looped(model: Model) -> Model:
-  # The same counts, traced once for all layers.
+  # Gives the same counts and traces one layer instead of all.
   return model.clone(scan=True, remat='none')
 
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
-  """Returns the parameters' `jax.ShapeDtypeStruct`s, as `variants.init`."""
-  # Containers of the caller's own.
+  """Returns `jax.ShapeDtypeStruct`s of the parameters of `variants.init`."""
+  # Copies the containers, because the cached ones are shared.
   return jax.tree.map(lambda x: x, _param_shapes(model, tuple(image_size)))
 
 
-# A command asks for those of its model several times.
+# Cached, because a command needs the shapes several times.
 @functools.lru_cache(maxsize=64)
 def _param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
@@ -82,7 +82,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def _conv_multiply_adds(eqn: Any) -> int:
-  """Returns the multiply-adds of a convolution without those of its padding."""
+  """Returns the multiply-adds of a convolution, except with its padding."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape
@@ -92,7 +92,7 @@ def _conv_multiply_adds(eqn: Any) -> int:
     taps = kernel[numbers.rhs_spec[2 + i]]
     stride = eqn.params['window_strides'][i]
     dilation = eqn.params['rhs_dilation'][i]
-    # Pairs of an output and a tap of the kernel that reads the image.
+    # Counts pairs of an output and a kernel tap that falls inside the image.
     pairs = sum(
       0 <= o * stride - before + tap * dilation < size
       for o in range(out[numbers.out_spec[2 + i]])

@@ -1,4 +1,4 @@
-"""From encoded tokens to one vector an image (section 3.1, appendix D.3)."""
+"""Pooling and classification heads (section 3.1, appendix D.3)."""
 
 import flax.linen as nn
 import jax
@@ -15,15 +15,15 @@ PARTITIONS: Partitions = (
 class MAPHead(nn.Module):
   """Multi-head attention pooling: a learned probe attends to all tokens.
 
-  As in "Scaling Vision Transformers" (2106.04560), after Set Transformer; the
-  names are those of the big_vision files.
+  As in "Scaling Vision Transformers" (2106.04560), after Set Transformer.
+  Parameter names are those of the big_vision files.
   """
 
   fields: layers.EncoderFields
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
-    """Returns BD."""
+    """Returns the pooled vectors BD."""
     f = self.fields
     B, _, D = x_BLD.shape
     probe_11D = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, D))
@@ -39,10 +39,10 @@ class MAPHead(nn.Module):
 def classifier(
   y_BD: jax.Array, num_classes: int, head_bias: float, name: str = 'head'
 ) -> jax.Array:
-  """Returns logits BC of the linear layer `name`, which starts at zero.
+  """Returns logits BC of a zero-initialised linear layer.
 
-  It works in float32 at any compute dtype: bfloat16 logits have too few digits
-  for a loss over thousands of classes.
+  Always computes in float32: bfloat16 logits have too few digits for a loss
+  over thousands of classes.
   """
   logits_BC = nn.Dense(
     num_classes,

@@ -1,9 +1,8 @@
-"""The layers that encoders and heads are made of: section 3.1, appendix A.
+"""Layers of the encoders and heads (section 3.1, appendix A).
 
-Dimensions are named as everywhere in this package: `B` batch, `H W` pixels,
-`h w` patch grid, `L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP,
-`C` classes, `X` one or all layers. Parameter names are those of the published
-.npz files, so that reading one is a renaming and nothing more.
+Dimension letters in this package: `B` batch, `H W` pixels, `h w` patch grid,
+`L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP, `C` classes,
+`X` one or all layers. Parameter names are those of the published .npz files.
 """
 
 import functools
@@ -22,7 +21,7 @@ from vit_jax.models.model import Loop, Partitions
 Array = jax.Array
 Initializer = Callable[..., Array]
 
-# Why Dense_1 is not split along its output: see `tpu_layout`.
+# `tpu_layout` explains why Dense_1 is not sharded along its output.
 PARTITIONS: Partitions = (
   (r'(query|key|value)/kernel$', ('fsdp', 'tensor', None)),
   (r'(query|key|value)/bias$', ('tensor', None)),
@@ -31,9 +30,9 @@ PARTITIONS: Partitions = (
   (r'Dense_0/bias$', ('tensor',)),
   (r'Dense_1/kernel$', (('tensor', 'fsdp'), None)),
 )
-# The originals' epsilon of LayerNorm, timm's too; transformers has 1e-12.
+# LayerNorm epsilon of the original code and timm; transformers uses 1e-12.
 EPSILON = 1e-6
-# A file may claim a billion layers, and Python builds a model layer by layer.
+# Bounded, because a file may claim a billion layers.
 DEPTHS = '[1, 1000]'
 # See `ViT.encoder_fields`.
 EncoderFields = Any
@@ -44,15 +43,15 @@ def check_heads(model: Any) -> None:
   if model.width % model.heads:
     raise ValueError(
       f'model.width {model.width} is not a multiple of model.heads '
-      f'{model.heads}: every head takes an equal share.'
+      f'{model.heads}: choose one that is.'
     )
 
 
 def constrain(x: Array, axes: str) -> Array:
-  """Keeps an array split by the rules for its axes, if there are any.
+  """Constrains the sharding of an array by the rules for its axes.
 
-  On GPUs, also keeps its last axis contiguous: after position embeddings are
-  added, the compiler would put the examples last in all layers.
+  On GPUs, also keeps its last axis contiguous. Otherwise the compiler makes the
+  batch the innermost axis in all layers, because of the position embeddings.
   """
   if attention.on_gpu():
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
@@ -60,26 +59,27 @@ def constrain(x: Array, axes: str) -> Array:
 
 
 def dropout(x: Array, rate: float, key: Array | None) -> Array:
-  """Drops out at a rate below 1; without a key, returns `x`."""
-  # `make_rng` folds in the module's path, which differs between scanned and
-  # unrolled layers, so callers pass keys.
+  """Applies dropout at a rate below 1; without a key, returns `x`."""
+  # Callers pass keys, because `make_rng` folds in the module's path, which
+  # differs between scanned and unrolled layers.
   if key is None or not rate:
     return x
   kept = jax.random.bernoulli(key, 1 - rate, x.shape)
-  # See `tpu_layout`.
+  # `tpu_layout` explains the barrier.
   kept = jax.lax.optimization_barrier(kept)
   return jnp.where(kept, x / (1 - rate), jnp.zeros_like(x))
 
 
 def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
-  """Drops a layer's branch for some examples and scales up the others.
+  """Applies stochastic depth (1603.09382).
 
-  Stochastic depth (1603.09382). Without a key or a rate, keeps all.
+  Drops a layer's branch for some examples and scales up the others. Without a
+  key or a rate, returns `y_BLD`.
   """
   if rate is None or key is None:
     return y_BLD
-  # Not the key of attention's dropout. The MLP's last dropout has the same key,
-  # and the first B of its BLD draws are those here: too few to matter.
+  # The attention's dropout uses the key itself. The MLP's last dropout uses
+  # this same folded key, but shares only B of its BLD draws.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
@@ -99,10 +99,11 @@ def group_norm(
   scale_init: Any = nn.initializers.ones,
   groups: int = 32,
 ) -> Array:
-  """Normalises images in groups of channels, 32 of them in BiT (1912.11370).
+  """Applies GroupNorm, with 32 groups as in BiT (1912.11370).
 
-  The variance comes from the differences to the mean. Flax's default, the mean
-  of squares less the squared mean, costs a ResNet's logits a decimal place.
+  Computes the variance from differences to the mean. Flax's default computes it
+  as the mean of squares minus the squared mean, which costs a ResNet's logits
+  one decimal place.
   """
   return nn.GroupNorm(
     groups,
@@ -117,9 +118,12 @@ def group_norm(
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
   """Returns a module class that recomputes activations in the backward pass.
 
-  The policy is 'none' to keep everything; 'cheap' to keep the results of matrix
-  products and of attention; or the name of one of `jax.checkpoint_policies`. A
-  scan around it (`in_loop`) keeps the two computations apart already.
+  Args:
+    block: the module class.
+    policy: 'none' to recompute nothing; 'cheap' to save the results of matrix
+      products and attention; or the name of one of `jax.checkpoint_policies`.
+    in_loop: whether the module runs in a scan, where XLA cannot merge the
+      recomputation with the forward pass.
   """
   if policy == 'none':
     return block
@@ -148,24 +152,24 @@ def repeated(
   is_initializing: bool,
   fields: dict[str, Any],
 ) -> tuple[Array, dict[str, Any]]:
-  """Applies equal layers; returns tokens and the captured, stacked.
+  """Applies equal layers; returns the tokens and stacked intermediates.
 
-  Makes its parameters in the compact method that calls it.
+  Creates the parameters in the compact method that calls it.
 
   Args:
     block: class of a layer; takes tokens, `inputs` and `shared`.
     loop: names of the layers.
     x_BLD: tokens.
-    inputs: arrays with an entry for each layer along the first axis.
+    inputs: arrays with one entry per layer along the first axis.
     shared: arrays for all layers.
     heads: N.
     depth: number of layers.
     scan: whether to loop over one compiled layer.
     policy: as `remat` takes it.
     is_initializing: the calling module's `is_initializing()`.
-    fields: of the layer.
+    fields: fields of the layer.
   """
-  # Inside a loop, kernels are sliced from matrices; see `tpu_layout`.
+  # The scan slices kernels as matrices; see `tpu_layout`.
   in_loop = scan and not is_initializing
   if in_loop:
     block = nn.map_variables(
@@ -193,7 +197,7 @@ def repeated(
 
 
 class LayerScale(nn.Module):
-  """Multiplies a branch by a factor for each channel (2103.17239)."""
+  """Multiplies a branch by a learned factor per channel (2103.17239)."""
 
   initial: float
 
@@ -207,9 +211,9 @@ class LayerScale(nn.Module):
 class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
-  `swiglu` (2002.05202): silu(a) b of two halves a, b of the first layer, which
-  is twice as wide, instead of the GELU. `norm` has the fields of one more norm
-  before the second layer (NormFormer, 2110.09456).
+  With `swiglu` (2002.05202) the first layer is twice as wide, and silu(a) b of
+  its two halves a, b replaces the GELU. If `norm` is set, its fields define one
+  more norm before the second layer (NormFormer, 2110.09456).
   """
 
   mlp_dim: int
@@ -247,10 +251,11 @@ class MlpBlock(nn.Module):
 
 
 class Projection(nn.Module):
-  """A dense layer between tokens and their heads, multiplied as a matrix.
+  """A dense layer from tokens to heads or back, computed as one matrix product.
 
-  It has the parameters of `nn.DenseGeneral`; see `tpu_layout`. The output's
-  `features` are (N, K) or (D,); the last `axes` of the input are contracted.
+  It has the parameters of `nn.DenseGeneral`; see `tpu_layout` for the reason.
+  The output's `features` are (N, K) or (D,); the last `axes` of the input are
+  contracted.
   """
 
   features: tuple[int, ...]
@@ -265,7 +270,7 @@ class Projection(nn.Module):
     matrix = math.prod(rows), math.prod(self.features)
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
-      # All heads make up one D x D matrix, which decides the scale.
+      # The initial scale is that of the D x D matrix of all heads.
       return self.kernel_init(key, matrix).reshape(shape)
 
     kernel = self.param('kernel', init, (*rows, *self.features))
@@ -282,13 +287,13 @@ class MultiHeadAttention(nn.Module):
 
   Attributes:
     heads: N.
-    relative: the number of tokens before the patches, to add relative position
-      embeddings (appendix D.4); or None.
-    dtype: of the computation; the softmax always works in float32.
+    relative: None, or the number of tokens before the patches to add relative
+      position embeddings (appendix D.4).
+    dtype: dtype of the computation; the softmax always works in float32.
     weights: whether to return the attention weights.
     bias: whether queries, keys and values have a bias.
     norm: fields of a norm of queries and keys (2302.05442), or None.
-    dropout: of the weights, with a key.
+    dropout: dropout rate of the attention weights.
     out_norm: fields of a norm of the joined heads (2110.09456), or None.
   """
 
@@ -311,11 +316,18 @@ class MultiHeadAttention(nn.Module):
     rotation: posemb.Rotation | None = None,
     key: Array | None = None,
   ) -> tuple[Array, Array | None]:
-    """Returns the attended tokens BQD, and the weights BNQL in float32 or None.
+    """Applies attention.
 
-    Keys default to the queries and values to the keys. A query may look where
-    `mask_BQL` is true, B and Q of which may be 1, or everywhere without it.
-    `rotation` is for the last queries and keys, `key` for the weights' dropout.
+    Args:
+      queries_BQD: tokens to compute queries from.
+      keys_BLD: tokens to compute keys from; None for `queries_BQD`.
+      values_BLD: tokens to compute values from; None for `keys_BLD`.
+      mask_BQL: true where a query may attend to a key; B and Q may be 1.
+      rotation: rotary embeddings of the last queries and keys.
+      key: random key for dropout; None disables it.
+
+    Returns:
+      The attended tokens BQD, and the weights BNQL in float32 or None.
     """
     keys_BLD = queries_BQD if keys_BLD is None else keys_BLD
     values_BLD = keys_BLD if values_BLD is None else values_BLD
@@ -356,7 +368,7 @@ class MultiHeadAttention(nn.Module):
 class EncoderBlock(nn.Module):
   """One layer of the encoder: equations 2 and 3.
 
-  `relative` is as `MultiHeadAttention` takes it, `capture` as the model does.
+  `MultiHeadAttention` documents `relative`, the model `capture`.
   """
 
   fields: EncoderFields
@@ -372,11 +384,17 @@ class EncoderBlock(nn.Module):
     drop_rate: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer and its captured intermediates.
+    """Applies the layer.
 
-    Without a key nothing is dropped out. Position embeddings are added to the
-    input, and either branch is dropped at `drop_rate`. `rotation` is as
-    `MultiHeadAttention` takes it.
+    Args:
+      x_BLD: tokens.
+      key: random key for dropout and stochastic depth; None disables both.
+      positions_LD: position embeddings to add to the input.
+      drop_rate: stochastic depth rate of both branches.
+      rotation: as `MultiHeadAttention` takes it.
+
+    Returns:
+      The tokens BLD after this layer, and the captured intermediates.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)

@@ -1,4 +1,4 @@
-"""A ViT that predicts what hidden patches show (section 4.6, appendix B.1.2).
+"""A ViT that predicts corrupted patches (section 4.6, appendix B.1.2).
 
 Some patches are corrupted after the embedding of equation 1. A linear layer on
 each patch's output predicts its colours.
@@ -17,25 +17,25 @@ from vit_jax.models.vit import ViT
 Array = jax.Array
 
 TARGETS = ('mean_colour', 'downsized', 'pixels')
-# A colour is one of 8 values for each of red, green and blue.
+# Red, green and blue have 8 values each.
 COLOURS = 512
-# Patches are downsized to so many pixels a side.
+# Side in pixels of a downsized patch.
 SMALL = 4
-# A patch is kept, or it is predicted and replaced by the mask, replaced by
-# another patch of the image, or left as it is.
+# Kinds of patches: KEPT is not predicted. The others are predicted: MASKED is
+# replaced by the mask token, OTHER by another patch, SAME is left unchanged.
 KEPT, MASKED, OTHER, SAME = range(4)
 
 
 class MaskedViT(ViT):
-  """Images and their hidden patches to predictions for every patch."""
+  """Maps images and their corruption to a prediction for every patch."""
 
   kind = 'masked_vit'
   task_params = ('mask_embedding', 'prediction')
 
   target: str = field(
     'mean_colour',
-    "What is predicted of a patch: its 'mean_colour', one of 512; the colours "
-    "of the patch 'downsized' to 4 x 4; or its 'pixels', normalised.",
+    "Prediction target of a patch: its 'mean_colour', one of 512; the colours "
+    "of the patch 'downsized' to 4 x 4; or its normalised 'pixels'.",
     valid=TARGETS,
   )
 
@@ -56,7 +56,7 @@ class MaskedViT(ViT):
     }[self.target]
 
   def side(self, image_size: tuple[int, int]) -> int:
-    """Returns the pixels along a side of what a token stands for."""
+    """Returns the side in pixels of the image area of a token."""
     return image_size[0] // self.grid(image_size)[0]
 
   def check(self, image_size: tuple[int, int]) -> None:
@@ -73,13 +73,14 @@ class MaskedViT(ViT):
       or self.num_classes
     ):
       raise ValueError(
-        'Masked patches train no head: model.pool is cls or gap, and '
-        'model.representation_size 0.'
+        f'model.pool is {self.pool!r} and model.representation_size is '
+        f'{self.representation_size}: masked patches do not train a head. Set '
+        'model.pool to cls or gap and model.representation_size to 0.'
       )
     if self.grid(image_size) == (1, 1):
       raise ValueError(
-        'The image is a single patch, with no other to predict it from. Choose '
-        'a smaller model.patch_size or a larger data.image_size.'
+        'The image is a single patch, which cannot be predicted from others. '
+        'Choose a smaller model.patch_size or a larger data.image_size.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -98,14 +99,15 @@ class MaskedViT(ViT):
 
     Args:
       images_BHWC: images in [-1, 1].
-      train: whether to drop out, which needs the random key 'dropout'.
+      train: whether to apply dropout, which needs the random key 'dropout'.
       capture: as `ViT` takes it.
-      corruption: for each patch `KEPT`, `MASKED`, `OTHER` or `SAME` and, for
-        `OTHER`, the index of the patch in its place; both integers BL.
+      corruption: the kind of each patch (`KEPT`, `MASKED`, `OTHER` or `SAME`)
+        and, for `OTHER`, the index of the patch that replaces it; both
+        integers BL.
 
     Returns:
-      Predictions BL.. in float32, of `prediction_shape` for each patch, and a
-      dict as that of `ViT`.
+      Predictions BL.. in float32, with `prediction_shape` for each patch, and
+      the same dict as `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, D = x_BhwD.shape
@@ -128,7 +130,7 @@ class MaskedViT(ViT):
   def _corrupted(
     self, x_BLD: Array, mask_D: Array, kind_BL: Array, other_BL: Array
   ) -> Array:
-    """Returns the tokens with those of the corrupted patches replaced."""
+    """Returns the tokens after replacing those of corrupted patches."""
     extra = len(self.extra_tokens)
     patches_BLD = x_BLD[:, extra:]
     others_BLD = jnp.take_along_axis(patches_BLD, other_BL[..., None], axis=1)

@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-# A nested dictionary of arrays by the names of modules and parameters.
+# A nested dictionary of arrays by module and parameter name.
 Params = Any
-# Arrays by name, examples first.
+# Arrays by name; the first axis goes over examples.
 Batch = dict[str, jax.Array]
 # Scalars by name.
 Metrics = dict[str, jax.Array]
@@ -18,8 +18,9 @@ Metrics = dict[str, jax.Array]
 BATCH_AXES = ('slice', 'data', 'fsdp')
 # The axes of the device mesh that split a dimension of a parameter.
 Axes = str | tuple[str, ...] | None
-# From a pattern of paths to the axes of a parameter's last dimensions, so that
-# layers stacked for a scan share the rules.
+# Sharding rules: a pattern for parameter paths, and the mesh axes of the
+# parameter's last dimensions. Layers stacked for a scan have one more dimension
+# and share the rules.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 # Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
@@ -33,9 +34,10 @@ REMAT = (
 
 
 class Loop(NamedTuple):
-  """Names of equal layers that a model unrolls or scans over.
+  """Parameter names of equal layers.
 
-  Unrolled, the prefix and numbers from `first`; scanned, `stacked`.
+  Unrolled layers are named by the prefix and numbers from `first`; scanned
+  layers are stacked under the name `stacked`.
   """
 
   prefix: str
@@ -44,23 +46,25 @@ class Loop(NamedTuple):
 
 
 class Model(nn.Module):
-  """From images to outputs: `apply` returns them and a dict of intermediates.
+  """A model: `apply` maps images to outputs and a dict of intermediates.
 
   Attributes:
-    kind: its name in `variants.ARCHITECTURES` and in `config.model.name`.
-    task_params: top-level names of the parameters of its task, not its body.
-    optional_params: by the field that switches a part on, the names of its
-      parameters. Transfer initialises them if the checkpoint lacks them, and
-      drops them if the model does.
-    compute_fields: fields that change the computation and not the parameters.
-    loops: the layers that a scan stacks.
-    depth_loop: the loop of the layers that its depth counts, or None.
-    after_layers: pattern of the paths of the parameters after those layers.
+    kind: name in `variants.ARCHITECTURES` and in `config.model.name`.
+    task_params: top-level names of the parameters that belong to the task (the
+      head), not the body.
+    optional_params: parameter names of optional parts, by the field that
+      switches the part on. Transfer initialises them if the checkpoint lacks
+      them, and drops them if the model does.
+    compute_fields: fields that change the computation but not the parameters.
+    loops: groups of layers that a scan stacks.
+    depth_loop: the loop over the layers that `depth` counts, or None.
+    after_layers: pattern for the paths of the parameters after these layers.
     any_size: whether it takes padded images of any size with `padding_BHW`.
-    counted: names for `capture` of computations of training alone, for FLOPs.
-    partitions: rules for splitting its parameters, beside `sharding.RULES`.
-    cast_params: patterns of the paths of parameters that are used in `dtype`
-      alone.
+    counted: names for `capture` of computations that only training makes and
+      that FLOP counts include.
+    partitions: sharding rules, in addition to `sharding.RULES`.
+    cast_params: patterns for the paths of parameters that are only used in
+      `dtype`.
   """
 
   kind: ClassVar[str]
@@ -83,7 +87,7 @@ class Model(nn.Module):
 
   @classmethod
   def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-    """Returns its fields without those of every Flax module."""
+    """Returns the fields of the model, without those of every Flax module."""
     return tuple(
       field
       for field in dataclasses.fields(cls)
@@ -92,48 +96,49 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """What it predicts: 'classes', 'objects', 'pixels' or 'patches'."""
+    """The kind of prediction: 'classes', 'objects', 'pixels' or 'patches'."""
     return 'classes'
 
   @property
   def vectors(self) -> tuple[str, ...]:
-    """Its outputs that are one vector for each image."""
+    """Names of the outputs that are one vector per image."""
     return ('pre_logits', 'logits') if self.num_classes else ('pre_logits',)
 
   def outputs(
     self, outputs: jax.Array, aux: Mapping[str, Any]
   ) -> dict[str, jax.Array]:
-    """Names the outputs of `apply` that export and serving give."""
+    """Returns the outputs of `apply` for export and serving, by name."""
     del aux
     return {'logits' if self.num_classes else 'pre_logits': outputs}
 
   @property
   def attention(self) -> str:
-    """How tokens attend to each other in every layer.
+    """Which tokens attend to which.
 
-    'all': to all; 'axial': to their row, then to their column; 'pixels': to all
-    or to earlier ones; 'objects': to all but padding, and queries to them;
-    empty: not at all.
+    'all': all tokens to all; 'axial': to their row, then to their column;
+    'pixels': to all tokens, or only to earlier ones; 'objects': to all except
+    padding, and object queries attend to the tokens; empty: the model has no
+    attention.
     """
     return ''
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:
-    """The learned tokens before those of the grid, by parameter name."""
+    """Parameter names of the learned tokens before the patches."""
     return ()
 
   @property
   def num_blocks(self) -> int:
-    """How many outputs `capture=('blocks',)` gives."""
+    """Number of outputs that `capture=('blocks',)` returns."""
     raise NotImplementedError
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Raises ValueError unless the fields and the image size fit together."""
+    """Raises ValueError if the fields or the image size do not fit together."""
     raise NotImplementedError
 
   @classmethod
   def stack_layers(cls, params: Params) -> Params:
-    """Turns unrolled layers into the leading axis that a scanned model has."""
+    """Stacks unrolled layers along a leading axis, for a scanned model."""
     tree = {
       name: cls.stack_layers(x) if isinstance(x, dict) else x
       for name, x in params.items()
@@ -148,7 +153,7 @@ class Model(nn.Module):
 
   @classmethod
   def unstack_layers(cls, params: Params) -> Params:
-    """Turns a scanned model's leading layer axis into unrolled layers."""
+    """Undoes `stack_layers`."""
     tree = {
       name: cls.unstack_layers(x) if isinstance(x, dict) else x
       for name, x in params.items()
@@ -167,31 +172,31 @@ class Model(nn.Module):
     return self.clone(num_classes=0, parent=None)
 
   def parts(self) -> Mapping[str, 'Model']:
-    """Returns by name the parts that a checkpoint of another model can start.
+    """Returns by name the parts that another checkpoint can initialise.
 
-    Names of their fields start with the part's: `backbone_layers`.
+    A part's name is the prefix of its fields, as in `backbone_layers`.
     """
     return {}
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns (h, w) of the tokens of an image (H, W) in pixels.
+    """Returns the token grid (h, w) of images of (H, W) pixels.
 
     Raises:
-      ValueError: if the model does not take such images.
+      ValueError: if the model does not take images of this size.
     """
     raise NotImplementedError
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    """Describes the model in a line."""
+    """Describes the model in one line."""
     raise NotImplementedError
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
-    """Returns L, the extra tokens included."""
+    """Returns the number of tokens L, including the extra tokens."""
     h, w = self.grid(image_size)
     return len(self.extra_tokens) + h * w
 
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
-    """Returns the class token of a block's output, or the grid's mean, BD."""
+    """Returns BD: the class token of a block's output, or the patches' mean."""
     if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))
@@ -200,7 +205,7 @@ class Model(nn.Module):
 
 
 def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:
-  """Returns where images of (height, width) are padding, bool BHW."""
+  """Returns a mask BHW, true at the padding of images of (height, width)."""
   rows_H, columns_W = (jnp.arange(n) for n in image_size)
   return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (
     columns_W[None, None] >= size_B2[:, 1, None, None]

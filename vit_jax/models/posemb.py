@@ -11,10 +11,10 @@ _init = nn.initializers.normal(0.02)
 
 
 class PositionEmbedding(nn.Module):
-  """Makes the embeddings for one layer or for each of `layers`, X.
+  """Position embeddings for X = `layers` layers.
 
-  The kind is 'learned1d', one vector a token; 'learned2d', one of D/2 a column
-  joined with one of D/2 a row; or 'sincos2d', the fixed table.
+  Kinds: 'learned1d' has one vector per token; 'learned2d' concatenates D/2
+  numbers for the column and D/2 for the row; 'sincos2d' is fixed.
   """
 
   kind: str
@@ -22,9 +22,10 @@ class PositionEmbedding(nn.Module):
 
   @nn.compact
   def __call__(self, grid: tuple[int, int], extra: int, D: int) -> jax.Array:
-    """Returns the embeddings XLD, in raster order after `extra` tokens.
+    """Returns embeddings XLD: `extra` tokens, then patches in raster order.
 
-    A class token has no coordinates: only 'learned1d' gives it an embedding.
+    Only 'learned1d' embeds the extra tokens. The other kinds give them zeros,
+    because they have no coordinates.
     """
     (h, w), X = grid, self.layers
     if self.kind == 'learned1d':
@@ -63,9 +64,10 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
 def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
   """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
 
-  Rows and columns are counted where `inside` is true, outside of padding, up to
-  2 pi. The first D/2 numbers are sin(y f_i) and cos(y f_i) in turn of the row
-  y, the others those of the column x, with f_i = 10000^(-i / (D/4)).
+  `inside_Bhw` is true outside of padding. Coordinates count the rows and
+  columns inside and are scaled to end at 2 pi. The first D/2 numbers alternate
+  sin(y f_i) and cos(y f_i) of the row y, the last D/2 those of the column x,
+  with f_i = 10000^(-i / (D/4)).
   """
   inside_Bhw = inside_Bhw.astype(jnp.float32)
   periods = jnp.asarray(10_000.0 ** (np.arange(D // 4) / (D // 4)), jnp.float32)
@@ -73,7 +75,7 @@ def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
   for axis in (1, 2):
     count_Bhw = jnp.cumsum(inside_Bhw, axis)
     last = jax.lax.slice_in_dim(count_Bhw, -1, None, axis=axis)
-    # 1e-6 as in the original: a row of padding alone stays finite.
+    # 1e-6 as in the original; it avoids 0 / 0 where all is padding.
     x_Bhw1 = (count_Bhw / (last + 1e-6) * (2 * np.pi))[..., None]
     turns = x_Bhw1 / periods[None, None, None]
     both = jnp.stack([jnp.sin(turns), jnp.cos(turns)], axis=-1)
@@ -89,14 +91,14 @@ def rotation(
 ) -> Rotation:
   """Returns cosines and sines (h * w, K / 2) of 2-D rotary embeddings.
 
-  RoFormer (2104.09864) in two dimensions: the token of row y and column x turns
-  pair j of its query's and key's numbers by y f_j, and pair j + K/4 by x f_j,
-  with f_j = theta^(-j / (K/4)). Row i of a grid of h rows is y =
+  RoFormer (2104.09864) in two dimensions: for the token in row y and column x,
+  pair j of the numbers of its query and key is rotated by the angle y f_j, and
+  pair j + K/4 by x f_j, with f_j = theta^(-j / (K/4)). Row i of h has y =
 
-    i side / h                 with a `side` (EVA-02 2303.11331, ViT-5), which
-                               is that of the grid that was trained on
-    i                          if that is -1 (RoPE-ViT 2403.13298)
-    2 pi (2 (i + 1/2) / h - 1) if it is 0 (DINOv3 2508.10104)
+    i side / h                 if `side` is above 0 (EVA-02 2303.11331, ViT-5),
+                               the side of the grid in training
+    i                          if `side` is -1 (RoPE-ViT 2403.13298)
+    2 pi (2 (i + 1/2) / h - 1) if `side` is 0 (DINOv3 2508.10104)
   """
   f = theta ** (-np.arange(K // 4) / (K // 4))
   angles = []
@@ -111,8 +113,8 @@ def rotation(
 def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
   """Rotates queries or keys: number j pairs with number j + K/2.
 
-  `by` is for the last tokens. The others are rotated by nothing, because
-  cutting them off would move all tokens on a TPU.
+  `by` is for the last tokens. The first tokens are rotated by zero: slicing
+  them off would copy all tokens on a TPU.
   """
   extra = x_BLNK.shape[1] - len(by[0])
   cos_1L1k, sin_1L1k = (
@@ -133,18 +135,18 @@ def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
 
 
 class RelativeKeys(nn.Module):
-  """The extra attention of 1-D relative position embeddings (appendix D.4).
+  """Attention logits of 1-D relative position embeddings (appendix D.4).
 
-  The key is an embedding, of width D for all heads, of the offset p_q - p_k
-  between two patches in raster order; the logits are added to those of the
-  content. A class token has no position, hence no offset.
+  The keys are learned embeddings of the offset p_q - p_k between two patches in
+  raster order. The logits are added to those of the content. A class token has
+  no position, so its logits are zero.
   """
 
   @nn.compact
   def __call__(self, q_BLNK: jax.Array, extra: int) -> jax.Array:
-    """Returns logits BNLL, float32, that are 0 for the first `extra` tokens.
+    """Returns logits BNLL, float32; zero for the first `extra` tokens.
 
-    Queries are divided by sqrt(K), as those of the content.
+    They are divided by sqrt(K), like the logits of the content.
     """
     _, L, N, K = q_BLNK.shape
     L -= extra
@@ -160,10 +162,10 @@ class RelativeKeys(nn.Module):
 
 
 def _shift(x_BNLO: jax.Array) -> jax.Array:
-  """Picks entry k - q + L - 1 of row q for every k.
+  """Selects entry k - q + L - 1 of row q for every k.
 
-  As a reshaping (see `tpu_layout`): with one more column, the entries wanted
-  lie 2 L - 1 apart from row to row.
+  Uses reshapes instead of a gather (see `tpu_layout`): in the flattened array
+  with one more column, the selected entries of two rows are 2 L - 1 apart.
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)
@@ -182,13 +184,13 @@ def resize(
   Bilinear with aligned corners: position i of the new grid reads the old one at
   i * (old - 1) / (new - 1). The original code calls `scipy.ndimage.zoom`, which
   zeroes the last row and column for some sizes, such as 16 to 30. Embeddings of
-  the `extra` tokens before the grid stay.
+  the `extra` tokens before the grid are kept.
 
   Returns:
     float32 array (X, extra + new_h * new_w, D).
 
   Raises:
-    ValueError: if the embeddings do not belong to `old_grid`.
+    ValueError: if the embeddings do not fit `old_grid`.
   """
   if posemb_XLD.shape[1] != extra + old_grid[0] * old_grid[1]:
     raise ValueError(
@@ -212,16 +214,16 @@ def resize_all(
   old_grid: tuple[int, int],
   new_grid: tuple[int, int],
 ) -> Any:
-  """Interpolates every table of positions in a tree of parameters.
+  """Interpolates all position embeddings in a tree of parameters.
 
-  Tables along one axis are interpolated as in `resize`; in tables of offsets
-  along one axis (axial attention) an offset keeps its share of the image's
-  side. `like` has the arrays or shapes of the model for the new grid (h, w).
-  JAX's arrays give JAX's, NumPy's give NumPy's.
+  Tables along one axis are interpolated as in `resize`. Tables of offsets along
+  one axis (axial attention) are scaled with the side of the image. `like` has
+  the arrays or shapes of the model for the new grid (h, w). Arrays stay JAX or
+  NumPy arrays.
 
   Raises:
-    ValueError: for relative embeddings of two-dimensional grids, whose offsets
-      along the raster mean other distances on another grid.
+    ValueError: for relative embeddings along the raster, because an offset
+      means another distance on another grid.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
@@ -247,7 +249,7 @@ def resize_all(
   return jax.tree_util.tree_map_with_path(one, params, like)
 
 
-# Counted from the end, because layers stacked for a scan come first.
+# Negative, because layers stacked for a scan add a first axis.
 _TABLE_AXES = {
   'x_embedding': -2,
   'y_embedding': -2,
@@ -273,7 +275,7 @@ def _interpolation_matrix(old: int, new: int) -> np.ndarray:
 
 
 def grid_shape(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
-  """Returns the patch grid (h, w) of an image (H, W) in pixels.
+  """Returns the patch grid (h, w) of an image of (H, W) pixels.
 
   Raises:
     ValueError: if the patches do not tile the image.

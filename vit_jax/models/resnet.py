@@ -1,10 +1,10 @@
-"""BiT ResNets: weight-standardised convolutions and GroupNorm.
+"""BiT ResNets: weight-standardised convolutions and GroupNorm (1912.11370).
 
-The bottleneck ResNet of He et al. as Big Transfer (1912.11370) changes it, in
-two versions: 1 normalises after a convolution and ends a unit with the
-activation (the stem of the hybrids), 2 normalises and activates before (the
-published BiT weights). Version 0 is torchvision's, with its BatchNorm frozen
-(the backbone of DETR). Parameter names are those of the published hybrids.
+They are bottleneck ResNets in three versions. Version 1, the stem of the
+hybrids, normalises after each convolution and ends a unit with the activation.
+Version 2, the published BiT weights, normalises and activates before each
+convolution. Version 0, the backbone of DETR, is torchvision's ResNet with
+frozen BatchNorm. Parameter names are those of the published hybrids.
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,18 @@ from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
 
-# Channels that a unit puts out for each it convolves.
+# Output channels of a unit per channel of its 3x3 convolution.
 EXPANSION = 4
-# Of GroupNorm, which divides channels evenly.
+# GroupNorm's groups; they must divide the channels.
 GROUPS = 32
 
 
 class StdConv(nn.Conv):
-  """Convolution whose kernel is standardised (Qiao et al., 2019).
+  """Convolution with a standardised kernel (Qiao et al., 2019).
 
-  Over height, width and input channels, with the population's deviation.
-  Version 1 adds 1e-5 to the deviation, version 2 adds 1e-10 to the variance.
+  Standardises over height, width and input channels, with the population
+  standard deviation. Version 1 adds 1e-5 to the standard deviation, version 2
+  adds 1e-10 to the variance.
   """
 
   version: int = 1
@@ -98,10 +99,10 @@ def _norm(
 
 
 class Unit(nn.Module):
-  """A bottleneck residual unit: 1x1, 3x3 with the stride, 1x1.
+  """A bottleneck residual unit: 1x1, 3x3 with the stride, and 1x1 convolutions.
 
-  The width is that of the 3x3 convolution, for which row and column attention
-  stand if it is axial.
+  `width` counts the channels of the 3x3 convolution. If `axial`, row and column
+  attention replace this convolution.
   """
 
   width: int
@@ -112,9 +113,9 @@ class Unit(nn.Module):
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
-    """Returns BhwC with h and w divided by the stride, C = 4 * width."""
+    """Returns BhwC: h and w are divided by the stride, C is 4 * width."""
     version, C = self.version, EXPANSION * self.width
-    # Version 2 normalises before each convolution, the others after.
+    # Version 2 normalises before each convolution, versions 0 and 1 after.
     names = ('gn2', 'gn3') if version == 2 else ('gn1', 'gn2')
     y = residual = x_BhwC
     if version == 2:
@@ -134,18 +135,19 @@ class Unit(nn.Module):
     y = _conv(y, C, 1, 1, version, 'conv3')
     if version == 2:
       return residual + y
-    # Every unit starts as the identity.
+    # A scale of zero makes every unit start as the identity.
     return nn.relu(residual + _norm(y, version, 'gn3', nn.initializers.zeros))
 
 
-# The first unit of a stage, with the stride, differs.
+# Begins at the second unit: the first one has the stride and other shapes.
 UNITS = Loop('unit', 2, 'units')
 
 
 class Stage(nn.Module):
-  """Units of one width, the first of which may have a stride.
+  """Units of one width.
 
-  The others may be dilated, to see as far as after such a stride.
+  The first one may have a stride. The others may be dilated instead, which
+  gives them the receptive field of a strided stage.
   """
 
   units: int
@@ -171,7 +173,7 @@ class Stage(nn.Module):
       for i in range(2, self.units + 1):
         x = unit(name=f'unit{i}', **fields)(x)
       return x
-    # The first unit has shapes of its own; the others are alike.
+    # Scans over the units after the first, which have equal shapes.
     looped = nn.scan(
       lambda unit, x, _: (unit(x), None),
       variable_axes={'params': 0},
@@ -195,12 +197,12 @@ def feature_maps(
 ) -> list[Array]:
   """Returns the outputs of the root and of every stage, BhwC.
 
-  The root convolves 7x7/2 and max-pools 3x3/2; every stage after the first
-  halves the sides and doubles the width. The last, if `dilated`, keeps the
-  sides and dilates its convolutions instead (DC5).
+  The root is a 7x7/2 convolution and 3x3/2 max-pooling. Every stage after the
+  first halves the height and width and doubles the channels. If `dilated`, the
+  last stage keeps height and width and dilates its convolutions (DC5).
 
-  As a function it makes its parameters beside the caller's own, where the
-  published files have them.
+  This is a function and not a module, so that its parameters lie beside those
+  of the caller, as in the published files.
   """
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
   if version < 2:
@@ -208,8 +210,8 @@ def feature_maps(
   if version == 1:
     x = nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
   else:
-    # Zeros and not -inf, and in version 2 no activation before: they can be
-    # the maximum.
+    # Pads with zeros, not -inf, as the published models do. In version 2 a zero
+    # can be the maximum, because the inputs may be negative.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     x = nn.max_pool(x, (3, 3), (2, 2))
   maps = [x]
@@ -233,7 +235,7 @@ def feature_maps(
 
 
 def total_stride(layers: Sequence[int]) -> int:
-  """Returns the pixels between two places of the last feature map."""
+  """Returns the stride in pixels of the last feature map."""
   return 4 * 2 ** max(len(layers) - 1, 0)
 
 
@@ -244,10 +246,12 @@ class ResNet(Model):
   loops = (UNITS,)
 
   num_classes: int = field(
-    REQUIRED, 'C; 0 returns the pooled features.', valid='[0, inf)'
+    REQUIRED,
+    'C, number of classes; 0 returns the pooled features.',
+    valid='[0, inf)',
   )
   layers: tuple[int, ...] = field(
-    REQUIRED, 'Units of each stage.', valid=DEPTHS
+    REQUIRED, 'Number of units in each stage.', valid=DEPTHS
   )
   width: int = field(
     64,
@@ -270,13 +274,15 @@ class ResNet(Model):
     0.0, 'Initial bias of the head.', valid='(-inf, inf)'
   )
   dtype: Any = field(
-    jnp.float32, 'Of the computation; parameters are always float32.'
+    jnp.float32, 'Dtype of the computation; parameters are always float32.'
   )
   scan: bool = field(
     False, 'Loops one compiled unit over the equal units of a stage.'
   )
   remat: str = field(
-    'none', 'What a unit keeps for the backward pass, see `ViT`.', valid=REMAT
+    'none',
+    'Activations that a unit saves for the backward pass, as for `ViT`.',
+    valid=REMAT,
   )
 
   @property
@@ -296,10 +302,10 @@ class ResNet(Model):
     return -(-H // stride), -(-W // stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    del image_size  # the padding takes any
+    del image_size  # padding makes any size work
     if not self.layers:
       raise ValueError(
-        'model.layers is empty: a ResNet has at least one stage.'
+        'model.layers is empty: give the number of units of at least one stage.'
       )
 
   @nn.compact
@@ -312,19 +318,22 @@ class ResNet(Model):
   ) -> tuple[Array, dict[str, Any]]:
     """Computes the logits of images in [-1, 1], of any size.
 
-    `train` changes nothing. `capture` may name 'blocks', a list of the outputs
-    of the stages.
+    `train` is ignored. `capture` may contain 'blocks', the list of the stages'
+    outputs.
 
     Returns:
-      Logits BC in float32 and a dict with `stem` (of the root, BhwC), `tokens`
-      (the last feature map, BLC), `pre_logits` (its mean) and the captured.
+      Logits BC in float32 and a dict with `stem` (the root's output, BhwC),
+      `tokens` (the last feature map, BLC), `pre_logits` (its mean) and the
+      captured intermediates.
 
     Raises:
-      ValueError: if attention is to be captured.
+      ValueError: if `capture` contains 'attention'.
     """
     del train
     if 'attention' in capture:
-      raise ValueError('A ResNet has no attention to show.')
+      raise ValueError(
+        'capture contains attention, which a ResNet lacks: leave it out.'
+      )
     stem, *stages = feature_maps(
       images_BHWC.astype(self.dtype),
       width=self.width,

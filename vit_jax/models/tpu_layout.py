@@ -1,43 +1,42 @@
-"""Layouts for the TPU's compiler, and their measured gains.
+"""Array layouts for the TPU compiler, and their measured gains.
 
-A TPU keeps an array's last axis along the 128 lanes of its registers and the
-axis before it in tiles of 8 or 16 rows. Other shapes are padded, and copied on
-their way in and out. None of this changes parameters or results. Shares are of
-a training step.
+A TPU stores an array's last axis along the 128 lanes of its registers and the
+axis before it in tiles of 8 or 16 rows. Other shapes are padded, and copied
+when they are read and written. These layouts change neither parameters nor
+results. Percentages are the time saved per training step, unless stated.
 
 Heads. Arrays with an axis N of heads and an axis K of 64 or 80 leave up to half
 of the lanes empty:
 
-- `layers.Projection` multiplies one D x D matrix, and no D x N x K array as
-  `nn.DenseGeneral` does.
-- Scanned layers' kernels are matrices outside the loop (`as_matrices`) and
-  arrays of heads (`of_heads`) inside, where each has been sliced out.
-- Kernels that are gathered or scattered over the mesh are matrices on the way
-  (`as_matrix`): 7 % of a step of L/16 on v3. The barrier in it keeps the
-  compiler from gathering first and seeing a matrix afterwards, when all of it
-  is copied: 3 % of a step of H/14 and L/16.
-- Where heads fill the lanes evenly, XLA adds a bias on the way to the heads,
-  and otherwise on the way out of the product (`add_bias`): 6 % of a step of
-  H/14, whose heads have 80, and 2 % of one of L/16.
-- `attention.attend` has heads after tokens, B L N K: heads first would be
-  copied, 4 % of a step of H/14.
-- `attention` computes logits with queries last, B N L Q, as the compiler lays
-  them out in any case, and sums exponentials by a product with ones
-  (`sum_keys`), forward and backward: 6 % of a layer of L/16 on v5e and 7 % on
-  v6e by the compiler's estimate, which overrates sums; nothing and 2 % by its
-  analysis of the schedule (docs/results/tpu.md).
+- `layers.Projection` multiplies by one D x D matrix, where `nn.DenseGeneral`
+  uses a D x N x K array.
+- Kernels of scanned layers are matrices outside the loop (`as_matrices`). The
+  loop slices one layer's matrix and reshapes it to heads (`of_heads`).
+- Kernels are gathered and scattered over the mesh as matrices (`as_matrix`):
+  7 % for L/16 on v3. The barrier in it prevents the compiler from gathering
+  first and reshaping afterwards, which would copy the whole array: 3 % for H/14
+  and L/16.
+- If K divides 128, XLA adds a bias after the reshape to heads, otherwise before
+  it (`add_bias`): 6 % for H/14, where K is 80, and 2 % for L/16.
+- `attention.attend` has heads after tokens, B L N K, because heads first would
+  be copied: 4 % for H/14.
+- `attention` computes logits with queries last, B N L Q, which is the layout
+  that the compiler chooses anyway. It sums exponentials by a product with ones
+  (`sum_keys`), forward and backward. The compiler's estimate is 6 % of a layer
+  of L/16 on v5e and 7 % on v6e, but it overrates sums; its analysis of the
+  schedule gives 0 % and 2 % (docs/results/tpu.md).
 
-Others:
+Other layouts:
 
-- `vit.PatchEmbedding` is written as the product that it is, because the whole
-  batch is copied for a convolution.
-- `Dense_1` of an MLP is not split along its output in `layers.PARTITIONS`,
-  because what is gathered would be transposed.
-- `layers.dropout` keeps what it draws by a barrier, because the compiler would
-  draw it again in every product that reads it: 60 % of an encoder layer of DETR
-  on v6e.
-- `posemb.RelativeKeys` picks its logits by reshaping them, because a gather of
-  that size is slow.
+- `vit.PatchEmbedding` is a matrix product, because a convolution would copy the
+  whole batch.
+- `layers.PARTITIONS` does not shard `Dense_1` of an MLP along its output,
+  because the gathered kernel would have to be transposed.
+- `layers.dropout` stores its random mask behind a barrier, because the compiler
+  would draw it again in every product that reads it: 60 % of an encoder layer
+  of DETR on v6e.
+- `posemb.RelativeKeys` selects its logits by reshapes, because a gather of that
+  size is slow.
 """
 
 from typing import Any
@@ -51,7 +50,7 @@ Array = jax.Array
 
 
 def add_bias(y: Array, bias: Array) -> Array:
-  """Returns the rows of a product plus a bias, in the shape of the bias."""
+  """Adds a bias to the rows of a product and reshapes them like the bias."""
   shape = (*y.shape[:-1], *bias.shape)
   if 128 % bias.shape[-1]:
     rows = jnp.broadcast_to(bias.reshape(-1), y.shape)
@@ -69,15 +68,15 @@ def sum_keys(x_BNLQ: Array) -> Array:
 
 
 def sum_by_product(x_BNLQ: Array) -> Array:
-  """Returns what `sum_keys` does, from a product with ones."""
+  """Returns the sums over L, BN1Q, by a product with ones."""
   B, N, L, _ = x_BNLQ.shape
-  # One column, and the compiler would make it a sum again.
+  # 8 columns, because the compiler turns a product with one back into a sum.
   ones_BLNK = jnp.ones((B, L, N, 8), x_BNLQ.dtype)
   return jnp.einsum('BNLQ,BLNK->BNKQ', x_BNLQ, ones_BLNK)[:, :, :1]
 
 
 def as_matrices(params: Any) -> Any:
-  """Returns parameters with the kernels of attention as D x D matrices."""
+  """Reshapes the attention kernels among parameters to D x D matrices."""
   return _reshaped(params, (-1,), 2)
 
 
@@ -87,7 +86,7 @@ def of_heads(params: Any, heads: int) -> Any:
 
 
 def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
-  """Gives kernels of attention `new` axes for the `replaced` ones of heads."""
+  """Replaces the `replaced` head axes of attention kernels by `new` axes."""
 
   def one(path: tuple[Any, ...], x: Array) -> Array:
     *_, module, name = (entry.key for entry in path)
@@ -102,10 +101,11 @@ def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
 def as_matrix(
   x: Array, spec: tuple[Axes, ...]
 ) -> tuple[Array, tuple[Axes, ...]]:
-  """Returns a parameter and what splits it, both as of a matrix if of heads.
+  """Reshapes an attention kernel and its sharding to those of a matrix.
 
-  `spec` splits the last dimensions; those of a kernel of attention are D x N x
-  K, or N x K x D, of which K is never split. A scan's parameters have one more.
+  Returns other parameters unchanged. `spec` shards the last dimensions: D x N x
+  K or N x K x D for an attention kernel, where K is never sharded. Parameters
+  of a scan have one more dimension.
   """
   if len(spec) != 3 or x.ndim < 3:
     return x, spec

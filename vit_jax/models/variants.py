@@ -1,4 +1,4 @@
-"""Named models of the paper and its successors, and from a name to a model."""
+"""Named models of the paper and its successors, built by name."""
 
 import dataclasses
 import re
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from vit_jax.models import fields as field_checks
 from vit_jax.register import Register, nearest
 
-if TYPE_CHECKING:  # `vit_jax.config` does without Flax
+if TYPE_CHECKING:  # `vit_jax.config` must not import Flax
   from vit_jax.models.model import Model
 
-# By `config.model.name`.
+# Model classes by `config.model.name`.
 ARCHITECTURES = Register(
   'model.name',
   {
@@ -34,7 +34,7 @@ ARCHITECTURES = Register(
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """Layers, D, M and N of a row of table 1."""
+  """Number of layers, D, M and N, as in a row of table 1."""
 
   depth: int
   width: int
@@ -42,7 +42,7 @@ class Size:
   heads: int
 
 
-# B, L and H are table 1; Ti and S come from DeiT (2012.12877) and AugReg
+# B, L and H are from table 1, Ti and S from DeiT (2012.12877) and AugReg
 # (2106.10270), g and G from "Scaling Vision Transformers" (2106.04560). Half-B
 # is the ViT-b of figure 4: B with all hidden dimensions halved.
 SIZES = {
@@ -56,14 +56,14 @@ SIZES = {
   'G': Size(48, 1664, 8192, 16),
 }
 
-# Of iGPT (ICML 2020), whose MLPs are four times as wide.
+# Sizes of iGPT (ICML 2020). M is 4 D, as in ViT.
 IGPT_SIZES = {
   's': Size(24, 512, 2048, 8),
   'm': Size(36, 1024, 4096, 8),
   'l': Size(48, 1536, 6144, 16),
 }
 
-# Of ViT-5 (2602.08071): what it has that a ViT of the same size lacks.
+# Fields in which ViT-5 (2602.08071) differs from a ViT of the same size.
 VIT5 = {
   'gelu': 'exact',
   'registers': 4,
@@ -75,8 +75,8 @@ VIT5 = {
   'rope_registers': 100.0,
 }
 
-# Units of each stage of a ResNet by its depth: 50 to 152 are He et al., 200 is
-# BiT, 26 is AugReg.
+# Units per stage of a ResNet, by its depth. 50 to 152 are from He et al., 200
+# from BiT, 26 from AugReg.
 STAGES: dict[int, tuple[int, ...]] = {
   26: (2, 2, 2, 2),
   50: (3, 4, 6, 3),
@@ -85,8 +85,8 @@ STAGES: dict[int, tuple[int, ...]] = {
   200: (3, 24, 36, 3),
 }
 
-# Where each named model was published; the order is that of the table of
-# models. Other patch sizes, widths and stems work by the same grammar.
+# Where each named model was published, in the order of `python -m
+# vit_jax.models`. `fields` accepts other patch sizes, widths and stems too.
 PUBLISHED = {
   'ti16': 'AugReg, arXiv 2106.10270',
   's32': 'AugReg, arXiv 2106.10270',
@@ -131,20 +131,24 @@ PUBLISHED = {
 def fields(variant: str) -> dict[str, Any]:
   """Returns the fields of a variant, as `build` takes them.
 
-  A variant is a size and a patch size in pixels (l16); a ResNet's depth and
-  width factor (r50x1); a stem's depth and the name of a ViT that has as many
-  tokens (r50+b16); axial_ before one of the first two; vit5_ before the first,
-  for images of 224 pixels; igpt_ and a size of iGPT; detr_ and its ResNet
-  (detr_r50), _dc5 after it where its last stage is dilated.
+  Variants are named as follows:
+
+    l16         a ViT: size and patch size in pixels
+    r50x1       a ResNet: depth and width factor
+    r50+b16     a hybrid: the stem's depth and a ViT with as many tokens
+    axial_b16   an axial ViT; axial_r50x1 is an axial ResNet
+    vit5_b16    ViT-5, for images of 224 pixels
+    igpt_s      iGPT: size
+    detr_r50    DETR: its ResNet; detr_r50_dc5 dilates the last stage
 
   Raises:
-    ValueError: if there is no such variant; names the nearest.
+    ValueError: if the variant is unknown; suggests the nearest ones.
   """
   try:
     return _fields(variant)
   except LookupError:
     raise ValueError(
-      f'No model variant {variant!r}. {nearest(variant, PUBLISHED)} '
+      f'Unknown model variant {variant!r}. {nearest(variant, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
       'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
@@ -165,7 +169,7 @@ def _fields(variant: str) -> dict[str, Any]:
       'name': 'resnet',
       'layers': STAGES[int(match[2])],
       'width': 64 * int(match[3]),
-      # Wang et al. start from He et al., whose order is version 1.
+      # Wang et al. start from the ResNet of He et al., which is version 1.
       'version': 1 if match[1] else 2,
       'axial': bool(match[1]),
     }
@@ -187,20 +191,20 @@ def _fields(variant: str) -> dict[str, Any]:
 def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns a hybrid's fields for tokens of `stride` pixels a side."""
   if not depth and stride > 1:
-    # The root alone. AugReg's names count its convolution and forget its
-    # pooling, so that a token of R+Ti/16 is 32 pixels wide.
+    # The stem is only the root. AugReg's names count the stride of the root's
+    # convolution, but not of its pooling: a token of R+Ti/16 has 32 pixels.
     return {'stem_width': 64, 'patch_size': stride // 2}
   if not depth or stride not in (16, 32):
     raise LookupError
   layers = STAGES[int(depth)]
   if stride == 16:
-    # Stage 4 is removed and its layers are moved into stage 3 (section 4.1).
+    # Removes stage 4 and moves its layers into stage 3 (section 4.1).
     layers = (*layers[:2], sum(layers[2:]))
   return {'stem_width': 64, 'stem_layers': layers, 'patch_size': 1}
 
 
 def defaults(name: str) -> dict[str, Any]:
-  """Returns the fields of an architecture that have a default, for a config."""
+  """Returns the defaults of an architecture's fields, for a config."""
   found = {
     field.name: field.default
     for field in ARCHITECTURES.load(name).own_fields()
@@ -210,18 +214,18 @@ def defaults(name: str) -> dict[str, Any]:
 
 
 def succeed(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
-  """Returns all fields of a variant in a config that had another model.
+  """Returns the fields of a variant for a config that had another model.
 
-  Parts of the other variant go: a stem, axial attention, the parts of ViT-5.
-  Other choices of the config stay: between kinds of ViT all, else the fields of
-  the computation and the head's bias.
+  Keeps the config's own choices. Between two kinds of ViT these are all fields
+  except those that define the previous variant: a stem, axial attention, the
+  fields of ViT-5. Otherwise only dtype, scan, remat and head_bias are kept.
 
   Args:
-    before: fields of the other model.
+    before: fields of the previous model.
     variant: as `fields` takes it.
 
   Raises:
-    ValueError: if there is no such variant.
+    ValueError: if the variant is unknown.
   """
   new = fields(variant)
   known = defaults(new['name'])
@@ -247,24 +251,27 @@ def build(
 ) -> 'Model':
   """Returns a model after checking that its fields fit together.
 
-  The image size (H, W) in pixels is for the check alone. `name` is one of
-  `ARCHITECTURES`, `dtype` that of the computation, and the others are fields of
-  that model.
+  Args:
+    num_classes: C; 0 for a model without a head.
+    image_size: (H, W) in pixels, only used for the check.
+    name: one of `ARCHITECTURES`.
+    dtype: dtype of the computation.
+    **model_fields: other fields of the model.
 
   Raises:
-    ValueError: for values that cannot work, naming field, value and way out.
+    ValueError: for an invalid value; names the field, value and way out.
   """
   kind: type[Model] = ARCHITECTURES.load(name)
   own = {field.name for field in kind.own_fields()}
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
-      f'model.name is {name!r}, which has no model.{strange[0]}: a name alone '
-      'chooses no model. Choose a variant, as with CONFIG:b16 on the command '
-      'line or config_lib.choose_model in a config file.'
+      f'model.name is {name!r}, which lacks the field model.{strange[0]}. Do '
+      'not set the name alone: choose a variant, with CONFIG:b16 on the '
+      'command line or config_lib.choose_model in a config file.'
     )
   if dtype not in ('float32', 'bfloat16'):
     raise ValueError(f'model.dtype is {dtype!r}: use float32 or bfloat16.')
-  # Lists come from JSON, and a module's fields have to be hashable.
+  # JSON gives lists, but fields of a module must be hashable.
   model_fields = {
     field: tuple(value) if isinstance(value, list | tuple) else value
     for field, value in model_fields.items()
@@ -287,12 +294,12 @@ def build_model(
 
   Args:
     variant: as `fields` takes it.
-    num_classes: 0 for a model without a head.
+    num_classes: C; 0 for a model without a head.
     image_size: (H, W) in pixels, or one number for both.
     **changes: fields of the model that differ from the variant's.
 
   Raises:
-    ValueError: for values that cannot work, naming field, value and way out.
+    ValueError: for an invalid value; names the field, value and way out.
   """
   if isinstance(image_size, int):
     image_size = image_size, image_size
@@ -304,7 +311,7 @@ def build_model(
 
 
 def fields_of(model: 'Model') -> dict[str, Any]:
-  """Returns the arguments of `build` for the same model, as JSON has them."""
+  """Returns the arguments of `build` for this model, serialisable as JSON."""
   found = {
     field.name: getattr(model, field.name) for field in model.own_fields()
   }
@@ -312,16 +319,16 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns the fields of `config.model` for a model, whatever its task."""
+  """Returns the fields of `config.model` for the body of a model."""
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}
   return fields | {'name': body['name']}
 
 
 def cast_kernels(model: 'Model', params: Any) -> Any:
-  """Casts the parameters that a model uses in its dtype only to that dtype.
+  """Casts the parameters that a model only uses in its dtype to this dtype.
 
-  They take less memory, and the results stay the same.
+  This saves memory and does not change the results.
   """
 
   def cast(path: Any, x: jax.Array) -> jax.Array:
@@ -336,9 +343,9 @@ def cast_kernels(model: 'Model', params: Any) -> Any:
 def init(
   model: 'Model', key: jax.Array, image_size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Returns fresh parameters, the same for scanned and unrolled layers.
+  """Initialises parameters, with equal values for scanned and unrolled layers.
 
-  The image size (H, W) decides the number of position embeddings.
+  The image size (H, W) determines the number of position embeddings.
   """
   images_1HWC = jnp.zeros((1, *image_size, 3))
   params: Any = model.clone(scan=False).init(key, images_1HWC)['params']

@@ -1,9 +1,9 @@
 """The Vision Transformer of section 3.1, equations 1 to 4.
 
-An image, or a ResNet's feature map of it (the hybrids), is cut into patches.
-Every patch becomes a token, the encoder adds position embeddings and applies
-its layers, and a head reads the result. The dimension letters are those of
-`layers`.
+The model cuts an image (in hybrids, a ResNet's feature map) into patches. Every
+patch becomes a token, the encoder adds position embeddings and applies its
+layers, and a head classifies the result. `layers` explains the dimension
+letters.
 """
 
 import collections
@@ -25,8 +25,8 @@ Array = jax.Array
 class PatchEmbedding(nn.Module):
   """The product x_p E of equation 1 for every patch.
 
-  It has the parameters of a convolution whose stride is its size, written as
-  the product it is; see `tpu_layout`.
+  It has the parameters of a convolution whose stride equals its kernel size,
+  but is computed as a matrix product; see `tpu_layout`.
   """
 
   width: int
@@ -35,7 +35,7 @@ class PatchEmbedding(nn.Module):
 
   @nn.compact
   def __call__(self, x_BHWC: Array) -> Array:
-    """Returns BhwD."""
+    """Returns the embeddings BhwD."""
     P = self.patch_size
     B, H, W, C = x_BHWC.shape
     x_BhPwPC = x_BHWC.reshape(B, H // P, P, W // P, P, C)
@@ -51,7 +51,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ViT(Model):
-  """Images to class logits."""
+  """Maps images to class logits."""
 
   kind = 'vit'
   task_params: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
@@ -65,22 +65,27 @@ class ViT(Model):
 
   num_classes: int = field(
     REQUIRED,
-    'C; 0 returns the representation y of equation 4.',
+    'C, number of classes; 0 returns the representation y of equation 4.',
     valid='[0, inf)',
   )
   patch_size: int = field(
     REQUIRED,
-    'P, side of a patch in pixels; behind a stem, of its feature map.',
+    'P, side of a patch in pixels; with a stem, in positions of its feature '
+    'map.',
     valid='[1, 65536]',
   )
-  width: int = field(REQUIRED, 'D.', valid='[1, inf)')
+  width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of encoder layers.', valid=layers.DEPTHS)
-  mlp_dim: int = field(REQUIRED, 'M.', valid='[1, inf)')
-  heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
+  mlp_dim: int = field(
+    REQUIRED, 'M, hidden width of the MLP.', valid='[1, inf)'
+  )
+  heads: int = field(
+    REQUIRED, 'N, number of heads; must divide D.', valid='[1, inf)'
+  )
   pool: str = field(
     'cls',
-    "The head reads the class token ('cls'), the mean of all tokens ('gap'), "
-    "both side by side ('cls+gap') or attention pooling ('map', appendix D.3).",
+    "The head reads the class token ('cls'), the mean of the patches ('gap'), "
+    "both concatenated ('cls+gap') or attention pooling ('map', appendix D.3).",
     valid=('cls', 'gap', 'map', 'cls+gap'),
   )
   representation_size: int = field(
@@ -96,30 +101,31 @@ class ViT(Model):
   )
   posemb_at: str = field(
     'input',
-    "The first three kinds are added at the 'input', at the beginning of "
-    "'every_layer' with embeddings of its own, or 'shared' by all layers.",
+    "Where learned or fixed embeddings are added: at the 'input', in "
+    "'every_layer' with separate embeddings, or in every layer with embeddings "
+    "'shared' by all.",
     valid=('input', 'every_layer', 'shared'),
   )
   axial: bool = field(
     False,
     'Row attention and MLP, then column attention and MLP in every layer '
-    '(appendix D.6), without a class token.',
+    '(appendix D.6). Needs a pool without a class token.',
   )
   gelu: str = field(
     'tanh',
-    "The originals' approximation by tanh, the exact function, or CLIP's "
+    "GELU: the tanh approximation of the original code, 'exact', or CLIP's "
     "'quick' x sigmoid(1.702 x).",
     valid=('tanh', 'exact', 'quick'),
   )
   layer_norm_epsilon: float = field(
     layers.EPSILON,
-    "Added to the variance; transformers' models have 1e-12.",
+    "Added to the variance; transformers' ViTs use 1e-12.",
     valid='(0, 1]',
   )
   registers: int = field(
     0,
-    'Learned tokens that are not read (2309.16588), between the class token '
-    'and the patches.',
+    'Number of register tokens (2309.16588), between the class token and the '
+    'patches.',
     valid='[0, 1024]',
     unless='axial',
   )
@@ -133,88 +139,90 @@ class ViT(Model):
   )
   layer_scale: float = field(
     0.0,
-    'Initial value of a factor for each channel that a branch adds; 0 for no '
-    'factor.',
+    'Initial value of LayerScale, a factor per channel of each branch; 0 '
+    'disables it.',
     valid='[0, inf)',
   )
-  swiglu: bool = field(False, 'A gated MLP, of three matrices instead of two.')
+  swiglu: bool = field(False, 'SwiGLU, a gated MLP, instead of GELU.')
   qkv_bias: bool = field(True, 'Queries, keys and values have a bias.')
-  qk_norm: bool = field(False, 'A norm over every head of queries and keys.')
+  qk_norm: bool = field(False, 'A norm of queries and keys, per head.')
   attention_norm: bool = field(
-    False, 'A norm over all heads, before they are joined (BEiT-3).'
+    False, "A norm of all heads' outputs before their projection (BEiT-3)."
   )
   mlp_norm: bool = field(
     False, 'A norm inside the MLP, before its last layer (EVA-02).'
   )
   rope: float = field(
     0.0,
-    'Theta of rotary embeddings of the patches, besides `posemb`; 0 for no '
-    'rotation.',
+    'Theta of rotary embeddings of the patches, in addition to `posemb`; 0 '
+    'disables them.',
     valid='[0, inf)',
     unless='axial',
   )
   rope_side: int = field(
     0,
-    'Side of the grid that rotary embeddings count; -1 for the side of the '
-    'image at hand, 0 for coordinates in [-1, 1]. See `posemb.rotation`.',
+    'Side of the grid that rotary coordinates are scaled to; -1 does not scale '
+    'them, 0 uses coordinates in [-1, 1]. See `posemb.rotation`.',
     valid='[-1, 65536]',
   )
   rope_registers: float = field(
     0.0,
-    'Theta of rotary embeddings of the registers, a square grid; 0 for no '
-    'rotation.',
+    'Theta of rotary embeddings of the registers as a square grid; 0 disables '
+    'them.',
     valid='[0, inf)',
     needs='rope',
   )
   dropout: float = field(
     0.0,
-    'Rate after every dense layer but q, k, v, and after adding the position '
-    'embeddings (appendix B.1).',
+    'Dropout rate after every dense layer except q, k, v, and after adding the '
+    'position embeddings (appendix B.1).',
     valid='[0, 1)',
   )
   stochastic_depth: float = field(
     0.0,
-    'Rate at which an example skips a branch of the last layer; it grows '
-    'evenly from 0 in the first layer.',
+    'Probability that an example skips a branch of the last layer; the rate '
+    'increases linearly from 0 in the first layer.',
     valid='[0, 1)',
     unless='axial',
   )
   head_bias: float = field(
     0.0,
-    'Initial bias of the head; -10 for the sigmoid loss, which otherwise '
-    'starts with thousands of confident negatives.',
+    'Initial bias of the head. Use -10 for the sigmoid loss with many classes: '
+    'with 0 every class starts at probability 0.5, and negatives dominate the '
+    'loss.',
     valid='(-inf, inf)',
   )
   stem_width: int = field(
     0,
-    'Width of the ResNet before the patches (a hybrid); 0 for none.',
+    'Width of the ResNet stem before the patches (a hybrid); 0 for no stem.',
     valid='[0, inf)',
     multiple=resnet.GROUPS,
   )
   stem_layers: tuple[int, ...] = field(
     (),
-    "Units of each of the stem's stages; empty for its root alone.",
+    "Number of units in each of the stem's stages; empty for only its root.",
     valid=layers.DEPTHS,
     needs='stem_width',
   )
   dtype: Any = field(
-    jnp.float32, 'Of the computation; parameters are always float32.'
+    jnp.float32, 'Dtype of the computation; parameters are always float32.'
   )
   scan: bool = field(
     False,
-    'Loops one compiled layer over stacked parameters instead of unrolling '
-    'the layers: compiles several times faster.',
+    'Loops over one compiled layer with stacked parameters instead of '
+    'unrolling the layers: compiles several times faster.',
   )
   remat: str = field(
     'none',
-    "What a layer keeps for the backward pass: everything ('none'), `cheap`'s "
-    'choice of `layers.remat`, or a policy of `jax.checkpoint_policies`.',
+    "Activations that a layer saves for the backward pass: all ('none'), "
+    "matrix products and attention ('cheap'), or as a policy of "
+    '`jax.checkpoint_policies` chooses.',
     valid=REMAT,
   )
 
   @property
   def encoder_fields(self) -> layers.EncoderFields:
-    """These fields, for the encoder and the pooling head."""
+    """The fields of this model, for the encoder and the pooling head."""
     return fields.frozen(self)
 
   @property
@@ -228,7 +236,7 @@ class ViT(Model):
 
   @property
   def class_tokens(self) -> int:
-    """The number of extra tokens that are read, which have positions too."""
+    """Number of extra tokens with position embeddings: all except registers."""
     return len(self.extra_tokens) - self.registers
 
   @property
@@ -258,31 +266,31 @@ class ViT(Model):
     layers.check_heads(self)
     if self.axial and 'cls' in self.pool:
       raise ValueError(
-        f'model.pool is {self.pool!r}: axial attention has no row or column '
-        "for a class token. Use 'gap' or 'map'."
+        f'model.pool is {self.pool!r}, but axial attention excludes a class '
+        "token. Use 'gap' or 'map'."
       )
     if self.rope and self.width // self.heads % 4:
       raise ValueError(
-        f'model.rope is {self.rope} and a head has {self.width // self.heads} '
-        'numbers: rotary embeddings turn pairs of them by rows and by columns, '
-        'which takes a multiple of 4.'
+        f'model.rope is {self.rope} and a head has width '
+        f'{self.width // self.heads}: rotary embeddings rotate pairs by row '
+        'and by column. Choose width and heads with a multiple of 4 per head.'
       )
     side = math.isqrt(self.registers)
     if self.rope_registers and side**2 != (self.registers or -1):
       raise ValueError(
-        f'model.rope_registers is {self.rope_registers} and model.registers '
-        f'{self.registers}: it needs a square number of registers.'
+        f'model.rope_registers is {self.rope_registers} and model.registers is '
+        f'{self.registers}; it must be a square number.'
       )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
       raise ValueError(
         f'model.width {self.width} is not a multiple of {parts}, which '
-        f'model.posemb {self.posemb!r} takes.'
+        f'model.posemb {self.posemb!r} needs.'
       )
     if self.posemb in ('none', 'relative') and self.posemb_at != 'input':
       raise ValueError(
-        f'model.posemb_at is {self.posemb_at!r}, but with model.posemb '
-        f"{self.posemb!r} nothing is added to the tokens: leave it at 'input'."
+        f'model.posemb_at is {self.posemb_at!r}, but model.posemb '
+        f"{self.posemb!r} adds nothing to the tokens: leave it at 'input'."
       )
     self.grid(image_size)
 
@@ -298,15 +306,15 @@ class ViT(Model):
 
     Args:
       images_BHWC: images in [-1, 1]; H and W are multiples of the patch size.
-      train: whether to drop out, which needs the random key 'dropout'.
+      train: whether to apply dropout, which needs the random key 'dropout'.
       capture: more intermediates to return: 'attention' (the softmax weights,
-        depth x BNLL, or as `AxialBlock` has them) and 'blocks' (tokens after
-        each layer, depth x BLD).
+        depth x BNLL, or as in `AxialBlock`) and 'blocks' (tokens after each
+        layer, depth x BLD).
 
     Returns:
-      Logits BC in float32 and a dict with `stem` (patch embeddings BhwD),
-      `tokens` (encoded, BLD), `pre_logits` (what the head sees) and the
-      captured.
+      Logits BC in float32 and a dict with `stem` (patch embeddings, BhwD),
+      `tokens` (encoded, BLD), `pre_logits` (the head's input) and the captured
+      intermediates.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
     _, h, w, _ = x_BhwD.shape
@@ -321,13 +329,13 @@ class ViT(Model):
     return logits_BC, aux | more
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
-    """Computes equation 1 without the positions, which `encode` adds.
+    """Computes equation 1 without position embeddings, which `encode` adds.
 
-    This method and the next ones make their parameters in the compact method
-    that calls them, of this class or a derived one.
+    This method and the next ones create their parameters in the compact method
+    that calls them, of this class or a subclass.
 
     Returns:
-      The embeddings BhwD of images in [-1, 1], and the tokens BLD:
+      The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
       `extra_tokens`, then the patches in raster order.
     """
     x_BhwC = images_BHWC.astype(self.dtype)
@@ -347,7 +355,7 @@ class ViT(Model):
     x_BLD = x_BhwD.reshape(B, h * w, D)
     extra = []
     for name, n in collections.Counter(self.extra_tokens).items():
-      # Several tokens that start equal would stay equal.
+      # Registers start at random values: equal ones would stay equal.
       init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
       x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
       extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))
@@ -362,10 +370,12 @@ class ViT(Model):
     capture: tuple[str, ...] = (),
     visible_BK: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the encoded tokens BLD and the captured: equations 2 and 3.
+    """Computes equations 2 and 3 of the tokens from `embed`.
 
-    `x_BLD` comes from `embed`, changed or not; `visible_BK` is as the encoder
-    takes it.
+    `Encoder` documents `visible_BK`.
+
+    Returns:
+      The encoded tokens BLD, and the captured intermediates.
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None
@@ -373,7 +383,7 @@ class ViT(Model):
     return encoder(x_BLD, grid, key, visible_BK)
 
   def represent(self, x_BLD: Array) -> Array:
-    """Returns the representation y of equation 4, BD: what the head sees."""
+    """Returns the representation y of equation 4, BD, the head's input."""
     f = self.encoder_fields
     patches_BLD = x_BLD[:, len(self.extra_tokens) :]
     if self.pool == 'cls':
@@ -396,7 +406,7 @@ class ViT(Model):
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
     """Returns logits BC of the representation, and more outputs by name.
 
-    `x_BLD` are the encoded tokens.
+    Subclasses may use `x_BLD`, the encoded tokens.
     """
     del x_BLD
     return heads.classifier(y_BD, self.num_classes, self.head_bias), {}

@@ -1,4 +1,4 @@
-"""What is learned: `objective` is the contract, each other file keeps it."""
+"""Training objectives. `objective` defines their interface."""
 
 from typing import TYPE_CHECKING
 
@@ -7,10 +7,10 @@ from ml_collections import ConfigDict
 from vit_jax.models.fields import check_value
 from vit_jax.register import Register
 
-if TYPE_CHECKING:  # objectives load when a config names them
+if TYPE_CHECKING:  # objectives are imported when a config names them
   from vit_jax.objectives.objective import Objective
 
-# By `config.objective.name`.
+# Objective classes by `config.objective.name`.
 OBJECTIVES = Register(
   'objective.name',
   {
@@ -30,7 +30,7 @@ OBJECTIVES = Register(
 
 
 def objective_type(config: ConfigDict) -> type['Objective']:
-  """Returns the objective that a config names.
+  """Returns the objective class that a config names.
 
   Raises:
     ValueError: if the name is unknown, or a field of the objective is missing
@@ -40,8 +40,8 @@ def objective_type(config: ConfigDict) -> type['Objective']:
   kind: type[Objective] = OBJECTIVES.load(name)
   if missing := sorted(kind.defaults.keys() - config.objective):
     raise ValueError(
-      f'objective.name is {name!r}, and there is no objective.{missing[0]}: a '
-      'name alone chooses no objective. Take a config of configs/ that has it, '
+      f'objective.name is {name!r}, but objective.{missing[0]} is missing. Do '
+      'not set the name alone: use a config of configs/ with this objective, '
       f'or config_lib.choose_objective(config, {name!r}) in a config file.'
     )
   for field, valid in kind.valid.items():

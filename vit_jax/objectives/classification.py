@@ -28,21 +28,21 @@ class Classification(Objective):
   """Learns `batch['label']` from `batch['image']`.
 
   Attributes:
-    model: gives logits BC.
-    images: how images are brought to the model.
+    model: model that returns logits BC.
+    images: image preprocessing and augmentation.
     class_names: C names.
-    loss_name: 'softmax' (mean over examples of the cross-entropy) or 'sigmoid'
-      (binary cross-entropies summed over the classes, mean over examples; the
-      loss of the ImageNet-21k checkpoints).
-    label_smoothing: share of the label spread evenly over all classes.
-    mixup: alpha of the Beta distribution; 0 does not mix.
-    cutmix: the same of CutMix; with both, each batch has one of them.
-    several_labels: whether `label` is uint8 BC, 1 for each class of an image,
-      in place of int32 B. Mean average precision and F1 are then measured in
-      place of accuracy.
-    wrong_labels: share of the training images that are given another class.
-    class_weights: of the examples of each class, C, in the loss of training;
-      empty where all count the same.
+    loss_name: 'softmax' (cross-entropy) or 'sigmoid' (binary cross-entropies
+      summed over the classes, the loss of the ImageNet-21k checkpoints). Both
+      are averaged over examples.
+    label_smoothing: share of the label that is spread evenly over all classes.
+    mixup: alpha of mixup's Beta distribution; 0 disables mixup.
+    cutmix: the same for CutMix. If both are on, each batch uses one of them.
+    several_labels: whether `label` is uint8 BC, with 1 for each class of an
+      image, instead of int32 B. The metrics are then mean average precision and
+      F1 instead of accuracy.
+    wrong_labels: share of the training images that get a wrong label.
+    class_weights: weight of each class in the training loss, C; empty for
+      equal weights.
   """
 
   # Whether an image must have exactly one class.
@@ -71,13 +71,13 @@ class Classification(Objective):
     found = super()._arguments(config, image_size)
     if (task := found['model'].task) != 'classes':
       raise ValueError(
-        f'model.name is {config.model.name!r}: it finds {task}, and gives no '
-        'class to an image. Choose another variant, or configs/detr.py.'
+        f'model.name is {config.model.name!r}, which predicts {task} and does '
+        'not classify images. Choose another variant, or configs/detr.py.'
       )
     if config.loss.class_weights and cls.loss is not Classification.loss:
       raise ValueError(
         f'loss.class_weights is {config.loss.class_weights!r}, which '
-        f'objective.name={config.objective.name} has no use for: set it to "".'
+        f'objective.name={config.objective.name} ignores: set it to "".'
       )
     return found | {
       'loss_name': config.loss.name,
@@ -91,29 +91,28 @@ class Classification(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: for data without labels, with a single class, or with several
-        labels an image where one is learned.
+      ValueError: if the data have no labels or a single class, or several
+        labels per image where one is expected.
     """
     names, several = facts.class_names, facts.several_labels
     check_classes(config, facts, self.one_class)
     if several and self.loss_name != 'sigmoid':
       raise ValueError(
-        f'{config.data.name} has several classes an image, and loss.name is '
-        f'{self.loss_name!r}, of one: use --config.loss.name=sigmoid.'
+        f'{config.data.name} has several classes per image, but loss.name is '
+        f'{self.loss_name!r}, for one class: use --config.loss.name=sigmoid.'
       )
     if several and self.wrong_labels:
       raise ValueError(
-        f'data.wrong_labels is {self.wrong_labels} and {config.data.name} has '
-        'several classes an image: there is no single one that could be wrong. '
-        'Set it to 0.'
+        f'data.wrong_labels is {self.wrong_labels}, but {config.data.name} has '
+        'several classes per image, which it does not support. Set it to 0.'
       )
     weights: tuple[float, ...] = ()
     if config.loss.class_weights:
       if several:
         raise ValueError(
-          f'{config.data.name} has several classes an image, and '
+          f'{config.data.name} has several classes per image, but '
           f'loss.class_weights={config.loss.class_weights} weights images by '
-          'their one class: set it to "".'
+          'their only class: set it to "".'
         )
       weights = tuple(
         facts.examples / (len(names) * n) if n else 0.0
@@ -128,7 +127,7 @@ class Classification(Objective):
     )
 
   def train_transform(self) -> Any:
-    """Returns what makes 'image' and 'label' of a record."""
+    """Returns the function from a record to a training 'image' and 'label'."""
     transform = self.images.train_transform()
     if not self.wrong_labels:
       return transform
@@ -137,11 +136,11 @@ class Classification(Objective):
     )
 
   def eval_transform(self) -> transforms.EvalTransform:
-    """Returns the same for evaluation."""
+    """Returns the function from a record to its 'image' and 'label'."""
     return self.images.eval_transform()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC and labels int32 B, or uint8 BC."""
+    """Returns shapes of images uint8 BHWC and labels int32 B or uint8 BC."""
     label = jax.ShapeDtypeStruct((size,), np.int32)
     if self.several_labels:
       shape = (size, self.model.num_classes)
@@ -149,13 +148,14 @@ class Classification(Objective):
     return {'image': self.images.batch_shape(size), 'label': label}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Turns a uint8 batch with integer labels into what `loss` takes.
+    """Normalises images and mixes examples.
 
     Works on the whole batch, before it is split for gradient accumulation, so
-    that the mixing partner is the same with and without.
+    that mixing does not depend on `accum_steps`.
 
     Returns:
-      `image`: float32 BHWC, normalised; `label`: float32 BC, smoothed, mixed.
+      `image`: normalised images, float32 BHWC; `label`: smoothed and mixed
+      labels, float32 BC.
     """
     key_flip, key_mixup = jax.random.split(key)
     images = self.images.varied(self.images.normalize(batch['image']), key_flip)
@@ -189,7 +189,8 @@ class Classification(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a raw batch whose `mask` is 1.
 
-    Nothing is smoothed or mixed here, so that losses compare between recipes.
+    Labels are neither smoothed nor mixed, so that losses of different recipes
+    can be compared.
     """
     del fixed
     logits_BC, _ = self.model.apply(
@@ -205,16 +206,16 @@ class Classification(Objective):
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns `map` and `f1` of images with several labels."""
+    """Returns the metrics `map` and `f1` for images with several labels."""
     found = several_labels.measures(rows['labels'], rows['scores'], 0.0)
     return {'map': found.mean_ap, 'f1': found.mean_f1}
 
   def _outputs(
     self, params: Params, images: jax.Array, key: jax.Array, train: bool
   ) -> tuple[jax.Array, Batch]:
-    """Returns logits NC, and what else the model says.
+    """Returns logits NC and the model's other outputs.
 
-    The axes before HWC of `images` become one, N.
+    The axes of `images` before HWC are flattened to N.
     """
     apply: Any = self.model.apply
     return apply(
@@ -231,7 +232,7 @@ class Classification(Objective):
     return jax.nn.one_hot(batch['label'], self.model.num_classes)
 
   def _hits(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:
-    """Returns whether the likeliest class of each image is right."""
+    """Returns whether the top-1 class of each image is correct."""
     return jnp.argmax(logits_BC, -1) == jnp.argmax(labels_BC, -1)
 
   def _losses(self, logits_BC: jax.Array, labels_BC: jax.Array) -> jax.Array:

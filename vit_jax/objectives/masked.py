@@ -1,8 +1,7 @@
 """Masked patch prediction (section 4.6 and appendix B.1.2 of the paper).
 
-Some patches of an image are hidden from the model, which is to say what colours
-they have. 'mean_colour' is what the paper reports; 'downsized' did as well,
-'pixels' a little worse.
+The model predicts the colours of corrupted patches. The paper reports results
+for the target 'mean_colour'; 'downsized' was as good, 'pixels' slightly worse.
 """
 
 import dataclasses
@@ -32,16 +31,16 @@ from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPatches(Objective):
-  """Learns the colours of corrupted patches from the others.
+  """Learns to predict the colours of corrupted patches.
 
   Attributes:
-    model: predicts every patch.
-    images: how images are brought to the model.
-    rate: share of the patches that are corrupted, and predicted.
-    mask: share of these that are replaced by the mask.
-    other: share that are replaced by another patch of the image; the rest stay
-      as they are.
-    class_names: none.
+    model: model that predicts every patch.
+    images: image preprocessing and augmentation.
+    rate: share of the patches that are corrupted and predicted.
+    mask: share of the corrupted patches that the mask token replaces.
+    other: share of the corrupted patches that another patch of the image
+      replaces. The rest are predicted, but left unchanged.
+    class_names: always empty.
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {
@@ -71,18 +70,18 @@ class MaskedPatches(Objective):
     """Returns the objective of `config.objective`.
 
     Raises:
-      ValueError: for fields that cannot work.
+      ValueError: for invalid fields.
     """
     o, name = config.objective, config.model.name
     if name != 'vit':
       raise ValueError(
-        f'model.name is {name!r}: patches are masked in a ViT. Choose a '
+        f'model.name is {name!r}; objective.name=masked needs a ViT. Choose a '
         'variant such as b16.'
       )
     if o.mask + o.other > 1:
       raise ValueError(
-        f'objective.mask is {o.mask} and objective.other {o.other}: these are '
-        'shares of the corrupted patches, at most 1 together.'
+        f'objective.mask is {o.mask} and objective.other is {o.other}: the sum '
+        'of these shares of the corrupted patches must be at most 1.'
       )
     fields = {**config.model, 'name': MaskedViT.kind, 'target': o.target}
     model: Any = variants.build(num_classes=0, image_size=image_size, **fields)
@@ -90,11 +89,11 @@ class MaskedPatches(Objective):
     return cls(model, images, o.rate, o.mask, o.other)
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns images, what of them is corrupted, and what they show.
+    """Normalises images and draws their corruption.
 
     Returns:
-      `image`: float32 BHWC, normalised; `kind` and `other`: as `corruption`
-      gives them, BL; `target`: as `target` gives it.
+      `image`: normalised images, float32 BHWC; `kind` and `other`: results of
+      `corruption`, BL; `target`: result of `target`.
     """
     key_flip, key_corruption = jax.random.split(key)
     images_BHWC = self.images.flipped(batch['image'], key_flip)
@@ -110,10 +109,10 @@ class MaskedPatches(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean over images and their corrupted patches.
+    """Returns the mean loss over images and their corrupted patches.
 
-    Of colours the cross-entropy in nats, of pixels the squared difference, both
-    means over what is predicted of a patch.
+    It is the cross-entropy in nats for colours and the squared error for
+    pixels, averaged over the predictions for a patch.
     """
     del fixed
     loss = jnp.mean(self._losses(params, batch, key, train))
@@ -122,8 +121,8 @@ class MaskedPatches(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    What is corrupted of an image follows from its `index` in the data, so that
-    every evaluation asks the same.
+    The corruption of an image is a function of its `index` in the data, so that
+    every evaluation corrupts the same patches.
     """
     del fixed
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
@@ -149,12 +148,12 @@ class MaskedPatches(Objective):
   def corruption(
     self, key: jax.Array, patches: int
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns what becomes of each of at least two patches of one image.
+    """Draws the corruption of one image of at least two patches.
 
     Returns:
-      Of each patch `KEPT`, or `MASKED`, `OTHER` or `SAME` for the share `rate`
-      of them that is predicted (at least one), and the index of another patch;
-      both int32 L.
+      The kind of each patch and the index of another patch to replace it; both
+      int32 L. The kind is `MASKED`, `OTHER` or `SAME` for the share `rate` of
+      the patches (at least one), and `KEPT` for the rest.
     """
     key_rank, key_kind, key_other = jax.random.split(key, 3)
     count = max(1, round(self.rate * patches))
@@ -166,7 +165,7 @@ class MaskedPatches(Objective):
       MASKED,
       jnp.where(u_L < self.mask + self.other, OTHER, SAME),
     )
-    # Any but itself.
+    # Never the patch itself.
     step_L = jax.random.randint(key_other, (patches,), 1, patches)
     other_L = (jnp.arange(patches) + step_L) % patches
     return jnp.where(is_corrupted_L, kind_L, KEPT), other_L
@@ -174,7 +173,7 @@ class MaskedPatches(Objective):
   def _losses(
     self, params: Params, batch: Batch, key: jax.Array | None, train: bool
   ) -> jax.Array:
-    """Returns the mean over the corrupted patches of each image, B."""
+    """Returns the mean loss over the corrupted patches of each image, B."""
     predicted, _ = self.model.apply(
       {'params': params},
       batch['image'],
@@ -195,15 +194,19 @@ class MaskedPatches(Objective):
 def target(
   model: MaskedViT, images_BHWC: jax.Array, normalized_BHWC: jax.Array
 ) -> jax.Array:
-  """Returns what is to be predicted of every patch.
+  """Returns the prediction targets of every patch.
 
-  A colour is 64 r + 8 g + b of the mean's upper three bits: the sum is exact,
-  so that every machine agrees on it. Images are given as uint8 and as the model
-  sees them.
+  A colour is 64 r + 8 g + b, where r, g and b are the upper three bits of the
+  mean. It is computed in integers, so that all machines agree.
+
+  Args:
+    model: model that defines the target and the grid.
+    images_BHWC: uint8 images, for colours.
+    normalized_BHWC: normalised images, for pixels.
 
   Returns:
-    'mean_colour': int32 BL; 'downsized': int32 BLS, of S = 16 parts in raster
-    order; 'pixels': float32, BL by the pixels in raster order, RGB.
+    For 'mean_colour' int32 BL; for 'downsized' int32 BLS, with S = 16 parts in
+    raster order; for 'pixels' float32 BLX, with the RGB pixels in raster order.
   """
   _, H, W, _ = images_BHWC.shape
   h, w = model.grid((H, W))
@@ -216,14 +219,14 @@ def target(
 
 
 def cells(x_BHWC: jax.Array, h: int, w: int) -> jax.Array:
-  """Returns the h x w equal parts of images in raster order, flat: BL."""
+  """Cuts images into h x w equal parts and flattens each: BLX."""
   B, H, W, C = x_BHWC.shape
   x_BhPwQC = x_BHWC.reshape(B, h, H // h, w, W // w, C)
   return x_BhPwQC.swapaxes(2, 3).reshape(B, h * w, -1)
 
 
 def colours(pixels_BLX: jax.Array) -> jax.Array:
-  """Returns the colour of the mean of uint8 pixels, in [0, `COLOURS`)."""
+  """Returns the colour index of the mean of uint8 pixels, below `COLOURS`."""
   B, L, X = pixels_BLX.shape
   pixels_BLXC = pixels_BLX.reshape(B, L, X // 3, 3).astype(jnp.int32)
   red_BL, green_BL, blue_BL = jnp.moveaxis(

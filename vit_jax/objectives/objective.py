@@ -1,8 +1,9 @@
-"""What an objective has to say of itself: the contract of every task.
+"""The interface of objectives.
 
-An objective is one file, here or in a project, with a line in `OBJECTIVES`.
-It knows its model, what a record becomes, and the loss; the loop, the data
-pipeline, checkpoints and evaluators know none of that.
+An objective is one file, here or in a project, with a line in `OBJECTIVES`. It
+defines the model, the transforms of records, the loss and the metrics. The
+training loop, the data pipeline, checkpoints and evaluators only use this
+interface.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from vit_jax.models import variants
 from vit_jax.models.fields import Valid
 from vit_jax.models.model import Batch, Metrics, Model, Params
 
-# Arrays by name, of one example, before it is in a batch.
+# The arrays of one example by name, before batching.
 Example = dict[str, Any]
 # Trees of arrays by name.
 ObjectiveState = dict[str, Any]
@@ -34,10 +35,11 @@ class Facts:
   """The facts of the data that an objective needs.
 
   Attributes:
-    class_names: C names by label; empty where the data have no labels.
-    examples: in an epoch.
-    several_labels: whether an image may have several classes, or none.
-    class_counts: examples of each class, if `loss.class_weights` needs them.
+    class_names: C names by label; empty if the data have no labels.
+    examples: number of examples per epoch.
+    several_labels: whether an image may have any number of classes, even 0.
+    class_counts: number of examples of each class, if `loss.class_weights`
+      needs them, else empty.
   """
 
   class_names: tuple[str, ...]
@@ -59,24 +61,25 @@ OF_CLASSES: Mapping[str, Any] = {
 
 
 class Objective:
-  """What is learned, and of what.
+  """Base class of objectives.
 
-  The defaults here are those of most objectives: images without labels, no
-  teacher, no state, one image an example. Subclasses are frozen dataclasses.
+  Its defaults suit most objectives: images without labels, one image per
+  example, neither teacher nor state. Subclasses are frozen dataclasses.
 
   Attributes:
-    defaults: the fields of `config.objective`, besides its name.
-    valid: their valid values, as `fields.check_value` takes them.
+    defaults: fields of `config.objective` except `name`, with their defaults.
+    valid: valid values of these fields, as `fields.check_value` takes them.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
-    result: the entry of the state that is the result of training, with the
-      names and shapes of the parameters: evaluators measure it, and checkpoints
-      open with it. Empty for the parameters.
-    metrics: what `evaluate` sums, besides `examples`, and whether higher or
-      lower means are better; the first one stands for the others.
+    result: entry of the objective's state that is the result of training, such
+      as a momentum teacher; empty for the parameters. Evaluators measure it,
+      and checkpoints open with it. It has the names and shapes of the
+      parameters.
+    metrics: metrics that `evaluate` sums, except `examples`, and whether higher
+      or lower means are better. The first one is the main metric.
     model: the model that checkpoints are opened with.
-    images: how images are brought to the model.
-    class_names: C names; empty if nothing is classified.
+    images: image preprocessing and augmentation.
+    class_names: C names; empty if the objective does not classify.
   """
 
   defaults: ClassVar[Mapping[str, Any]] = {}
@@ -84,7 +87,7 @@ class Objective:
   unused: ClassVar[Mapping[str, Any]] = {}
   result: ClassVar[str] = ''
   metrics: ClassVar[Mapping[str, Best]]
-  # Of the model, before `on_data` sets them.
+  # Number of classes of the model, until `on_data` sets it.
   _classes: ClassVar[int] = 0
 
   model: Model
@@ -94,7 +97,7 @@ class Objective:
   def __init_subclass__(cls) -> None:
     """Adds the declared fields to those of the base class."""
     super().__init_subclass__()
-    # The decorator `dataclass` has not replaced them yet.
+    # These are still Field objects: the decorator `dataclass` runs later.
     own = {
       name: x
       for name, x in vars(cls).items()
@@ -108,7 +111,7 @@ class Objective:
 
   @classmethod
   def options(cls, config: ConfigDict) -> dict[str, Any]:
-    """Returns the values of the declared fields, as `cls` takes them."""
+    """Returns the values of the declared fields as arguments of `cls`."""
     names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return {
       name: tuple(value) if isinstance(value, list) else value
@@ -118,10 +121,10 @@ class Objective:
 
   @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of a config, before its data are open.
+    """Returns the objective of a config, before its data are opened.
 
     Raises:
-      ValueError: for fields that cannot work.
+      ValueError: for invalid fields.
       FileNotFoundError: if a checkpoint is missing.
     """
     return cls(**cls._arguments(config, image_size))
@@ -138,10 +141,10 @@ class Objective:
     return {'model': model, 'images': images} | cls.options(config)
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective with the classes of the data, if it learns any.
+    """Returns the objective with the classes of the data, if it classifies.
 
     Raises:
-      ValueError: for data that the objective cannot learn.
+      ValueError: if the objective cannot learn from the data.
     """
     del config, facts
     return self
@@ -153,14 +156,14 @@ class Objective:
     return transforms.WithoutLabel(self.images.train_transform())
 
   def eval_transform(self) -> Callable[[Record], Example]:
-    """Returns the function for evaluation, which is never random."""
+    """Returns the deterministic function from a record to an example."""
     return transforms.WithoutLabel(self.images.eval_transform())
 
   @property
   def images_seen(self) -> float:
-    """How many images the model sees for an example of training.
+    """Number of images that the model processes per training example.
 
-    Smaller images, and parts of images, count by their operations.
+    Smaller images and parts of images count as fractions, by their FLOPs.
     """
     return 1
 
@@ -169,20 +172,20 @@ class Objective:
     return {'image': self.images.batch_shape(size)}
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) that a training batch may have, all equally likely."""
+    """Returns the possible (H, W) of a training batch, all equally likely."""
     *_, H, W, _ = self.batch_shapes(1)['image'].shape
     return [(H, W)]
 
   def fixed(self) -> Params:
-    """Returns parameters of another model, such as a teacher; {} for none.
+    """Returns the parameters of a frozen model such as a teacher, or {}.
 
-    They are placed like the model's and never updated. They follow from the
-    config alone, so that a resumed run finds the same.
+    They are sharded like the model's and never updated. They only depend on the
+    config, so that a resumed run has the same ones.
     """
     return {}
 
   def new_state(self, params: Params) -> ObjectiveState:
-    """Returns the state that each step updates besides parameters.
+    """Returns the initial state of the objective, which every step updates.
 
     Examples are a momentum teacher and a centre. A tree with the names and
     shapes of the parameters is sharded like them.
@@ -206,9 +209,9 @@ class Objective:
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and means to be logged.
+    """Returns the mean loss of an augmented batch, and mean metrics to log.
 
-    `loss` is among the means.
+    The metrics include `loss`.
     """
     raise NotImplementedError
 
@@ -220,9 +223,9 @@ class Objective:
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns `loss` in training, and the means for `next_state`.
+    """Returns the training loss, its metrics, and the input of `next_state`.
 
-    Microbatches of an accumulated gradient have theirs averaged.
+    Gradient accumulation averages these inputs over the microbatches.
     """
     del state
     loss, metrics = self.loss(params, fixed, batch, key, train=True)
@@ -231,23 +234,30 @@ class Objective:
   def next_state(
     self, state: ObjectiveState, params: Params, seen: Any
   ) -> ObjectiveState:
-    """Returns the state after a step, from the new parameters and `seen`."""
+    """Returns the state after a step.
+
+    Args:
+      state: state before the step.
+      params: parameters after the step.
+      seen: from `loss_and_seen`, averaged over microbatches.
+    """
     del params, seen
     return state
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a batch whose `mask` is 1.
 
-    They are named as in `metrics`, and `examples` is the number of examples.
+    Their names are `examples`, the number of these examples, and those in
+    `metrics`.
     """
     raise NotImplementedError
 
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns metrics that are no means over examples.
+    """Returns metrics that are not means over examples.
 
     Args:
-      rows: the arrays, NX, of all examples that `evaluate` gave as BX under
-        `rows`.
+      rows: the arrays BX that `evaluate` returned under `rows`, concatenated
+        over all examples: NX.
     """
     del rows
     return {}
@@ -260,27 +270,27 @@ def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
 
 
 def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
-  """Refuses data whose classes cannot be learned.
+  """Checks that classes can be learned from the data.
 
   Args:
-    config: of the run, for messages.
-    facts: of its data.
+    config: config of the run, for messages.
+    facts: facts of its data.
     one_class: whether an image must have exactly one class.
 
   Raises:
-    ValueError: naming the data and the objective.
+    ValueError: if not; names the data and the objective.
   """
   names, learned = facts.class_names, config.objective.name
   if len(names) < 2:
     found = f'one class, {names[0]!r}' if names else 'no labels'
     raise ValueError(
-      f'{config.data.name} {config.data.split} has {found}, and '
-      f'objective.name={learned} learns to tell classes apart: give at least '
-      'two, each in a folder of its own or, as yes and no, in the column label '
-      'of a table.'
+      f'{config.data.name} {config.data.split} has {found}, but '
+      f'objective.name={learned} needs at least two classes: put the images of '
+      'each class into a separate folder, or write the classes, such as yes '
+      'and no, in the column label of a CSV file.'
     )
   if facts.several_labels and one_class:
     raise ValueError(
-      f'{config.data.name} has several classes an image, and '
+      f'{config.data.name} has several classes per image, but '
       f'objective.name={learned} learns one: use classification.'
     )

@@ -1,4 +1,4 @@
-"""Average precision and F1 of images with several labels, as scikit-learn's."""
+"""Average precision and F1 for several labels per image, as in scikit-learn."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 class Measures(NamedTuple):
-  """Measures of C classes, of which an image may have any number.
+  """Metrics for C classes, where an image may have any number of them.
 
   Attributes:
-    ap_C: average precision of each class; 0 where no image has the class.
-    f1_C: F1 of each class at the threshold; 0 where it is 0 / 0.
-    images_C: images that have the class.
-    mean_ap: mean over all classes (scikit-learn's `macro`).
-    mean_f1: the same of F1.
-    micro_ap: average precision of all pairs of image and class together.
-    micro_f1: the same of F1.
+    ap_C: average precision of each class; 0 if no image has the class.
+    f1_C: F1 of each class at the threshold; 0 if it is 0 / 0.
+    images_C: number of images that have the class.
+    mean_ap: mean of `ap_C` (scikit-learn's `macro`).
+    mean_f1: mean of `f1_C`.
+    micro_ap: average precision over all pairs of image and class.
+    micro_f1: F1 over all pairs of image and class.
   """
 
   ap_C: np.ndarray
@@ -28,9 +28,9 @@ class Measures(NamedTuple):
 
 
 def average_precision(labels_N: np.ndarray, scores_N: np.ndarray) -> float:
-  """Returns the sum of precision times the gain in recall over thresholds.
+  """Returns the average precision: the sum of precision times gain in recall.
 
-  Equal scores are one threshold. Without positives it is 0.
+  Equal scores count as one threshold. Without positives it is 0.
   """
   order_N = np.argsort(-scores_N, kind='stable')
   labels_N, scores_N = labels_N[order_N] > 0, scores_N[order_N]
@@ -43,7 +43,7 @@ def average_precision(labels_N: np.ndarray, scores_N: np.ndarray) -> float:
 
 
 def _f1(labels: np.ndarray, told: np.ndarray) -> np.ndarray:
-  """Returns F1 over the first axis, 0 where it is 0 / 0."""
+  """Returns F1 over the first axis; 0 if it is 0 / 0."""
   hits = np.sum(labels & told, axis=0)
   total = labels.sum(axis=0) + told.sum(axis=0)
   return 2 * hits / np.maximum(total, 1)
@@ -52,7 +52,7 @@ def _f1(labels: np.ndarray, told: np.ndarray) -> np.ndarray:
 def measures(
   labels_NC: np.ndarray, scores_NC: np.ndarray, threshold: float
 ) -> Measures:
-  """Compares labels, 0 or 1, with scores; above the threshold is a yes."""
+  """Compares labels, 0 or 1, with scores; above the threshold predicts 1."""
   labels_NC = np.asarray(labels_NC) > 0
   scores_NC = np.asarray(scores_NC)
   told_NC = scores_NC > threshold

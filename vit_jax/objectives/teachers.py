@@ -1,4 +1,4 @@
-"""The checkpoint that a student learns from."""
+"""The teacher's checkpoint."""
 
 import functools
 
@@ -11,16 +11,19 @@ STAGES = 'stages/'
 
 
 def named(config: ConfigDict) -> opening.Checkpoint | None:
-  """Returns `config.teacher`, None where a stage of the run has to train it.
+  """Opens the checkpoint `config.teacher`.
+
+  Returns:
+    The checkpoint, or None if a stage of the run trains it first.
 
   Raises:
-    ValueError: if it is empty, or no checkpoint.
-    FileNotFoundError: if nothing is there.
+    ValueError: if the field is empty or not the path of a checkpoint.
+    FileNotFoundError: if the path does not exist.
   """
   if not config.teacher:
     raise ValueError(
-      'teacher is empty: name the checkpoint to learn from, '
-      '--config.teacher=PATH; any format that opens will do.'
+      'teacher is empty: name the checkpoint to learn from with '
+      '--config.teacher=PATH, in any supported format.'
     )
   if config.stages and config.teacher.startswith(STAGES):
     return None
@@ -29,5 +32,5 @@ def named(config: ConfigDict) -> opening.Checkpoint | None:
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: str) -> opening.Checkpoint:
-  """Opens a teacher once, where a config is checked before it is used."""
+  """Opens a teacher; cached, because a config is checked before it is used."""
   return opening.open_checkpoint(path)

@@ -166,11 +166,11 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
   [
     ({'teacher': ''}, 'teacher is empty: .*--config.teacher=PATH'),
     ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
-    ({'objective.kind': 'mild'}, "'mild': use one of hard, soft"),
+    ({'objective.kind': 'mild'}, "'mild'; it must be one of hard, soft"),
     ({'objective.weight': 1.5}, 'objective.weight is 1.5'),
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0: '),
     ({'objective.teacher_dtype': 'float16'}, 'one of float32, bfloat16'),
-    ({'loss.name': 'sigmoid'}, "makes no use of loss.name='sigmoid'"),
+    ({'loss.name': 'sigmoid'}, "ignores loss.name='sigmoid'"),
   ],
 )
 def test_what_cannot_work_is_refused_before_the_data(changes, message):
@@ -216,5 +216,7 @@ def test_either_may_have_no_say(weight):
 
 
 def test_deit_has_linear_heads_on_two_tokens():
-  with pytest.raises(ValueError, match="model.pool is 'gap'.*two tokens"):
+  with pytest.raises(
+    ValueError, match="model.pool is 'gap'.*class and distillation tokens"
+  ):
     CheckedConfig(distilled(**{'model.pool': 'gap'}))

@@ -138,7 +138,7 @@ def test_copies_are_of_one_image_each():
   [
     ({'objective.copies': 1}, 'objective.copies is 1'),
     ({'objective.group': 0}, 'objective.group is 0'),
-    ({'loss.cutmix': 0.2}, 'makes no use of loss.cutmix=0.2'),
+    ({'loss.cutmix': 0.2}, 'ignores loss.cutmix=0.2'),
     ({'objective.group': 5}, 'objective.group is 5, and batch_size 16'),
     (
       {'objective.group': 16, 'accum_steps': 2},
@@ -147,7 +147,7 @@ def test_copies_are_of_one_image_each():
     ({'objective.margin': -1.0}, 'objective.margin is -1.0'),
     ({'objective.margin': float('inf')}, 'objective.margin is inf'),
     ({'objective.weight': -0.1}, 'objective.weight is -0.1'),
-    ({'loss.mixup': 0.2}, 'makes no use of loss.mixup=0.2'),
+    ({'loss.mixup': 0.2}, 'ignores loss.mixup=0.2'),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

@@ -278,7 +278,7 @@ def test_a_teacher_is_wanted_where_it_is_named_or_there_is_no_file(tmp_path):
     ({'objective.threshold': -0.5}, 'objective.threshold is -0.5'),
     ({'objective.ratio': 0}, 'objective.ratio is 0'),
     ({'objective.images_a_class': -1}, 'objective.images_a_class is -1'),
-    ({'loss.name': 'sigmoid'}, "makes no use of loss.name='sigmoid'"),
+    ({'loss.name': 'sigmoid'}, "ignores loss.name='sigmoid'"),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

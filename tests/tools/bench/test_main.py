@@ -20,7 +20,7 @@ def test_lists_have_no_empty_names():
   ('args', 'message'),
   [
     ('train --vs=keras', '--vs=keras is unknown. Use timm, timm-eager'),
-    ('train --variants=q16', "No model variant 'q16'"),
+    ('train --variants=q16', "Unknown model variant 'q16'"),
     ('train --batch_sizes=4,0', '--batch_sizes has 0; use 1 or more'),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --devices=9', '--devices is 9; it must be from 1 to 8'),
