@@ -56,8 +56,8 @@ def test_a_field_stays_at_its_default_where_it_does_not_apply():
   ):
     fields.check(declared, works)
   for wrong, message in (
-    ({'wide': True, 'steps': 4}, 'model.steps is 4, which model.wide exc'),
-    ({'colour': 'blue'}, "model.colour is 'blue' and needs model.high"),
+    ({'wide': True, 'steps': 4}, 'model.steps is 4, which cannot be combined'),
+    ({'colour': 'blue'}, "model.colour is 'blue', which needs model.high"),
   ):
     with pytest.raises(ValueError, match=message):
       fields.check(declared, wrong)

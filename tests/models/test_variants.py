@@ -198,7 +198,7 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
     ({'layers': (1,)}, "is 'vit', which lacks the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
-    ({'axial': True}, "model.pool is 'cls': axial .* Use 'gap' or 'map'"),
+    ({'axial': True}, "model.pool is 'cls', but axial .* Use 'gap' or 'map'"),
     (
       {'width': 27, 'posemb': 'learned2d'},
       "model.width 27 is not a multiple of 2, which model.posemb 'learned2d'",
@@ -316,7 +316,7 @@ def test_places_of_detr_are_those_of_its_last_map(fields, stride):
 
 
 def test_a_field_that_is_another_models_names_the_first():
-  with pytest.raises(ValueError, match='has no model.patch_size'):
+  with pytest.raises(ValueError, match='lacks the field model.patch_size'):
     build('r50x1', patch_size=8, width_factor=2)
 
 

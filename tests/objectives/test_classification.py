@@ -289,7 +289,9 @@ def test_wrong_labels_are_those_of_training_alone():
 def test_detr_gives_no_class_to_an_image():
   config = test_every.config_of('classification')
   config_lib.choose_model(config, 'detr_r50')
-  with pytest.raises(ValueError, match="model.name is 'detr': it finds obj"):
+  with pytest.raises(
+    ValueError, match="model.name is 'detr', which predicts obj"
+  ):
     CheckedConfig(config)
 
 

@@ -168,7 +168,7 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
     ({'teacher': '/nowhere'}, 'No checkpoint at /nowhere'),
     ({'objective.kind': 'mild'}, "'mild'; it must be one of hard, soft"),
     ({'objective.weight': 1.5}, 'objective.weight is 1.5'),
-    ({'objective.temperature': 0.0}, 'objective.temperature is 0.0: '),
+    ({'objective.temperature': 0.0}, 'objective.temperature is 0.0; '),
     ({'objective.teacher_dtype': 'float16'}, 'one of float32, bfloat16'),
     ({'loss.name': 'sigmoid'}, "ignores loss.name='sigmoid'"),
   ],
