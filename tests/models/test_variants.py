@@ -209,11 +209,11 @@ def test_lists_as_json_has_them_make_the_same_model():
     ),
     (
       {'posemb': 'none', 'posemb_at': 'every_layer'},
-      "model.posemb_at is 'every_layer', but with model.posemb 'none' nothing",
+      "model.posemb_at is 'every_layer', but model.posemb 'none' adds nothing",
     ),
     (
       {'posemb': 'relative', 'posemb_at': 'shared'},
-      "model.posemb_at is 'shared', but with model.posemb 'relative' nothing",
+      "model.posemb_at is 'shared', but model.posemb 'relative' adds nothing",
     ),
     (
       {'image_size': (224, 230)},

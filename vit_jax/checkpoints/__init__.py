@@ -1,1 +1,1 @@
-"""Checkpoints: saved, opened whatever wrote them, carried over."""
+"""Saving checkpoints, opening any format, and transferring weights."""

@@ -1,8 +1,8 @@
-"""Checkpoints that their authors published, by short names.
+"""Published checkpoints by short names.
 
-Files and facts are those of the READMEs of google-research/vision_transformer
-and google-research/big_transfer. Of AugReg's, which are thousands, these are
-the ones that README recommends, and at 224 pixels those that timm names in its
+Files and facts come from the READMEs of google-research/vision_transformer and
+google-research/big_transfer. AugReg published thousands of checkpoints. Listed
+are those that the README recommends and, at 224 pixels, those of timm's
 `vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
@@ -14,12 +14,12 @@ class Published(NamedTuple):
 
   Attributes:
     model: a name of `variants.fields`.
-    image_size: side in pixels of the images it was last trained on.
-    data: what it was trained on, in this order.
-    address: gs://BUCKET/FILE, of a public bucket.
-    accuracy: top-1 on ImageNet in percent; None where no source has it.
-    accuracy_from: who says so.
-    size_mib: of the file; None where no source has it.
+    image_size: side in pixels of the images in its last training.
+    data: data sets of its trainings, in this order.
+    address: gs://BUCKET/FILE in a public bucket.
+    accuracy: top-1 on ImageNet in percent; None if it is unknown.
+    accuracy_from: source of the accuracy.
+    size_mib: size of the file in MiB; None if it is unknown.
   """
 
   model: str
@@ -36,7 +36,7 @@ _BOTH = f'{_I21K}, {_I1K}'
 _VIT, _BIT = 'gs://vit_models', 'gs://bit_models'
 _README, _TABLE_5, _TIMM = 'README', 'table 5', 'timm'
 
-# By model: what the paper's files are called.
+# Names of the paper's files, by model.
 _VIT_FILES = {
   'b16': 'ViT-B_16',
   'b32': 'ViT-B_32',
@@ -48,8 +48,8 @@ _VIT_FILES = {
   'r50+l32': 'R50+ViT-L_32',
 }
 
-# By model and pixels, fine-tuned on ImageNet; of the hybrid none is printed for
-# this file.
+# Accuracies of files fine-tuned on ImageNet, and their source, by model and
+# pixels. The hybrid's accuracy was not published.
 _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('b16', 224): (81.2, _README),
   ('b16', 384): (83.97, _TABLE_5),
@@ -60,8 +60,8 @@ _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('r50+b16', 384): (None, ''),
 }
 
-# Model, its name in the file's, its MiB, how it was pre-trained, the learning
-# rate of its fine-tuning at 384 pixels and the accuracy after it.
+# Model, its name in the file name, MiB, pre-training recipe, learning rate of
+# fine-tuning at 384 pixels, and accuracy after fine-tuning.
 _AUGREG = """
 ti16    Ti_16    37   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 78.22
 s32     S_32     118  aug_none-wd_0.1-do_0.0-sd_0.0    0.01 79.58
@@ -74,8 +74,8 @@ r26+s32 R26_S_32 170  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.85
 r50+l32 R50_L_32 1337 aug_medium1-wd_0.1-do_0.1-sd_0.1 0.01 85.99
 """
 
-# Model, its name in the file's, how it was pre-trained, and the learning rate
-# of its fine-tuning at 224 pixels.
+# Model, its name in the file name, pre-training recipe, and learning rate of
+# fine-tuning at 224 pixels.
 _AUGREG_224 = """
 ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    0.03
 s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
@@ -128,7 +128,7 @@ def _all() -> dict[str, Published]:
     )
   for line in _AUGREG_224.split('\n')[1:-1]:
     model, start, recipe, lr = line.split()
-    # Of B/8 the README has nothing.
+    # The README does not list B/8.
     found.setdefault(
       f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
     )

@@ -1,4 +1,4 @@
-"""Which class of a checkpoint is which class of the data."""
+"""Matches the classes of a checkpoint with those of the data."""
 
 import collections
 import logging
@@ -16,17 +16,18 @@ _LISTED = 20
 def same_classes(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str = ''
 ) -> np.ndarray:
-  """Returns the checkpoint's class for each class of a data set.
+  """Returns the checkpoint's class index for each class of a data set.
 
-  By name; by position where the checkpoint has no names.
+  Classes are matched by name, or by position if the checkpoint has no names.
 
   Args:
-    checkpoint: with a head.
-    names: of the data's classes.
+    checkpoint: checkpoint with a head.
+    names: class names of the data.
     class_order: `config.data.class_order` of the data.
 
   Raises:
-    ValueError: if it has no head, lacks a class, or the order is unknown.
+    ValueError: if the checkpoint has no head or lacks a class, or the order of
+      the classes is ambiguous.
   """
   C = checkpoint.model.num_classes
   if not C:
@@ -62,18 +63,18 @@ def same_classes(
 def check_same(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
 ) -> None:
-  """Refuses a checkpoint of other classes than the data have.
+  """Checks that a checkpoint has the classes of the data.
 
-  The same classes may have other names, such as WordNet's ids: names that are
-  not in both are compared by position.
+  Equal classes may have different names, such as WordNet's ids. A name that
+  only one of the two has is therefore compared by position.
 
   Args:
-    checkpoint: with a head.
-    names: of the data's classes.
+    checkpoint: checkpoint with a head.
+    names: class names of the data.
     class_order: `config.data.class_order` of the data.
 
   Raises:
-    ValueError: naming the first class that differs.
+    ValueError: if they differ; names the first difference.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
@@ -98,11 +99,11 @@ def check_same(
 def _match_by_position(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
 ) -> None:
-  """Logs which name meets which index of a checkpoint.
+  """Logs which class name is matched with which index of a checkpoint.
 
   Raises:
-    ValueError: if the names are numbers, their order by text differs from the
-      order by value, and nobody has chosen.
+    ValueError: if the names are numbers whose order as text differs from the
+      order by value, and `class_order` is empty.
   """
   if sources.has_two_orders(names) and not class_order:
     by_value = sorted(names, key=int)

@@ -1,8 +1,8 @@
-"""Checkpoints by name: published, in a bucket, or of the Hugging Face hub.
+"""Fetches checkpoints by name: published, in a bucket, or on the hub.
 
-Whatever was fetched once is kept and needs no network again: files of buckets
-in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`), models of the
-hub where its own library keeps them.
+Fetched checkpoints are cached and work offline later: files of buckets in
+`~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`), models of the
+Hugging Face hub in the cache of huggingface_hub.
 """
 
 import base64
@@ -28,12 +28,12 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.data import atomic_files
 from vit_jax.register import nearest
 
-# Where public buckets are read without an account or a library.
+# Serves public buckets without an account or a library.
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
 _ASK_S = 3
 _CHUNK_BYTES = 1 << 24
-# Anything else in a bucket is a workdir, which orbax reads where it is.
+# Other paths in a bucket are workdirs, which orbax reads directly.
 _FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 _REPOSITORY = re.compile(r'([\w.-]+/[\w.-]+)(?:@(.+))?')
 
@@ -42,16 +42,17 @@ def local(source: str) -> str:
   """Returns the path of a checkpoint, after fetching it if it is a name.
 
   Args:
-    source: a path, which is returned as it is; one of `catalogue.PUBLISHED`,
-      unless there is a path of that name; gs://BUCKET/FILE; a directory in a
-      bucket, which is returned as it is; hf://ORG/MODEL or
-      hf://ORG/MODEL@REVISION; or timm://NAME.TAG.
+    source: a path or a directory in a bucket, which are returned unchanged; a
+      name in `catalogue.PUBLISHED`, unless a path has this name;
+      gs://BUCKET/FILE; hf://ORG/MODEL or hf://ORG/MODEL@REVISION; or
+      timm://NAME.TAG.
 
   Raises:
-    ConnectionError: if it cannot be reached; says how to do without.
-    FileNotFoundError: if there is no such file, model or revision.
-    ImportError: if a library is not installed, saying which.
-    PermissionError: if one has to log in to have it.
+    ConnectionError: if the server cannot be reached; explains how to download
+      by hand.
+    FileNotFoundError: if the file, model or revision does not exist.
+    ImportError: if a library is not installed; names it.
+    PermissionError: if the download needs a login.
     ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')
@@ -76,7 +77,7 @@ def local(source: str) -> str:
 
 
 def is_name(source: str) -> bool:
-  """Tells whether a checkpoint would be fetched, and is no path."""
+  """Whether a checkpoint is given by a name to fetch and not by a path."""
   return '://' in source or (
     source in PUBLISHED and not os.path.lexists(source)
   )
@@ -90,7 +91,7 @@ def is_here(name: str) -> bool:
 def is_reachable() -> bool:
   """Whether published checkpoints can be fetched; waits three seconds at most.
 
-  In a thread, because looking up a host's name has no time limit of its own.
+  Asks in a thread, because DNS lookups have no timeout.
   """
 
   answered: list[bool] = []
@@ -123,7 +124,7 @@ def _published(source: str) -> str:
 
 
 def _from_bucket(source: str, copy_to: Callable) -> str:
-  """Returns the path of the copy of gs://BUCKET/FILE, made if it is not there.
+  """Returns the path of the local copy of gs://BUCKET/FILE; fetches it first.
 
   `copy_to` is `_copy` or `_download`.
   """
@@ -142,7 +143,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
       ' A bucket that is not public wants `gcloud auth application-default '
       'login`.'
     )
-  # Another process may have been faster.
+  # Another process may have fetched it meanwhile.
   with contextlib.suppress(FileExistsError):
     with atomic_files.new_file(os.fspath(copy)) as partial:
       try:
@@ -161,13 +162,13 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
 
 
 def _copy_of(source: str) -> pathlib.Path:
-  """Returns where the copy of gs://BUCKET/FILE is kept."""
+  """Returns the path of the local copy of gs://BUCKET/FILE."""
   parts = source.removeprefix('gs://').split('/')
   return atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
 
 
 def _address(source: str) -> str:
-  """Returns where gs://BUCKET/FILE is read by https."""
+  """Returns the https URL of gs://BUCKET/FILE."""
   path = urllib.parse.quote(source.removeprefix('gs://'))
   return f'{_STORAGE}/{path}'
 
@@ -187,9 +188,9 @@ def _copy(source: str, target: pathlib.Path) -> None:
 
 
 def _download(source: str, target: pathlib.Path) -> None:
-  """Copies a file of a public bucket, of the size and checksums stated.
+  """Downloads a file of a public bucket and checks its size and checksums.
 
-  A connection that is cut is taken up again as long as each brings something.
+  Resumes a broken connection as long as each attempt transfers some bytes.
   """
   stated = Message()
   with (
@@ -215,7 +216,7 @@ def _download(source: str, target: pathlib.Path) -> None:
             file.seek(0)
             file.truncate()
             bar.reset(int(stated['Content-Length'] or 0))
-          # Not `read`, which loses what it has of a chunk that is cut.
+          # `read` would lose the received part of an incomplete chunk.
           while chunk := answer.read1(_CHUNK_BYTES):
             file.write(chunk)
             bar.update(len(chunk))
@@ -258,8 +259,8 @@ _CHECKSUMS: dict[str, Callable[[], Any]] = {
 def _stated_checksums(headers: Message) -> dict[str, str]:
   """Returns the checksums that Google Cloud Storage states, in hexadecimal.
 
-  x-goog-hash has them in base64, in one header or two; the ETag is the MD5 of a
-  file that was not put together from parts
+  One or two x-goog-hash headers contain them in base64. The ETag is the MD5
+  unless the file was composed from parts
   (cloud.google.com/storage/docs/xml-api/reference-headers).
   """
   tag = headers.get('ETag', '').strip('"')
@@ -273,7 +274,7 @@ def _stated_checksums(headers: Message) -> dict[str, str]:
 
 
 def _from_hub(source: str, name: str) -> str:
-  """Returns the folder of a model of the hub, `name` being ORG/MODEL."""
+  """Returns the folder of the hub's model `name`, ORG/MODEL."""
   match = _REPOSITORY.fullmatch(name)
   if not match:
     raise ValueError(
@@ -312,7 +313,7 @@ def _snapshot(repository: str, revision: str | None) -> str:
   """Returns the folder with the configuration and weights of a model."""
   import huggingface_hub
 
-  # Folders hold files of other runtimes; other names are of other libraries.
+  # Fetches only these names: others belong to other runtimes and libraries.
   for stem, suffix in (('model', 'safetensors'), ('pytorch_model', 'bin')):
     path = huggingface_hub.snapshot_download(
       repository,

@@ -1,8 +1,8 @@
-"""A config whose model is that of its initial checkpoint.
+"""Configs that take the model from their initial checkpoint.
 
-No config file opens a checkpoint, which may have to be fetched: `choose` leaves
-the model open, with the name 'from_init', and `resolve` fills it in after the
-flags are parsed.
+Config files do not open checkpoints, because that may download them. `choose`
+therefore sets the model's name to 'from_init', and `resolve` fills in the model
+after the flags are parsed.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Fine-tuning has a head of its own.
+# Fine-tuning replaces the head.
 _OF_THE_HEAD = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 _OF_IMAGES = ('mean', 'std', 'interpolation')
 
 
 def choose(config: ConfigDict, path: str) -> None:
-  """Leaves the model and the scaling of images to a checkpoint.
+  """Takes the model and the image normalisation from a checkpoint.
 
-  Fields that are set later, by flags or by the config, are kept.
+  Fields that flags or the config set later are kept.
   """
   open_fields: dict[str, Any] = {'dtype': placeholder(str)}
   for name in variants.ARCHITECTURES:
@@ -44,7 +44,9 @@ def choose(config: ConfigDict, path: str) -> None:
 
 
 def resolve(config: ConfigDict) -> None:
-  """Fills in what `choose` left open; sizes become those that patches tile.
+  """Fills in the fields that `choose` left open.
+
+  Rounds image sizes to multiples of the patch size.
 
   Raises:
     FileNotFoundError, ValueError: as `opening.open_checkpoint`, or if a field
@@ -88,10 +90,10 @@ def _tiled(config: ConfigDict, size: str | None) -> str | None:
 
 
 def nearest_size(config: ConfigDict, pixels: int) -> int:
-  """Returns the side nearest to this that the patches tile: 378 of 384 for /14.
+  """Returns the nearest side that the patches tile: 378 for 384 and /14.
 
-  Of two the smaller. Where there is none within 64 pixels, and as long as the
-  model is open, it is `pixels`.
+  Prefers the smaller of two sides. Returns `pixels` if the model is not
+  resolved yet, or no side within 64 pixels fits.
   """
   if config.model.name == NAME:
     return pixels

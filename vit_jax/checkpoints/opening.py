@@ -1,4 +1,4 @@
-"""The one checkpoint reader."""
+"""Opens checkpoints of any format."""
 
 import collections
 import contextlib
@@ -30,17 +30,18 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Checkpoint:
-  """A trained model with all it takes to use it; equal only to itself.
+  """A trained model with everything needed to use it; equal only to itself.
 
   Attributes:
-    path: where it was read from.
-    model: gives logits.
-    params: NumPy arrays, float32, layers unrolled or stacked as `model` has it.
+    path: path of the checkpoint.
+    model: the model.
+    params: its parameters, float32 NumPy arrays, with layers unrolled or
+      stacked as `model.scan` says.
     image_size: (H, W) in pixels that the position embeddings are for.
-    preprocessing: how images are brought there.
-    class_names: C names; empty where the file has none.
-    loss: that the head was trained with, 'softmax' or 'sigmoid', which makes
-      probabilities of its logits.
+    preprocessing: how to resize and normalise images.
+    class_names: C names; empty if the checkpoint does not store them.
+    loss: loss of the head, 'softmax' or 'sigmoid', which also turns logits into
+      probabilities.
   """
 
   path: str
@@ -55,7 +56,7 @@ class Checkpoint:
     return f'Checkpoint({self.path!r}: {self.describe()})'
 
   def describe(self) -> str:
-    """Returns the kind of model, its size, its images and its head."""
+    """Describes the model, its size, image size and head in one line."""
     model, (H, W) = self.model, self.image_size
     head = 'no head'
     if C := model.num_classes:
@@ -67,22 +68,22 @@ class Checkpoint:
 
   @property
   def images(self) -> Images:
-    """How images are brought to the model."""
+    """Image preprocessing for the model."""
     return Images(self.image_size, self.preprocessing)
 
   def transform(self) -> transforms.EvalTransform:
-    """Returns what brings an image to the size that the model sees."""
+    """Returns the function that resizes an image for the model."""
     return self.images.eval_transform()
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
-    """Returns images with values from 0 to 255 as the model takes them."""
+    """Normalises images with values from 0 to 255."""
     return self.images.normalize(images_BHWC)
 
   def class_name(self, index: int) -> str:
-    """Returns the name of a class, its number where it has none.
+    """Returns a unique name of a class.
 
-    Where several have one name (ImageNet has two cranes), with its number, as
-    they are told apart by what this returns.
+    This is its number if the class has no name. If several classes share a name
+    (ImageNet has two cranes), the number is appended.
     """
     names = self.class_names
     if not names:
@@ -96,12 +97,13 @@ class Checkpoint:
     return {name for name, count in counts.items() if count > 1}
 
   def class_index(self, text: str | int) -> int:
-    """Returns the index of a class by its name, as `class_name` has it, or it.
+    """Returns the index of a class, given its name or index.
 
-    A number as text may be a name, too, as a digit's.
+    Names are those of `class_name`. A number as text is looked up as a name
+    first, because classes may be named by digits.
 
     Raises:
-      ValueError: if there is no such class, or there are several.
+      ValueError: if the class is unknown or the name is ambiguous.
     """
     names, C = self.class_names, self.model.num_classes
     if not C:
@@ -127,18 +129,18 @@ class Checkpoint:
     )
 
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
-    """Returns logits BC; without a head, what would go into it.
+    """Returns logits BC, or the representation BD if the model has no head.
 
     Args:
-      images_BHWC: of `image_size`, RGB from 0 to 255, integers or not.
+      images_BHWC: RGB images of `image_size`, with values from 0 to 255.
     """
     return self._apply(self.on_device, images_BHWC)
 
   def check_finite(self, outputs: np.ndarray, image: str) -> None:
-    """Refuses outputs that overflowed.
+    """Checks that outputs are finite.
 
     Raises:
-      ValueError: naming the checkpoint and the image.
+      ValueError: if not; names the checkpoint and the image.
     """
     if not np.all(np.isfinite(outputs)):
       raise ValueError(
@@ -147,14 +149,14 @@ class Checkpoint:
       )
 
   def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
-    """Returns those of the classes: 1 in all, or each apart by a sigmoid."""
+    """Returns class probabilities, by softmax or sigmoid as `loss` says."""
     if self.loss == 'sigmoid':
       return jax.nn.sigmoid(logits_BC)
     return jax.nn.softmax(logits_BC)
 
   @functools.cached_property
   def on_device(self) -> dict[str, Any]:
-    """The parameters, put there when they are first asked for."""
+    """The parameters on the default device, copied at the first access."""
     return jax.device_put(self.params)
 
   @functools.cached_property
@@ -167,7 +169,7 @@ class Checkpoint:
     return apply
 
   def weights(self) -> table.Weights:
-    """Returns the same for the writers of foreign formats."""
+    """Converts the checkpoint for the writers of foreign formats."""
     return table.Weights(
       arrays=traverse_util.flatten_dict(
         self.model.unstack_layers(self.params), sep='/'
@@ -180,17 +182,17 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
-  """Opens any checkpoint; the format is found by looking.
+  """Opens a checkpoint and detects its format.
 
   Args:
-    path: a workdir (its newest step, or with `early_stopping` its best one) or
-      one of its `checkpoints/STEP` folders (its Polyak average where it has
-      one); a file or directory in one of the foreign formats; or a name that
-      `fetch.local` fetches. An open checkpoint is returned as it is.
+    path: a workdir (opens the newest step, or with `early_stopping` the best
+      one); a folder `checkpoints/STEP`; a file or directory in a foreign
+      format; or a name that `fetch.local` fetches. A `Checkpoint` is returned
+      unchanged. If training kept a Polyak average, the average is opened.
 
   Raises:
-    FileNotFoundError: if nothing is there.
-    ValueError: if it is no checkpoint, or a damaged one.
+    FileNotFoundError: if the path does not exist.
+    ValueError: if it is not a checkpoint, or is damaged.
   """
   if isinstance(path, Checkpoint):
     return path
@@ -216,17 +218,17 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 
 
 def _step_of(folder: epath.Path) -> int:
-  """Returns which of the kept steps is the result of a run.
+  """Returns the step of the checkpoint that is the result of a run.
 
-  `Checkpoints` would tell the best one as well, but sets aside what it cannot
-  read, and the run may still be writing.
+  Does not use `Checkpoints`, which renames damaged checkpoints, because the run
+  may still be writing.
   """
   kept = saving.steps(folder)
   newest = kept[-1]
   with _reading(folder / str(newest)):
     meta = saving.read_meta(folder / str(newest))
     config = meta['config']
-    # Which older runs do not have.
+    # Older runs lack this field.
     if not config.get('early_stopping'):
       return newest
     metric = str(config['best_metric'])
@@ -237,18 +239,18 @@ def _step_of(folder: epath.Path) -> int:
       value = metrics.get(metric, math.nan)
     if not math.isnan(value):
       measured[step] = value
-  # Older runs could not choose by the lowest.
+  # Older runs always chose the highest value.
   choose = min if meta.get('best') == 'lowest' else max
   return choose(measured, key=lambda step: measured[step], default=newest)
 
 
 @contextlib.contextmanager
 def _reading(step_dir: epath.Path) -> Iterator[None]:
-  """Turns whatever goes wrong into a ValueError that names the checkpoint."""
+  """Turns any error into a ValueError that names the checkpoint."""
   try:
     yield
   except Exception as e:
-    # Which orbax says of a folder that cannot be read, too.
+    # Orbax raises FileNotFoundError also for a folder that cannot be read.
     is_lacking = isinstance(e, FileNotFoundError)
     hindrance = saving.judge(step_dir, e)[1] if is_lacking else ''
     raise ValueError(
@@ -290,14 +292,14 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     meta = saving.read_meta(step_dir)
     config, size = meta['config'], tuple(meta['image_size'])
     names = meta['class_names']
-    # Before `model`, the config's and the classes told what it was.
+    # Older checkpoints lack `model`; the config and the classes determine it.
     classes = meta.get('num_classes', len(names))
     fields = meta.get('model', config['model'] | {'num_classes': classes})
     model = variants.build(image_size=size, **fields)
     preprocessing = Preprocessing.of(config['data'])
     params = _params_of(step_dir, meta, model)
   if short_sides := config.get('objective', {}).get('short_sides'):
-    # Arrays are of any shape that holds what is resized so.
+    # The largest size that images are resized to.
     size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),
@@ -306,7 +308,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     image_size=size,
     preprocessing=preprocessing,
     class_names=tuple(names),
-    # Which configs did not have from the beginning.
+    # Early configs lack this field.
     loss=config.get('loss', {}).get('name', 'softmax'),
   )
 

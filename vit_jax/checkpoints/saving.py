@@ -32,13 +32,13 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # The items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Devices that hold the same array each save a slice if it has at least these
-# bytes. Slicing compiles a program for every shape and device, for which the
-# first checkpoint keeps training waiting.
+# Minimum bytes of a replicated array for its devices to save a slice each.
+# Slicing compiles a program for every shape and device, which delays training
+# at the first checkpoint.
 _LEAST_SLICE = 2**20
 
-# TensorStore's codes for missing or wrong bytes. Other codes, such as
-# UNAVAILABLE, are about reading.
+# TensorStore's error codes for missing or wrong bytes. Other codes, such as
+# UNAVAILABLE, are read failures.
 _DAMAGE = re.compile(
   '(DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE): '
 )
@@ -59,10 +59,10 @@ class Checkpoints:
 
     Args:
       workdir: any path that `etils.epath` understands, gs:// included.
-      keep_last: how many of the latest to keep.
-      best_metric: name of the metric whose best checkpoint is kept besides.
-      best: 'highest' or 'lowest', whichever values are better.
-      start_over: whether to ignore damaged checkpoints if none is whole.
+      keep_last: number of newest checkpoints to keep.
+      best_metric: metric whose best checkpoint is kept as well.
+      best: 'highest' or 'lowest', the better values of the metric.
+      start_over: whether to ignore damaged checkpoints if all are damaged.
 
     Raises:
       OSError: if a checkpoint's metrics cannot be read now.
@@ -88,7 +88,7 @@ class Checkpoints:
     self._manager = self._open()
 
   def _best_step(self) -> int | None:
-    """Returns the first of the steps with the best value, as sweeps do."""
+    """Returns the step with the best value, the first one of equal steps."""
     values = {
       step: self._sign * metrics.get(self._best_metric, np.nan)
       for step, metrics in self._metrics.items()
@@ -104,8 +104,8 @@ class Checkpoints:
       ),
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        # Slow storage takes longer than orbax's 20 minutes. The run's watch
-        # ends a save that hangs.
+        # Slow storage may exceed orbax's default of 20 minutes. The run's own
+        # timeout ends a save that hangs.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
@@ -118,7 +118,7 @@ class Checkpoints:
     return os.fspath(self.directory / str(step))
 
   def latest_step(self) -> int | None:
-    """Returns the newest step, saved or being saved, if there is any."""
+    """Returns the newest step, saved or being saved, or None."""
     return self._manager.latest_step()
 
   def save(
@@ -133,8 +133,8 @@ class Checkpoints:
     Args:
       step: steps taken so far.
       state: trees of arrays by item name; empty trees are left out.
-      meta: what JSON can hold.
-      metrics: of the evaluators at this step, if they ran.
+      meta: values that JSON can store.
+      metrics: metrics of the evaluators at this step, if they ran.
     """
     if step in self._manager.all_steps():
       return
@@ -144,7 +144,7 @@ class Checkpoints:
       step,
       args=ocp.args.Composite(
         **{name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()},
-        # The step and its metrics are here because `meta` has a checksum.
+        # Stored in `meta`, because it has a checksum.
         **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
       force=True,
@@ -152,7 +152,7 @@ class Checkpoints:
     self._metrics[step] = metrics
 
   def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Adds metrics to a checkpoint whose evaluation was ended by SIGTERM."""
+    """Adds metrics to a checkpoint whose evaluation SIGTERM interrupted."""
     self._metrics[step] = metrics
     if jax.process_index() == 0:
       folder = self.directory / str(step)
@@ -161,7 +161,7 @@ class Checkpoints:
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Returns the `meta` of the newest checkpoint that has one, if any has.
+    """Returns the newest undamaged `meta` of a checkpoint, or None.
 
     Raises:
       OSError, ValueError: as `restore`.
@@ -171,21 +171,20 @@ class Checkpoints:
     return found and found[1][META]['meta']
 
   def restore(self, like: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
-    """Restores the newest checkpoint that is whole.
+    """Restores the newest undamaged checkpoint.
 
-    Damaged newer checkpoints are renamed to STEP.damaged with a warning.
+    Renames newer, damaged checkpoints to STEP.damaged with a warning.
 
     Args:
       like: trees of `jax.ShapeDtypeStruct` with shardings, by item name. The
-        shardings may be of other devices than those that saved.
+        shardings may differ from those at saving.
 
     Returns:
-      The step and the trees, or None where nothing was ever saved.
+      The step and the trees, or None if nothing was saved yet.
 
     Raises:
-      OSError: if a checkpoint cannot be read now, damaged or not.
-      ValueError: if there are checkpoints, and all are damaged. Nothing is
-        renamed then.
+      OSError: if a checkpoint cannot be read now.
+      ValueError: if all checkpoints are damaged; none is renamed.
     """
     like = {name: tree for name, tree in like.items() if tree}
     leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
@@ -214,8 +213,8 @@ class Checkpoints:
     self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
     """Returns the newest step whose items pass a check, and these items."""
-    # The manager's own handler waits for all processes after reading, and a
-    # process that has met damage would not come.
+    # The manager's own handler waits for all processes after reading, but a
+    # process that finds damage leaves early.
     handler = ocp.CompositeCheckpointHandler()
     damaged: dict[int, str] = {}
     found = None
@@ -223,13 +222,13 @@ class Checkpoints:
       folder = self.directory / str(step)
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
-        # A second attempt, since all processes compute checksums together.
+        # A separate attempt, because all processes compute checksums together.
         _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
         break
       damaged[step] = damage
-      del restored  # there may be room for one alone
+      del restored  # memory may suffice for one checkpoint only
     lost = [f'{step} ({damage})' for step, damage in damaged.items()]
     lost += sorted(p.name for p in self.directory.glob('*.damaged'))
     if lost and not found and not self._start_over:
@@ -248,7 +247,7 @@ class Checkpoints:
   def _attempt(
     self, step: int, work: Callable[..., Any], *args: Any
   ) -> tuple[Any, str]:
-    """Returns the result of `work`, and the damage that any process met.
+    """Returns the result of `work`, and the damage that any process found.
 
     Raises:
       OSError: if any process cannot read the checkpoint now.
@@ -259,7 +258,7 @@ class Checkpoints:
       result = work(*args)
     except Exception as e:  # damaged files fail in many ways
       damage, hindrance = judge(folder, e)
-      # Python would print a traceback for each concurrent read that failed.
+      # Prevents a traceback for each concurrent read that failed.
       logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     flags = np.array([bool(damage), bool(hindrance)])
     damaged, hindered = (
@@ -304,18 +303,19 @@ class _Manager(ocp.CheckpointManager):
   """Leaves preemption to `preemption_notice`, and fails at once."""
 
   def metrics(self, step: int) -> None:
-    # Earlier versions had orbax save them, without a checksum.
+    # Earlier versions let orbax save metrics, without a checksum.
     del step
 
   def reached_preemption(self, step: int) -> bool:
-    # JAX lets the processes agree on a single number. If orbax asked by steps,
-    # `preemption_notice`, which asks by other numbers, would hear nothing.
+    # JAX's processes agree on a single sync number. If orbax asked with step
+    # numbers, `preemption_notice`, which asks with other numbers, would never
+    # be told.
     del step
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
-    # After an error in one process orbax waits for the others, which wait for
-    # that process, as long as a save may take and without a message.
+    # After an error in one process, orbax would wait for the others and they
+    # for it, silently, until the timeout of a save.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
 
@@ -341,11 +341,12 @@ class _Best(checkpoint_managers.PreservationPolicy):
 
 
 def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
-  """Returns what is wrong with a checkpoint's bytes, or with reading them.
+  """Decides whether an error means a damaged checkpoint or a failed read.
 
-  One of the two is empty. A checkpoint is damaged only if all bytes can be read
-  and the error is about them: orbax reports a missing file where the folder
-  cannot be read, and also fails for lack of memory.
+  Returns a description of the damage and of the read failure; one is empty. A
+  checkpoint is damaged only if all its bytes can be read and the error is about
+  them. Orbax also reports a missing file if a folder cannot be read, and fails
+  if memory runs out.
   """
   try:
     _read_all(folder)
@@ -373,7 +374,7 @@ def _read_all(folder: epath.Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the type of an error and what it says, in a line."""
+  """Returns the type and message of an error in one line."""
   # TensorStore appends its specification.
   text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
   return f'{type(error).__name__}: {text}'[:300]
@@ -382,7 +383,7 @@ def first_line(error: BaseException) -> str:
 def steps(folder: epath.Path) -> list[int]:
   """Returns the steps of the checkpoints in a folder, in order.
 
-  Other names are left out, such as 50.damaged and unfinished checkpoints.
+  Ignores other names, such as 50.damaged, and unfinished checkpoints.
 
   Raises:
     OSError: if the folder cannot be listed.
@@ -390,7 +391,7 @@ def steps(folder: epath.Path) -> list[int]:
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
   except FileNotFoundError:
-    return []  # an empty folder does not exist in a bucket
+    return []  # in a bucket, an empty folder does not exist
 
 
 def steps_in(workdir: str) -> list[int]:
@@ -402,12 +403,12 @@ def is_step(path: epath.Path) -> bool:
   """Whether a path has the name of a finished checkpoint."""
   if not re.fullmatch('0|[1-9][0-9]*', path.name):
     return False
-  # On a disk unfinished checkpoints have other names.
+  # On a disk, unfinished checkpoints have other names anyway.
   return '://' not in os.fspath(path) or ocp.utils.is_checkpoint_finalized(path)
 
 
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
-  """Writes a new workdir with NumPy parameters alone, as `checkpoints/0`.
+  """Writes a new workdir with only NumPy parameters, as `checkpoints/0`.
 
   Unlike saving while training, this copies no arrays.
   """
@@ -445,7 +446,7 @@ def _trees(
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
-  # A copy, as it is written in the background.
+  # Copied, because it is written in the background.
   meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
@@ -473,13 +474,13 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   Raises:
     OSError, ValueError, LookupError, TypeError: if it is missing or damaged.
   """
-  # A checkpointer would wait for all processes, of which one may fail here.
+  # A checkpointer would wait for all processes, even if one of them fails here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
   return _verified(restored, int(step_dir.name))
 
 
 def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Returns the NumPy arrays of an item of a checkpoint that `like` has."""
+  """Reads the arrays of a checkpoint's item that `like` contains, as NumPy."""
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(
@@ -514,8 +515,8 @@ def _digest(meta: dict[str, Any]) -> str:
 def checksums(tree: Any) -> jax.Array | np.ndarray:
   """Returns the sum modulo 2^32 of the bits of every array, in tree order.
 
-  The order of summation does not matter, so that any sharding gives the same.
-  NumPy arrays are summed on the host, which needs no copy on a device.
+  The sum does not depend on the order, hence not on the sharding. NumPy arrays
+  are summed on the host without a copy to a device.
   """
   if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
     sums = [

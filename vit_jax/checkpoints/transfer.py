@@ -1,4 +1,4 @@
-"""Carrying weights over: to a new task, another image size, another head."""
+"""Transfers weights to a new task, image size or head."""
 
 import dataclasses
 from typing import Any
@@ -21,23 +21,23 @@ def to_new_task(
   image_size: tuple[int, int],
   fresh: Any,
 ) -> Any:
-  """Carries a checkpoint's parameters over to a model about to be trained.
+  """Transfers a checkpoint's parameters to a model for fine-tuning.
 
-  Whatever belongs to the old task, all of its head, is left behind (section
-  3.2), and position embeddings are interpolated to the new grid. A model that
-  is a part of the new one, such as a backbone, becomes that part.
+  Drops the old head and interpolates position embeddings to the new grid
+  (section 3.2). If the checkpoint's model is a part of the new one, such as its
+  backbone, only this part is replaced.
 
   Args:
-    checkpoint: to start from.
-    model: to be trained; it or a part of it must have the same body.
-    image_size: (H, W) the model is built for.
-    fresh: the model's own initial parameters, which supply those of its task.
+    checkpoint: checkpoint to start from.
+    model: model to train; it or a part of it must have the same body.
+    image_size: (H, W) that the model is built for.
+    fresh: initial parameters of the model, from which its head is taken.
 
   Returns:
     NumPy parameters for `model`.
 
   Raises:
-    ValueError: naming all fields in which the bodies differ.
+    ValueError: if the bodies differ; names all fields that do.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -67,7 +67,7 @@ def to_new_task(
 
 
 def _on_host(params: Any) -> Any:
-  """Returns NumPy arrays, of which each process may hold a part."""
+  """Gathers arrays from all processes as NumPy arrays."""
   return multihost_utils.process_allgather(params, tiled=True)
 
 
@@ -101,7 +101,7 @@ def _check_same_body(
 
 
 def _shown(value: Any) -> str:
-  """Returns a field's value, of a palette its length and beginning."""
+  """Formats a field's value; abbreviates a palette."""
   if isinstance(value, tuple) and len(value) > 12:
     start = ', '.join(f'{x:.3g}' for x in value[:3])
     return f'of {len(value):,} numbers ({start}, ...)'
@@ -111,16 +111,16 @@ def _shown(value: Any) -> str:
 def at_size(
   model: Model, params: Any, old: tuple[int, int], new: tuple[int, int]
 ) -> Any:
-  """Returns parameters, learned for images of one size, for those of another.
+  """Converts parameters to another image size.
 
-  Position embeddings are interpolated (section 3.2). Of arrays of JAX this can
-  be a part of a compiled step, through which gradients come.
+  Position embeddings are interpolated (section 3.2). With JAX arrays it can run
+  inside a jitted and differentiated function.
 
   Raises:
     ValueError: if the model has other parameters that depend on the size.
   """
   like = flops.param_shapes(model, new)
-  # TPUs would multiply in bfloat16.
+  # The default precision of TPUs is bfloat16.
   with jax.default_matmul_precision('float32'):
     found = posemb.resize_all(params, like, model.grid(old), model.grid(new))
   if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
@@ -132,10 +132,10 @@ def at_size(
 
 
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
-  """Returns a checkpoint for images of another size.
+  """Converts a checkpoint to another image size.
 
-  Position embeddings are interpolated (section 3.2), and a resize before a
-  central crop grows with the crop.
+  Position embeddings are interpolated (section 3.2). If images are resized and
+  then cropped, the resized side is scaled with the crop.
 
   Raises:
     ValueError: if the model cannot take such images.
@@ -154,15 +154,15 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
 
 
 def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
-  """Returns a checkpoint with all or less of its head.
+  """Returns a checkpoint with its whole head, a part of it, or no head.
 
   Args:
-    checkpoint: to start from.
-    head: 'keep' all, keep the 'representation' layer and drop the classifier,
-      or 'drop' both.
+    checkpoint: checkpoint to start from.
+    head: 'keep' keeps all, 'representation' drops the classifier and keeps the
+      representation layer, 'drop' drops both.
 
   Raises:
-    ValueError: if there is no representation layer to keep.
+    ValueError: if 'representation' is given for a model without such a layer.
   """
   if head == 'keep':
     return checkpoint
@@ -184,11 +184,10 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 
 
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
-  """Returns the same function of images with learned 1-D positions.
+  """Rewrites position embeddings as learned 1-D ones, for foreign formats.
 
-  Two-dimensional, fixed and absent embeddings at the input are tables like any
-  other, which is what the foreign formats have a place for. Other kinds are
-  returned as they are.
+  The outputs stay the same. This works for two-dimensional, fixed and absent
+  embeddings at the input; other checkpoints are returned unchanged.
   """
   model = checkpoint.model
   if (

@@ -1,1 +1,1 @@
-"""Checkpoints as programs and packages, and the command that converts."""
+"""Converts checkpoints to other formats and to programs."""

@@ -3,21 +3,21 @@
   python -m vit_jax.convert SOURCE TARGET --to=timm
   python -m vit_jax.convert --check SOURCE TARGET
 
-The format of SOURCE is found by looking. TARGET appears whole or not at all.
+The format of SOURCE is detected. TARGET is written completely or not at all.
 
   --to=npz        the official .npz of the paper's code (BiT's for a ResNet)
   --to=bigvision  big_vision's .npz
   --to=timm       a directory for timm.create_model('local-dir:TARGET')
   --to=hf         a directory for transformers' from_pretrained
   --to=onnx       one file for onnxruntime, with any batch size
-  --to=stablehlo  a directory for jax.export, which runs without this package
+  --to=stablehlo  a directory for jax.export that runs without this package
   --to=orbax      a workdir of this package
-  --to=board      a directory with a page that serves it, with onnxruntime,
-                  Pillow and starlette alone; with --dtype=int8 in both, of
-                  which the faster is taken where it runs
+  --to=board      a directory with a web server for the model, which needs only
+                  onnxruntime, Pillow and starlette; --dtype=int8 writes both
+                  float32 and int8, and the server uses the faster one
 
---check runs both on the same random images, ONNX and StableHLO files in their
-own runtimes, and prints the largest difference.
+--check runs SOURCE and TARGET on the same random images and prints the largest
+difference. ONNX and StableHLO files run in their own runtimes.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 
 def _run(args: argparse.Namespace) -> int | None:
   if args.check:
-    # Here, because it imports the exporters.
+    # Imported here, because it imports the exporters.
     from vit_jax.convert import check
 
     return int(not check.agree(args.source, args.target, args.tolerance))
@@ -51,30 +51,30 @@ def _run(args: argparse.Namespace) -> int | None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Returns the flags; exits with status 2 for those that make no sense."""
+  """Returns the flags; exits with status 2 if they are invalid."""
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
   parser.add_argument('target', help='new file or directory')
   parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='format')
   parser.add_argument(
-    '--check', action='store_true', help='compare the two instead'
+    '--check', action='store_true', help='compare SOURCE and TARGET instead'
   )
   parser.add_argument(
     '--image_size',
-    help='of the images in pixels, as in 384 or 384x512, for which learned '
+    help='image size in pixels, as in 384 or 384x512, to which learned '
     "position embeddings are resized (default: the source's)",
   )
   parser.add_argument(
     '--head',
     choices=transfer.HEADS,
     default='keep',
-    help='keep all of it (default), keep the representation layer and drop the '
-    'classifier, or drop both',
+    help='keep the whole head (default), drop the classifier but keep the '
+    'representation layer, or drop both',
   )
   parser.add_argument(
     '--loss',
     choices=('softmax', 'sigmoid'),
-    help='that the head was trained with, which most formats do not say '
+    help='training loss of the head, which most formats do not store '
     "(default: the source's, or softmax)",
   )
   parser.add_argument(
@@ -86,21 +86,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     '--rollout',
     action='store_true',
-    help='with --to=onnx, put out the attention rollout too',
+    help='with --to=onnx, also output the attention rollout',
   )
   parser.add_argument(
     '--opset',
     type=flags.positive,
-    help='with --to=onnx, the version of its operators (default: the least '
-    'that the model needs)',
+    help='with --to=onnx, the opset version (default: the lowest that the '
+    'model needs)',
   )
   parser.add_argument(
     '--tolerance',
     type=float,
     default=TOLERANCE,
-    help='with --check, the largest difference, as a share of the largest '
-    f'output, that is no failure (default: {TOLERANCE:g}; bfloat16 takes 0.02, '
-    'float16 0.005, int8 0.1)',
+    help='with --check, the largest difference that passes, as a share of the '
+    f'largest output (default: {TOLERANCE:g}; use 0.02 for bfloat16, 0.005 for '
+    'float16, 0.1 for int8)',
   )
   args = parser.parse_args(argv)
   if not args.check and args.to is None:

@@ -1,4 +1,4 @@
-"""Whether two checkpoints or programs compute the same."""
+"""Compares the outputs of two checkpoints or programs."""
 
 import dataclasses
 import os
@@ -12,24 +12,23 @@ from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.convert import onnx, stablehlo
 from vit_jax.models.model import Params
 
-# As many as fit anywhere; noise shows differences as well as photographs.
+# Few, to fit into any memory. Noise shows differences as well as photographs.
 IMAGES = 8
 
 
 def agree(source: str, target: str, tolerance: float) -> bool:
-  """Runs two checkpoints on the same random images, and prints how they differ.
+  """Compares two checkpoints on the same random images and prints the result.
 
-  Where the target is for another image size, the source is resized to it by
-  this package.
+  If the target has another image size, the source is resized to it.
 
   Args:
     source: any checkpoint, an .onnx file or a StableHLO directory.
     target: the same.
-    tolerance: the largest difference to be called none, as a share of the
-      largest output of the source.
+    tolerance: the largest difference that passes, as a share of the largest
+      output of the source.
 
   Raises:
-    FileNotFoundError: if one is not there.
+    FileNotFoundError: if one is missing.
     ValueError: if one cannot be read, or their outputs have different shapes.
   """
   theirs = open_peer(target)
@@ -70,11 +69,11 @@ def agree(source: str, target: str, tolerance: float) -> bool:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a program with its own runtime, and a checkpoint with this package.
+  """Opens a program with its own runtime, or a checkpoint with this package.
 
   Raises:
-    FileNotFoundError: if nothing is there.
-    ImportError: if it takes onnxruntime, which is not installed.
+    FileNotFoundError: if the path does not exist.
+    ImportError: if onnxruntime is needed but not installed.
     ValueError: if it cannot be read.
   """
   if path.endswith('.onnx'):
@@ -88,7 +87,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = opening.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-  # At the precision of the targets, whatever it was trained in.
+  # Computes in float32 like the targets, whatever dtype the config has.
   exact = dataclasses.replace(
     checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
   )
@@ -99,7 +98,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
     return exact.model.outputs(y, aux)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
-    # On a TPU and newer GPUs, float32 products would be rounded to less.
+    # TPUs and newer GPUs would otherwise round float32 products.
     with jax.default_matmul_precision('float32'):
       return compared(apply(exact.params, images_BHWC))
 

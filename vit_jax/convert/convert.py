@@ -12,7 +12,7 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats of a checkpoint's arrays, and formats of the model itself.
+# Formats that store weights, and formats that store a program.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
 
@@ -32,24 +32,24 @@ def convert(
   """Writes a checkpoint in another format.
 
   Args:
-    checkpoint: an open one, or anything that `open_checkpoint` opens.
-    target: a new file or directory. It appears whole or not at all.
+    checkpoint: a `Checkpoint`, or anything that `open_checkpoint` opens.
+    target: a new file or directory. It is written completely or not at all.
     to: one of `WEIGHTS` or `PROGRAMS`.
-    dtype: of the arrays, one of the format's `DTYPES`.
-    image_size: (H, W) that position embeddings are resized for.
+    dtype: dtype of the arrays, one of the format's `DTYPES`.
+    image_size: (H, W) to resize position embeddings for.
     head: one of `transfer.HEADS`.
-    loss: 'softmax' or 'sigmoid', where the checkpoint does not say it.
-    rollout: whether an ONNX file also gives the attention rollout.
-    opset: of an ONNX file; the least that the model needs if None.
+    loss: 'softmax' or 'sigmoid', if the checkpoint does not store it.
+    rollout: whether an ONNX file also outputs the attention rollout.
+    opset: opset of an ONNX file; None for the lowest that the model needs.
 
   Returns:
-    Sentences on what the format cannot hold.
+    One sentence for each thing that the format cannot store.
 
   Raises:
-    FileExistsError: if there is something at the target.
+    FileExistsError: if the target exists.
     FileNotFoundError: if the source, or the target's folder, is missing.
-    ImportError: if a library is not installed, naming it.
-    ValueError: if the source cannot be read, or the target cannot hold it.
+    ImportError: if a library is not installed; names it.
+    ValueError: if the source cannot be read, or the format cannot store it.
   """
   target = os.fspath(target)
   module = writer(to)
@@ -105,7 +105,7 @@ def convert(
 def writer(to: str) -> types.ModuleType:
   """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`.
 
-  It is as `table.Format` says; those of programs take a `Checkpoint`.
+  It implements `table.Format`; modules of programs take a `Checkpoint`.
   """
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   if to == 'board':  # the server copies itself
@@ -114,7 +114,7 @@ def writer(to: str) -> types.ModuleType:
 
 
 def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
-  """Refuses another task, and makes positions those that formats have."""
+  """Checks the task and rewrites position embeddings for the format."""
   model, body = checkpoint.model, checkpoint.model.body()
   if model.kind != body.kind:
     raise ValueError(

@@ -1,15 +1,17 @@
 """ONNX: one file for onnxruntime and most other runtimes.
 
-The input `images` is float32 (batch, H, W, 3), normalised as the metadata say;
-the output `logits` is float32 (batch, C), or `pre_logits` (batch, D) where
-there is no head, or `predictions` (batch, patches, ...) of what patches show.
-The output `rollout` (batch, h, w) is optional, and so are `attention_mean`,
-`attention_min` and `attention_max` (batch, layers, L, L), a layer's weights
-with the heads fused, and `read` (batch, L), how much the output reads of each
-token. DETR puts out `logits` (batch, Q, C + 1) and `boxes`
-(batch, Q, 4) of its last layer, and `mask_logits` if it has them, of images
-without padding; or of those whose `sizes` (batch, 2), int32 height and width
-before padding, are an optional input.
+The input `images` is float32 (batch, H, W, 3), normalised as the metadata say.
+The output is `logits`, float32 (batch, C); without a head `pre_logits` (batch,
+D); for masked patches `predictions` (batch, patches, ...).
+
+Optional outputs: `rollout` (batch, h, w), the attention rollout;
+`attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), the
+attention weights with fused heads; `read` (batch, L), how much the output
+attends to each token.
+
+DETR outputs `logits` (batch, Q, C + 1), `boxes` (batch, Q, 4) and, if it has
+them, `mask_logits` of its last layer. Its images have no padding, unless it has
+the optional input `sizes` (batch, 2), int32 height and width before padding.
 """
 
 import dataclasses
@@ -35,7 +37,7 @@ from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'float16', 'int8')
 
-# Of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
+# Epsilons of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
 _EPSILONS = (1e-6, 1e-5)
 
 
@@ -47,20 +49,19 @@ def write(
   served: bool = False,
   opset: int | None = None,
 ) -> list[str]:
-  """Writes a file that any batch size runs through.
+  """Writes a file for any batch size.
 
-  In 'float16' the model computes as it does in JAX: norms and softmax are in
-  float32, and so are inputs and outputs.
-  With the dtype 'int8', the weights of all matrix products are, and with them
-  the products; convolutions stay in float32. `rollout` puts out the attention
-  rollout besides. Where a model is `served`, what that is computed of is put
-  out if there is any, and DETR's images have `sizes`. The `opset` is the least
-  that has all operators, or the one given.
+  With 'float16', norms, softmax, inputs and outputs stay in float32, as in JAX.
+  With 'int8', matrix products and their weights are quantised; convolutions
+  stay in float32. `rollout` adds the attention rollout to the outputs. For a
+  `served` model, the file outputs the weights that rollout is computed from, if
+  the model has attention, and DETR takes `sizes`. The default `opset` is the
+  lowest that has all operators.
 
   Raises:
     ImportError: if ONNX is not installed.
-    ValueError: if there is no attention to roll out, the model is too large
-      for one file, or the opset lacks an operator.
+    ValueError: if the model has no attention for a rollout, it is too large for
+      one file, or the opset lacks an operator.
   """
   _library('onnx')
   if dtype == 'int8':
@@ -95,8 +96,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
   """Opens a file of `write` with onnxruntime, on the CPU.
 
   Args:
-    path: of the file.
-    threads: that it runs in; 0 leaves that to onnxruntime.
+    path: path of the file.
+    threads: number of threads; 0 lets onnxruntime choose.
   """
   runtime = _library('onnxruntime')
   options = runtime.SessionOptions()
@@ -118,7 +119,7 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    # Of a board's DETR, whose images may have padding; these have none.
+    # A served DETR takes sizes before padding; these images have no padding.
     whole = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }
@@ -206,8 +207,8 @@ def _with_attention(
   logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
   fused: dict[str, list[jax.Array]] = {'mean': [], 'min': [], 'max': []}
   for x_BHLL in layers:
-    # Head by head, because onnxruntime takes five times as long to reduce an
-    # axis in the middle: a quarter of ViT-Ti/16.
+    # Reduces head by head: onnxruntime takes five times as long to reduce an
+    # axis in the middle, a quarter of the time of ViT-Ti/16.
     heads = [x_BHLL[:, h] for h in range(x_BHLL.shape[1])]
     fused['mean'].append(functools.reduce(jnp.add, heads) / len(heads))
     fused['min'].append(functools.reduce(jnp.minimum, heads))
@@ -245,10 +246,10 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _quantize(model: Any, path: pathlib.Path) -> None:
-  """Writes a model with the weights of its matrix products in int8.
+  """Writes a model with its matrix products quantised to int8.
 
-  A scale for each of their outputs. Activations are quantised when it runs, by
-  the range they have then.
+  Weights have one scale per output. Activations are quantised at run time by
+  their current range.
   """
   from onnxruntime import quantization
 
@@ -260,16 +261,16 @@ def _quantize(model: Any, path: pathlib.Path) -> None:
   quantization.quantize_dynamic(
     model,
     path,
-    # Not the products with a matrix for every head, of relative positions:
-    # onnxruntime fails to run those.
+    # Excludes products with one matrix per head (relative positions), which
+    # onnxruntime fails to run in int8.
     nodes_to_quantize=[
       node.name
       for node in model.graph.node
       if node.op_type == 'MatMul' and node.input[1] in flat
     ],
     per_channel=True,
-    # Seven bits. Older x86 CPUs add two products in 16 bits, which eight would
-    # overflow; the others, ARM too, compute the same numbers then.
+    # Uses 7 bits: older x86 CPUs add two products in 16 bits, which would
+    # overflow with 8. All CPUs, including ARM, then compute the same numbers.
     reduce_range=True,
     weight_type=quantization.QuantType.QInt8,
   )

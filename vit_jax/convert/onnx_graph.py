@@ -1,4 +1,4 @@
-"""A graph of ONNX nodes that grows as a program is read.
+"""Builds a graph of ONNX nodes while a program is read.
 
 Convolutions are transposed to ONNX's layout and back. onnxruntime cancels these
 transpositions when it opens a file.
@@ -13,8 +13,8 @@ import numpy as np
 
 NCHW = (0, 3, 1, 2)  # from the axes of BHWC
 NHWC = (0, 2, 3, 1)  # and back
-# Softmax and the reductions mean something else in earlier opsets, which all
-# runtimes of the last years are past.
+# Softmax and the reductions have another meaning in earlier opsets. All recent
+# runtimes support this one.
 OLDEST = 13
 SMALL_BYTES = 1024  # equal constants up to this size are written once
 MAX_BYTES = 2**31 - 2**22  # of weights, in a file of Protocol Buffers
@@ -22,13 +22,13 @@ MAX_BYTES = 2**31 - 2**22  # of weights, in a file of Protocol Buffers
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """What a node puts out.
+  """The output of a node.
 
   Attributes:
-    name: in the file.
-    shape: integers, and symbolic dimensions of `jax.export`. Where it is to be
-      combined element by element, a size may be 1 that is larger in JAX.
-    dtype: NumPy's.
+    name: name in the file.
+    shape: integers, and symbolic dimensions of `jax.export`. A size may be 1
+      where JAX has a larger one, if ONNX broadcasts it.
+    dtype: NumPy dtype.
   """
 
   name: str
@@ -36,7 +36,7 @@ class Tensor:
   dtype: np.dtype
 
 
-# Arrays are known now, tensors when the file runs.
+# Arrays are constants; tensors are computed when the file runs.
 Value = Tensor | np.ndarray
 
 
@@ -44,7 +44,7 @@ class Graph:
   """Nodes in the order in which they run.
 
   Attributes:
-    scope: where new nodes belong, for their names.
+    scope: prefix of the names of new nodes.
   """
 
   def __init__(self, inputs: Sequence[Tensor]):
@@ -66,11 +66,11 @@ class Graph:
     """Adds a node.
 
     Args:
-      op: its type.
+      op: operator type.
       inputs: tensors and arrays.
-      shape: of its output.
-      dtype: of its output; that of the first input if None.
-      **attributes: of the operator.
+      shape: shape of the output.
+      dtype: dtype of the output; None for the dtype of the first input.
+      **attributes: attributes of the operator.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]
@@ -90,12 +90,12 @@ class Graph:
   def elementwise(
     self, op: str, *inputs: Value, dtype: Any = None, **attributes: Any
   ) -> Value:
-    """Adds a node whose inputs have one rank, or are numbers."""
+    """Adds an elementwise node; its inputs have equal ranks or are scalars."""
     shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
     return self.node(op, inputs, shape, dtype, **attributes)
 
   def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
-    """Returns a value in another shape, one size of which may be symbolic."""
+    """Reshapes a value; one size of the new shape may be symbolic."""
     shape = tuple(shape)
     if x.shape == shape:
       return x
@@ -120,7 +120,7 @@ class Graph:
   def slice(
     self, x: Tensor, ranges: Mapping[int, tuple[int, int, int]]
   ) -> Tensor:
-    """Returns a part of a tensor, by (start, end, step) of some axes."""
+    """Slices a tensor by (start, end, step) along some axes."""
     if not ranges:
       return x
     shape = list(x.shape)
@@ -145,7 +145,7 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape whose first size is so many times that of the batch."""
+    """Returns a shape whose first size is a multiple of the batch size."""
     first, (first_size, *sizes) = self._inputs[0], shape
     batch = first.shape[0]
     times = first_size // batch
@@ -162,7 +162,7 @@ class Graph:
     return self._made[shape]
 
   def _name(self, x: Value, name: str) -> str:
-    """Returns the name of a value, for a new constant the one given."""
+    """Returns the name of a value; a new constant gets the given one."""
     if isinstance(x, Tensor):
       return x.name
     if x.nbytes <= SMALL_BYTES:
@@ -180,9 +180,9 @@ class Graph:
     """Returns an `onnx.ModelProto` of the nodes that the outputs need.
 
     Args:
-      outputs: by the names they get.
+      outputs: output values by name.
       metadata: entries of `metadata_props`.
-      opset: the version of the operators; the least that has all if None.
+      opset: version of the operators; None for the lowest that has them all.
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights
@@ -213,7 +213,7 @@ class Graph:
       ),
       producer_name='vit_jax',
     )
-    # One by one: a list would hold all weights once more.
+    # A generator, because a list would hold a second copy of all weights.
     model.graph.initializer.extend(
       numpy_helper.from_array(x, name) for name, x in constants.items()
     )
@@ -234,11 +234,11 @@ class Graph:
 def _set_opset(model: Any, opset: int | None) -> None:
   """Sets a model's opset and the IR version that goes with it.
 
-  Runtimes refuse files that are newer than they are. Hence the default is the
-  least opset that has all operators, and not the newest.
+  Runtimes refuse files with a newer opset than theirs. The default is therefore
+  the lowest opset that has all operators.
 
   Raises:
-    ValueError: if an opset is given that lacks an operator, or is unknown.
+    ValueError: if the given opset lacks an operator or is unknown.
   """
   from onnx import defs, helper
 
@@ -290,5 +290,5 @@ def _describe(name: str, x: Value) -> Any:
 
 
 def is_static(shape: Sequence[Any]) -> bool:
-  """Tells whether all sizes are numbers."""
+  """Whether all sizes are numbers."""
   return all(isinstance(d, int | np.integer) for d in shape)

@@ -1,7 +1,7 @@
-"""JAX operations as ONNX nodes: those that our models consist of.
+"""Translates the JAX operations of our models to ONNX nodes.
 
-A function takes the graph, the shape and type of the result, the parameters of
-the operation and its inputs.
+Each function takes the graph, the shape and dtype of the result, the parameters
+of the operation and its inputs.
 """
 
 import functools
@@ -63,12 +63,12 @@ def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
 
 
 def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
-  """A product of matrices, of axes (batch, M, K) and (batch, K, N)."""
+  """A matrix product of (batch, M, K) and (batch, K, N)."""
   (contract_a, contract_b), (batch_a, batch_b) = params['dimension_numbers']
   free_a = _others(a, contract_a, batch_a)
   free_b = _others(b, contract_b, batch_b)
   if isinstance(a, np.ndarray) and isinstance(b, Tensor):
-    # The weights come second.
+    # ONNX expects constant weights as the second input.
     numbers = ((contract_b, contract_a), (batch_b, batch_a))
     y = _dot(graph, out, {'dimension_numbers': numbers}, b, a)
     batch, m, n = len(batch_a), len(free_a), len(free_b)
@@ -79,7 +79,7 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
     for x, axes in ((a, batch_a), (a, free_a), (b, free_b))
   )
   k = _size(a.shape[axis] for axis in contract_a)
-  # Without batch axes any number of row axes is a batch to ONNX.
+  # Without batch axes, ONNX treats all row axes as batch axes.
   kept_rows = [_size(rows)] if batch_a else rows
   a = graph.transpose(a, [*batch_a, *free_a, *contract_a])
   b = graph.transpose(b, [*batch_b, *contract_b, *free_b])
@@ -126,7 +126,7 @@ def _slice(graph: Graph, out: Any, params: Any, x: Tensor) -> Value:
 def _gather(
   graph: Graph, out: Any, params: Any, x: Value, start: Value
 ) -> Value:
-  """A range or places of one axis, as of x[:, 1:], x[:, [0, 2]], table[i]."""
+  """Selects along one axis, as in x[:, 1:], x[:, [0, 2]] or table[i]."""
   numbers, sizes = params['dimension_numbers'], params['slice_sizes']
   (axis,) = numbers.start_index_map[:1]
   if start.shape[-1] != 1 or any(

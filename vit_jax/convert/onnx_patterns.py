@@ -1,8 +1,9 @@
-"""Functions of our models that ONNX has a node for.
+"""Functions of our models that have a single ONNX node.
 
-Each is given as the function itself, whose operations are looked for. Where it
-is not found, in another version of JAX or Flax say, its operations are written
-one by one: the numbers are the same (but see `max_pool`), the speed is not.
+A pattern is the function itself; the program is searched for its operations. If
+they are not found, for example in another version of JAX or Flax, they are
+translated one by one: this is slower, but gives the same numbers (except for
+`max_pool`).
 """
 
 import functools
@@ -46,7 +47,7 @@ def layer_norm(epsilon: float) -> Pattern:
     return layer.apply({'params': params}, x)
 
   def emit(graph: Graph, x: Value, bias: Value, scale: Value) -> Value:
-    # It has one dtype, and computes mean and variance in float32 in any case.
+    # All inputs need one dtype; mean and variance are always in float32.
     inputs = [graph.cast(value, x.dtype) for value in (x, scale, bias)]
     return graph.node('LayerNormalization', inputs, x.shape, epsilon=epsilon)
 
@@ -56,8 +57,8 @@ def layer_norm(epsilon: float) -> Pattern:
 def group_norm(epsilon: float) -> Pattern:
   """GroupNorm of 32 groups of the channels of images.
 
-  As an InstanceNormalization, which onnxruntime has a fast kernel for; it takes
-  the GroupNormalization of ONNX apart.
+  Uses InstanceNormalization, which has a fast kernel in onnxruntime. ONNX's
+  GroupNormalization would be decomposed.
   """
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
@@ -87,9 +88,10 @@ def group_norm(epsilon: float) -> Pattern:
 
 
 def max_pool() -> Pattern:
-  """The max-pooling of BiT, in which zeros of the padding take part.
+  """BiT's max-pooling, which pads with zeros.
 
-  As padding and pooling, onnxruntime 1.31 joins the two and pads with -inf.
+  Needs a pattern, because onnxruntime 1.31 fuses separate padding and pooling
+  nodes and then pads with -inf.
   """
 
   def function(x: Any) -> jax.Array:

@@ -1,12 +1,12 @@
-"""From a JAX program to ONNX nodes.
+"""Translates a JAX program to ONNX nodes.
 
-The program is traced with a symbolic batch size, and its operations are read
-one after another. What depends on parameters alone is computed at once. Runs of
-operations that are what a known function traces to, such as LayerNorm, become
-the one node that ONNX has for it.
+The program is traced with a symbolic batch size and translated operation by
+operation. Results that depend only on parameters are computed immediately.
+Sequences of operations that a known function traces to, such as LayerNorm,
+become a single node.
 
-Packages that do this follow Flax by replacing its functions; the one tried
-(jax2onnx 0.13) cannot read ResNets and puts out wrong numbers for hybrids.
+The package jax2onnx 0.13 cannot read ResNets and gives wrong numbers for
+hybrids.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from vit_jax.convert.onnx_operations import ELEMENTWISE, OPERATIONS
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """A function that ONNX has a node for.
+  """A function that has a single ONNX node.
 
   Attributes:
-    function: of x, and of more arguments of the shape (C,), C being the last
-      size of x.
-    arguments: how many more.
-    emit: adds its nodes, given the graph and values; returns the result.
-    fits: whether x can have a shape.
+    function: function of x and of more arguments of shape (C,), where C is the
+      last size of x.
+    arguments: number of these arguments.
+    emit: adds the nodes, given the graph and values; returns the result.
+    fits: whether the pattern supports a shape of x.
   """
 
   function: Callable[..., jax.Array]
@@ -50,13 +50,13 @@ def trace(
   """Returns a graph with the nodes of a function, and its outputs.
 
   Args:
-    function: from parameters and inputs to arrays by name.
+    function: maps parameters and inputs to arrays by name.
     params: NumPy arrays.
-    inputs: shapes of one image's, and dtypes, by name.
-    patterns: functions to look for.
+    inputs: shapes (without the batch) and dtypes by name.
+    patterns: patterns to search for.
 
   Raises:
-    NotImplementedError: for an operation that is not among those of our models.
+    NotImplementedError: for an unsupported operation.
   """
   (batch,) = export.symbolic_shape('batch')
   given = [
@@ -122,7 +122,7 @@ class _Reader:
       return inputs
     out = eqn.outvars[0].aval
     if name == 'broadcast_in_dim':
-      # Not repeated before it has to be: ONNX broadcasts, too.
+      # Keeps size 1 as long as possible, because ONNX broadcasts.
       shape = [1] * len(out.shape)
       for axis, size in zip(
         params['broadcast_dimensions'], inputs[0].shape, strict=True
@@ -145,9 +145,9 @@ class _Reader:
   def _find(
     self, jaxpr: Any, start: int
   ) -> tuple[Pattern, int, list[Any], Any] | None:
-    """Returns the pattern that operations from `start` on are.
+    """Finds a pattern that matches the operations from `start` on.
 
-    With it, how many they are, the inputs and the output.
+    Returns the pattern, the number of its operations, the inputs and output.
     """
     first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)
@@ -161,7 +161,7 @@ class _Reader:
         continue
       length = len(wanted.eqns)
       found = _part(jaxpr, start, length)
-      # Printed, variables are named by their order.
+      # The printed form names variables by their order.
       if str(found) == str(_part(wanted, 0, length)):
         order = [_inputs(wanted.eqns).index(v) for v in wanted.invars]
         atoms = [found.invars[n] for n in order]
@@ -180,7 +180,7 @@ def _traced(pattern: Pattern, shape: tuple[Any, ...], dtype: Any) -> Any:
 
 
 def _part(jaxpr: Any, start: int, length: int) -> Any:
-  """Returns some operations that follow each other as a program."""
+  """Returns a range of operations as a program."""
   eqns = jaxpr.eqns[start : start + length]
   return jaxpr.replace(
     constvars=[],
@@ -192,7 +192,7 @@ def _part(jaxpr: Any, start: int, length: int) -> Any:
 
 
 def _inputs(eqns: Sequence[Any]) -> list[Any]:
-  """Returns the variables that operations take from before, in their order."""
+  """Returns the variables that operations read but do not compute, in order."""
   made = {v for eqn in eqns for v in eqn.outvars}
   taken = (a for eqn in eqns for a in eqn.invars if not isinstance(a, Literal))
   return [v for v in dict.fromkeys(taken) if v not in made]

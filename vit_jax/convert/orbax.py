@@ -1,7 +1,7 @@
-"""Our own checkpoints: a workdir with nothing but parameters.
+"""Writes a workdir of this package that contains only parameters.
 
-`main` starts from one (`--config.init`) as from any other, on a pod with each
-host reading its share.
+Training can start from it with `--config.init`; on a pod, each host reads only
+its shards.
 """
 
 import json
@@ -16,7 +16,7 @@ DTYPES = ('float32',)
 
 
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
-  """Writes a workdir whose only checkpoint is that of step 0."""
+  """Writes a workdir with a single checkpoint, step 0."""
   del dtype
   config = config_lib.base()
   config.model = variants.config_of(checkpoint.model)

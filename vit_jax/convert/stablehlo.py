@@ -1,18 +1,18 @@
-"""A model as one portable program, which runs without this package.
+"""Exports a model as a portable program that runs without this package.
 
-A directory with the program (StableHLO, as `jax.export` serialises it, for
-CPU, CUDA and TPU and any batch size), its parameters, and what else one needs
-to know to call it. Any later JAX runs it:
+The directory contains the program (StableHLO, serialised by `jax.export`, for
+CPU, CUDA and TPU and any batch size), its parameters, and model.json, which
+describes inputs and outputs. Any later JAX runs it:
 
   program = jax.export.deserialize(open('DIR/model.stablehlo', 'rb').read())
   params = dict(np.load('DIR/params.npz'))
   logits = program.call(params, images)
 
-JAX promises that for six months, by operations whose meaning it guarantees.
+JAX guarantees this compatibility for six months.
 
-The parameters are no constants of the program because those of L/16 (1.2 GB)
-took seven times their size in memory to write, were compiled with the program,
-and end at 2 GB, less than H/14 has.
+The parameters are not constants of the program, because constants are compiled
+with it and limited to 2 GB, less than H/14 has. Writing those of L/16 (1.2 GB)
+took seven times their size in memory.
 """
 
 import dataclasses
@@ -43,11 +43,11 @@ META = 'model.json'
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a program of (params, images) and its parameters.
 
-  Images are float32 (batch, H, W, 3), scaled as model.json says; the outputs
-  are float32 (batch, C), or of DETR, whose images are without padding, a
+  Images are float32 (batch, H, W, 3), normalised as model.json says. The output
+  is float32 (batch, C). DETR, whose images have no padding, outputs a
   dictionary of its last layer's `logits` (batch, Q, C + 1), `boxes` and, if it
-  has them, `mask_logits`. `dtype` is that of the computation; the parameters
-  are float32.
+  has them, `mask_logits`. `dtype` is the dtype of the computation; the
+  parameters are float32.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
@@ -68,7 +68,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a directory by JAX alone.
+  """Opens a directory, using only JAX.
 
   Raises:
     ValueError: if a file is missing or damaged, or does not fit the others.
@@ -79,7 +79,7 @@ def open_peer(path: str) -> Peer:
     H, W = meta['image_size']
     mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
     what = PARAMS
-    # NumPy leaves a damaged file open that it opened itself.
+    # Opened here, because NumPy does not close a damaged file.
     with open(folder / PARAMS, 'rb') as file:
       params = dict(np.load(file))
     what = MODEL
@@ -119,7 +119,7 @@ def _export(
     {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
     jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
   )
-  # The program says so itself, and TPUs would round products to bfloat16.
+  # Stored in the program, because TPUs round products to bfloat16 by default.
   precision = 'float32' if dtype == 'float32' else None
   with jax.default_matmul_precision(precision), attention.portable():
     exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
