@@ -114,7 +114,7 @@ def test_bad_names_end_in_one_message(capsys, args, message):
 @pytest.mark.parametrize(
   ('args', 'name'),
   [
-    (['b16', '--num_classes=-1'], '--num_classes=-1'),
+    (['b16', '--num_classes=-1'], '--num_classes is -1'),
     (['b16', '--image_size=-16'], "image_size is '-16'"),
     (['s16', '--pretrained', '--image_size=384'], '--image_size'),
   ],

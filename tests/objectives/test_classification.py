@@ -274,7 +274,7 @@ def test_several_classes_want_the_sigmoid_loss():
   shape = made.batch_shapes(5)['label']
   assert (shape.shape, shape.dtype) == ((5, 2), np.uint8)
   config.data.wrong_labels = 0.1
-  with pytest.raises(ValueError, match='wrong_labels is 0.1 .* several'):
+  with pytest.raises(ValueError, match='wrong_labels is 0.1, .* several'):
     classified(config, facts)
 
 
@@ -311,7 +311,7 @@ def test_the_fields_of_a_config_are_those_of_the_objective():
 
 def test_data_without_labels_are_refused():
   config = digits.get_config()
-  with pytest.raises(ValueError, match='train has no labels, and .*=cla'):
+  with pytest.raises(ValueError, match='train has no labels, but .*=cla'):
     classified(config, Facts((), 9))
 
 

@@ -245,7 +245,7 @@ def test_a_name_that_is_none_is_told_what_is_near(given):
 def test_a_name_alone_chooses_no_objective():
   config = digits.get_config()
   config.objective.name = 'masked'
-  with pytest.raises(ValueError, match='there is no objective.mask: a name al'):
+  with pytest.raises(ValueError, match='objective.mask is missing'):
     objectives.objective_type(config)
 
 
