@@ -235,7 +235,7 @@ def test_the_list_of_commands():
     assert f'\n  {command} ' in done.stdout
   done = run('tain')
   assert (done.returncode, done.stdout) == (2, '')
-  assert done.stderr.startswith("error: No command 'tain'.")
+  assert done.stderr.startswith("error: Unknown command 'tain'.")
 
 
 @pytest.mark.slow

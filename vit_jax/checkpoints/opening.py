@@ -281,7 +281,7 @@ def _params_of(
   sums_like = jax.eval_shape(saving.checksums, like)
   sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
   ours, kept = saving.checksums(params), sums[item]
-  # A state has other arrays besides its result.
+  # The objective's state has checksums of more arrays than the result.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
     raise ValueError(f'the arrays of {item} are not those saved')
   return params
