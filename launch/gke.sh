@@ -84,7 +84,7 @@ if [[ -n $data_bucket ]]; then
 fi
 if [[ $command == run || $command == image ]]; then
   [[ $image =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
-    refuse "--image=$image is no image. Example:" \
+    refuse "--image=$image is not an image. Example:" \
       us-docker.pkg.dev/PROJECT/REPOSITORY/vit_jax
 fi
 pods="jobset.sigs.k8s.io/jobset-name=$name"
@@ -109,7 +109,7 @@ yaml_list() {
 manifest() {
   local hosts args key text
   [[ $topology =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] ||
-    refuse "--topology=$topology is no shape such as 4x4 or 2x2x4."
+    refuse "--topology=$topology is not a shape such as 4x4 or 2x2x4."
   ((hosts = ${topology//x/*}))
   ((chips && hosts % chips == 0)) ||
     refuse "--topology=$topology has $hosts chips, which hosts of" \

@@ -24,7 +24,7 @@ take_options "$@"
 need_main_args
 for name in processes devices grace_s; do
   [[ ${!name} =~ ^[1-9][0-9]*$ ]] ||
-    refuse "--$name=${!name} is no positive number."
+    refuse "--$name=${!name} is not a positive number."
 done
 [[ $workdir != *://* ]] ||
   refuse "--workdir=$workdir: here, it is a local folder."

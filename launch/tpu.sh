@@ -56,8 +56,8 @@ take_options "${@:2}"
     need_no_local_path; }
 [[ $name =~ ^[a-z][-a-z0-9]*$ ]] ||
   refuse "--name=$name: only a-z, 0-9 and -, first a letter."
-[[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is no number of a host."
-[[ $poll_s =~ ^[0-9]+$ ]] || refuse "--poll_s=$poll_s is no number of seconds."
+[[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is not the number of a host."
+[[ $poll_s =~ ^[0-9]+$ ]] || refuse "--poll_s=$poll_s is not a number of seconds."
 
 [[ $type != @(tpu7x|v7x)* ]] ||
   refuse "--type=$type: the Cloud TPU API does not have TPU7x. Use" \

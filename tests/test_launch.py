@@ -49,7 +49,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     (
       'multi_process.sh',
       ['--devices=0', *TRAINING],
-      '--devices=0 is no positive',
+      '--devices=0 is not a positive',
     ),
     ('multi_process.sh', ['--devices', *TRAINING], '--devices needs a value'),
     ('multi_process.sh', TRAINING, 'gs://b/w: here, it is a local folder'),
@@ -80,8 +80,12 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     ('tpu.sh', ['create', '--type=tpu7x-8'], 'gke.sh run --accelerator=tpu7x'),
     ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
-    ('tpu.sh', ['logs', '--worker=all'], '--worker=all is no number'),
-    ('gke.sh', ['run', *TRAINING], '--image= is no image. Example: us-docker'),
+    ('tpu.sh', ['logs', '--worker=all'], '--worker=all is not the number'),
+    (
+      'gke.sh',
+      ['run', *TRAINING],
+      '--image= is not an image. Example: us-docker',
+    ),
     ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
     ('gke.sh', ['logs', '--name=a-'], '--name=a-: only'),
     ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),

@@ -176,7 +176,9 @@ def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
 
 def test_a_pattern_that_matches_nothing_ends_before_the_first_step(tmp_path):
   config = small_config(**{'optimizer.frozen': ('encoderblock_7/',)})
-  with pytest.raises(ValueError, match="'encoderblock_7/' of .* no parameter"):
+  with pytest.raises(
+    ValueError, match="'encoderblock_7/' of .* no trainable parameter"
+  ):
     train.train(config, str(tmp_path))
 
 
@@ -692,7 +694,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    ({'total': '3 weeks'}, "'3 weeks' is no duration"),
+    ({'total': '3 weeks'}, "'3 weeks' is not a duration"),
     ({'optimizer.warmup': '12 steps'}, 'warm-up of 12 steps does not fit'),
     ({'batch_size': 16, 'accum_steps': 4}, 'use a multiple of 32, such as 32'),
     ({'mesh.data': 3}, 'does not multiply to the 8 devices'),

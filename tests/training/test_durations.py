@@ -18,7 +18,7 @@ def test_milestones_may_be_plain_numbers():
 
 
 def test_more_than_there_are_numbers_for_is_refused():
-  with pytest.raises(ValueError, match='total: .* is no duration'):
+  with pytest.raises(ValueError, match='total: .* is not a duration'):
     of(total='1e400 steps')
 
 
@@ -69,7 +69,7 @@ def test_what_is_less_than_a_step_is_done_after_each():
   assert (found.total, found.eval_every, found.checkpoint_every) == (4, 1, 1)
   for never in ('0', '0 steps', '0.0%', '.0 epochs'):
     with pytest.raises(
-      ValueError, match=f"eval_every is '{never}', which is n"
+      ValueError, match=f"eval_every is '{never}', which does n"
     ):
       of(eval_every=never)
 

@@ -322,7 +322,9 @@ def test_durations(duration, steps):
 def test_what_is_no_duration_says_how_to_write_one(duration):
   with pytest.raises(ValueError) as e:
     durations.steps_of(duration, batch_size=1, examples=1, total_steps=1)
-  assert str(e.value).startswith(f'{duration!r} is no duration: write a number')
+  assert str(e.value).startswith(
+    f'{duration!r} is not a duration. Write a number'
+  )
   assert 'steps, epochs, examples, %' in str(e.value)
   assert '"90 epochs"' in str(e.value)
 
@@ -464,12 +466,21 @@ def test_without_patterns_the_chain_is_the_plain_one():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'frozen': ('^cls$', 'Dense_7')}, "'Dense_7' of .* matches no parameter"),
+    (
+      {'frozen': ('^cls$', 'Dense_7')},
+      "'Dense_7' of .* matches no trainable parameter",
+    ),
     ({'lr_scales': ('^scale', 2.0)}, 'a pair for each pattern'),
     ({'lr_scales': (('bias', -2.0),)}, 'a factor from 0'),
-    ({'lr_scales': (('^scale', 2.0),)}, "'\\^scale' of .*no parameter"),
+    (
+      {'lr_scales': (('^scale', 2.0),)},
+      "'\\^scale' of .*no trainable parameter",
+    ),
     # Nothing of it is left to learn at any rate.
-    ({'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)}, "'cls' of .* left to"),
+    (
+      {'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)},
+      "'cls' of .* no trainable",
+    ),
     ({'frozen': ('(',)}, r"'\(' of .* is not a regular expression"),
   ],
 )

@@ -1,9 +1,9 @@
-"""Writes COCO's annotations for images with masks, to train DETR on.
+"""Write COCO annotations for images with masks, to train DETR.
 
   python -m vit_jax.data ./pennfudan --class=person
 
-The folder has images/ and masks/ with files of the same names; a pixel of a
-mask is 0, or the number of its object. Its instances.json is what
+The folder has images/ and masks/ with files of the same names. A pixel of a
+mask is 0, or the number of its object. The command writes instances.json, which
 `--config=configs/detr.py:r50,./pennfudan` reads.
 """
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--class',
     dest='class_name',
     default='object',
-    help='what all objects are (default: object)',
+    help='class of all objects (default: object)',
   )
   return flags.command(_run, parser.parse_args(argv))
 

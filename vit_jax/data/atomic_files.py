@@ -1,7 +1,8 @@
-"""Outputs that appear whole or not at all.
+"""Write files and folders atomically.
 
-They are written under a hidden name beside their own, which is removed if
-anything is raised. A killed process leaves only the hidden name behind.
+They are written to a hidden temporary path beside the target and renamed at the
+end. If an error is raised, the temporary path is removed. A killed process
+leaves only the temporary path behind.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from etils import epath
 
 
 def replace(target: str | os.PathLike[str], data: bytes) -> None:
-  """Writes a file, on disk or in a bucket, in the place of one there."""
+  """Writes or replaces a file, on disk or in a bucket."""
   if '://' in os.fspath(target):
     epath.Path(target).write_bytes(data)  # objects in a bucket appear whole
     return
@@ -25,31 +26,31 @@ def replace(target: str | os.PathLike[str], data: bytes) -> None:
 
 
 def cache_folder() -> pathlib.Path:
-  """Returns the folder for files that can be made again; it may not exist."""
+  """Returns the cache folder; it may not exist."""
   base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
   return pathlib.Path(base).expanduser() / 'vit_jax'
 
 
 @contextlib.contextmanager
 def new_file(target: str) -> Iterator[pathlib.Path]:
-  """Gives a path to write to, which becomes `target` if nothing is raised.
+  """Yields a path to write to, and renames it to `target` at the end.
 
   Raises:
-    FileExistsError: if something is there already.
-    FileNotFoundError: if the folder it is to lie in does not exist.
-    PermissionError: if nothing can be written there.
+    FileExistsError: if `target` exists.
+    FileNotFoundError: if its folder does not exist.
+    PermissionError: if its folder is not writable.
   """
   refuse_existing(target)
   with _beside(pathlib.Path(target)) as partial:
     yield partial
-    # Writing took a while, and a rename would replace a file.
+    # The target may have appeared meanwhile; a rename would replace it.
     refuse_existing(target)
     os.rename(partial, target)
 
 
 @contextlib.contextmanager
 def new_folder(target: str) -> Iterator[pathlib.Path]:
-  """Gives an empty folder, which becomes `target` as of `new_file`."""
+  """Yields an empty folder, and renames it to `target`; see `new_file`."""
   with new_file(target) as partial:
     partial.mkdir()
     yield partial
@@ -69,7 +70,7 @@ def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def refuse_existing(target: str) -> None:
-  """Raises what `new_file` raises, before any work is done."""
+  """Raises the errors of `new_file`, before any work is done."""
   path = pathlib.Path(target)
   if os.path.lexists(path):
     raise FileExistsError(

@@ -7,7 +7,7 @@ from vit_jax.data import vtab
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """A data set as the paper transfers to it.
+  """A data set with the paper's transfer protocol.
 
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
@@ -43,8 +43,8 @@ class Benchmark:
 # More candidates for ImageNet with ResNets and hybrids.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
 
-# Tasks about places, distances and numbers of things, whose class would change
-# with a mirrored or a cut and enlarged image (BiT, arXiv 1912.11370).
+# Tasks about locations, distances and counts: flipping or cropping an image
+# would change its class (BiT, arXiv 1912.11370).
 _NO_FLIP = ('dsprites_location', 'dsprites_orientation', 'smallnorb_azimuth')
 _NO_CROP = (
   'clevr_count',
@@ -120,10 +120,10 @@ _TABLE_2 = (
 )
 _VTAB = tuple(_vtab(key, task) for key, task in vtab.TASKS.items())
 
-# By name, those that the paper has.
+# The paper's benchmarks by name.
 BENCHMARKS: dict[str, Benchmark] = {b.name: b for b in _TABLE_2 + _VTAB}
 
-# Names of data sets by the name of what they make up, in the paper's order.
+# Data sets of each suite, in the paper's order.
 SUITES: dict[str, tuple[str, ...]] = {
   'table2': tuple(BENCHMARKS),
   'vtab': tuple(b.name for b in _VTAB),
@@ -134,6 +134,6 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 
 def usual_splits(name: str) -> tuple[str, str]:
-  """Returns the split that shots are drawn from, and the one for testing."""
+  """Returns the usual training and test split of a data set."""
   usual = BENCHMARKS.get(name)
   return (usual.train, usual.test) if usual else ('train', 'test')

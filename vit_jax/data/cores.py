@@ -25,7 +25,7 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
     desc=what,
     unit=f' {unit}',
     delay=1,
-    # A line now and then where there is no terminal to rewrite it on.
+    # Without a terminal every update is a new line, so they are rare.
     mininterval=0.5 if sys.stderr.isatty() else 30,
     disable=not shown,
   )
@@ -36,7 +36,7 @@ def in_threads(
 ) -> Iterator[_T]:
   """Yields a function's results in order; reading and decoding free the GIL."""
   with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
-    # In pieces, because an epoch of pending results is millions of objects.
+    # In chunks, since pending results of an epoch would be millions of objects.
     for start in range(0, len(indices), 4096):
       for result in pool.map(function, indices[start : start + 4096]):
         bar.update()

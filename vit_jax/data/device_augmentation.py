@@ -1,4 +1,4 @@
-"""What happens to a batch on the device: scaling, flips, erasing, mixing."""
+"""Augmentation on the device: normalisation, flips, erasing, mixing."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Take values in [0, 1] to [-1, 1], as in the paper.
+# Map values from [0, 1] to [-1, 1], as in the paper.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -33,11 +33,11 @@ def random_flip(key: jax.Array, images_BHWC: jax.Array) -> jax.Array:
 def random_erasing(
   key: jax.Array, images_BHWC: jax.Array, probability: float
 ) -> jax.Array:
-  """Makes a rectangle of each image noise, with a probability (1708.04896).
+  """Replaces a random rectangle by noise with a probability (1708.04896).
 
-  Its area is uniform from 0.02 to 1/3 of the image's, its aspect ratio
-  log-uniform from 0.3 to 1/0.3; of ten the first that fits. The noise is
-  normal, of one deviation of normalised images, as in DeiT.
+  The area is uniform from 0.02 to 1/3 of the image's, the aspect ratio
+  log-uniform from 0.3 to 1/0.3. The first of ten draws that fits is used. The
+  noise is standard normal on normalised images, as in DeiT.
   """
   B, H, W, _ = images_BHWC.shape
   keys = jax.random.split(key, 6)
@@ -80,8 +80,9 @@ def cutmix(
 ) -> tuple[jax.Array, jax.Array]:
   """Pastes a rectangle of its neighbour into each example (1905.04899).
 
-  One rectangle a batch, about a uniform centre; its area would be a share drawn
-  from Beta(alpha, alpha), and labels are mixed by what of it is in the image.
+  The whole batch uses one rectangle with a uniform centre. Its relative area is
+  drawn from Beta(alpha, alpha) before clipping to the image. Labels are mixed
+  by the clipped area.
   """
   _, H, W, _ = images_BHWC.shape
   key_share, key_y, key_x = jax.random.split(key, 3)
@@ -108,9 +109,9 @@ def mixed(
   mixup_alpha: float,
   cutmix_alpha: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns examples after mixup or CutMix, each in half of the batches.
+  """Applies mixup or CutMix, each to half of the batches.
 
-  Where one alpha is 0, after the other in all of them.
+  If one alpha is 0, the other method is applied to all batches.
   """
   args = images_BHWC, labels_BC
   if not cutmix_alpha:
@@ -133,9 +134,9 @@ def mixup(
 ) -> tuple[jax.Array, jax.Array]:
   """Mixes each example with its neighbour in the batch (1710.09412).
 
-  One share a batch, drawn from Beta(alpha, alpha) and folded to the larger
-  half, so that the first image always dominates. Images are of floating point,
-  labels probabilities of the classes.
+  The whole batch uses one share s, drawn from Beta(alpha, alpha) and replaced
+  by max(s, 1 - s), so that the first image always dominates. Images are
+  floating point, labels are class probabilities.
   """
   share = jax.random.beta(key, alpha, alpha)
   share = jnp.maximum(share, 1 - share)

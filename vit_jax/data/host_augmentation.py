@@ -1,9 +1,9 @@
-"""Random changes of training images, one by one, on the CPU.
+"""Augmentation of single training images on the CPU.
 
 Pillow applies the operations and ranges of AutoAugment (1805.09501, table 6).
-Magnitudes of `OPERATIONS` count from 0, no change, to 10, the end of the range,
-as in torchvision and DeiT. `BIG_VISION` has the operations of the code that the
-paper's authors train with, which counts some the other way round.
+Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end of the range), as in
+torchvision and DeiT. `BIG_VISION` has the operations of big_vision, the code of
+the paper's authors, in which some magnitudes go the other way.
 """
 
 import dataclasses

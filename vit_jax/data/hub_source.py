@@ -89,7 +89,7 @@ class HubSource(Source):
     return self._labels_N
 
   def fingerprint(self) -> str:
-    """Of what was loaded, which is never changed in place."""
+    """The library's hash of the loaded data, which do not change."""
     return self._fingerprint
 
 

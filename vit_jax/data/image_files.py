@@ -16,7 +16,8 @@ Counter = collections.Counter[str]
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-# Of JPEG, PNG, GIF, WebP and AVIF. Cameras' raw files begin like TIFF.
+# First bytes of JPEG, PNG, GIF, WebP and AVIF. Not TIFF, since raw files of
+# cameras begin like TIFF.
 _BEGINNINGS = re.compile(
   rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
 )

@@ -1,6 +1,6 @@
-"""What shows the numbers of a run: TensorBoard's files, and Weights & Biases.
+"""Send the metrics of a run to TensorBoard and Weights & Biases.
 
-Once a run has started, nothing here holds it up or ends it.
+Once a run has started, a failing dashboard neither delays nor stops it.
 """
 
 import importlib
@@ -23,10 +23,10 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Objects in a bucket cannot grow: each flush writes the file anew.
+# Objects in a bucket cannot be appended to, so each flush rewrites the file.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for its dashboards at its end, and before its end if
-# it fails or is preempted: other processes wait `processes.MEET_S` then.
+# Seconds that a run waits for its dashboards: at its end, and if it fails or is
+# preempted. Then other processes wait only `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
 # Numbers, and pictures as uint8 HWC, by name.
@@ -34,10 +34,10 @@ Values = Mapping[str, float | np.ndarray]
 
 
 class Dashboard:
-  """Writes in a thread that nobody waits for.
+  """Writes in a background thread.
 
-  Imports take seconds and writing may block on a slow file system; the training
-  loop must feel neither. A failure is reported once and ends this thread alone.
+  Imports take seconds and a slow file system may block, which must not delay
+  the training loop. A failure is reported once and ends only this thread.
   """
 
   def __init__(
@@ -57,12 +57,12 @@ class Dashboard:
     self._thread.start()
 
   def write(self, step: int, values: Values) -> None:
-    """Takes numbers and pictures of a step."""
+    """Queues numbers and pictures of a step."""
     if self._thread.is_alive():
       self._queue.put((step, values))
 
   def close(self, wait_s: float) -> None:
-    """Waits until all is written, or for so long."""
+    """Waits until everything is written, for at most `wait_s`."""
     if self._is_closed:
       return
     self._is_closed = True
@@ -97,11 +97,11 @@ class EventFile:
   """A new event file of TensorBoard, on disk or in a bucket."""
 
   def __init__(self, folder: str, first_step: int):
-    """Opens the file, which hides what others in the folder have from a step.
+    """Opens the file; TensorBoard then hides older events from `first_step` on.
 
     Args:
-      folder: that TensorBoard is shown.
-      first_step: the first that this run takes.
+      folder: the log folder of TensorBoard.
+      first_step: the first step of this run.
 
     Raises:
       ImportError: if the extra `tensorboard` is not installed.
@@ -111,7 +111,7 @@ class EventFile:
     from tensorboard.summary.writer import record_writer
 
     self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
-    # Named as TensorBoard's own: it reads them in the order of their names.
+    # The naming of TensorBoard, which reads files in the order of their names.
     self._path = epath.Path(folder) / (
       f'events.out.tfevents.{time.time_ns() / 1e9:020.9f}'
       f'.{socket.gethostname()}.{os.getpid()}'
@@ -138,13 +138,13 @@ class EventFile:
     self._add(step=step, summary=summary)
 
   def flush(self) -> None:
-    """Makes what was written visible, in a bucket once a minute."""
+    """Makes written values visible, in a bucket once a minute."""
     waited_s = time.monotonic() - self._flushed_at_s
     if self._is_local or waited_s > _BUCKET_FLUSH_S:
       self._flush()
 
   def close(self) -> None:
-    """Makes all of it visible."""
+    """Makes everything visible and closes the file."""
     self._flush()
     self._file.close()
 
@@ -161,10 +161,10 @@ class EventFile:
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Refuses a config that names a project of wandb where that is missing.
+  """Checks that wandb is installed if the config names a project.
 
   Raises:
-    ImportError: saying how to install it.
+    ImportError: if it is not installed.
   """
   if not config['wandb']:
     return
@@ -178,25 +178,25 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 class WandbRun:
-  """A run of Weights & Biases, the same for a workdir however often it resumes.
+  """A run of Weights & Biases; a resumed workdir continues the same run.
 
-  Its id is in `<workdir>/wandb_id`. What a resumed run writes again is there
-  already, with the same values, and is left out.
+  Its id is in `<workdir>/wandb_id`. Steps that a resumed run repeats are
+  skipped, since they were logged with the same values.
   """
 
   def __init__(
     self, project: str, workdir: str, config: dict[str, Any], is_new: bool
   ):
-    """Starts the run or goes on with it.
+    """Starts or resumes the run.
 
     Args:
-      project: that it belongs to.
-      workdir: of the run, whose last part is its name.
+      project: name of the project.
+      workdir: of the run; its last part is the name of the run.
       config: of the run.
-      is_new: whether the run starts anew, and so does that of this class.
+      is_new: True to start a new run, False to resume.
 
     Raises:
-      ConnectionError: if Weights & Biases does not take the run.
+      ConnectionError: if Weights & Biases rejects the run.
     """
     import wandb
 
@@ -211,13 +211,13 @@ class WandbRun:
         resume='allow',
         name=kept.parent.name,
         config=config,
-        # It writes beside the checkpoints, or in a bucket's case here.
+        # Local files go into the workdir, or here if that is a bucket.
         dir=None if '://' in workdir else workdir,
       )
     except wandb.Error as e:
       reason = str(e).partition('\n')[0] or type(e).__name__
       raise ConnectionError(
-        f'config.wandb is {project!r}, and Weights & Biases does not take the '
+        f'config.wandb is {project!r}, and Weights & Biases rejects the '
         f'run: {reason} Log in with `wandb login`, set WANDB_MODE=offline to '
         'send it later, or leave the field empty.'
       ) from e
@@ -232,10 +232,10 @@ class WandbRun:
       self._run.log(shown, step=step)
 
   def flush(self) -> None:
-    """Leaves it to wandb, which sends all the time."""
+    """Does nothing: wandb sends continuously."""
 
   def close(self) -> None:
-    """Waits until all was sent."""
+    """Waits until everything is sent."""
     self._run.finish()
 
 

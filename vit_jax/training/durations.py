@@ -1,4 +1,4 @@
-"""How long a run is and how often it does things, in steps."""
+"""Convert durations of a config to steps."""
 
 import dataclasses
 import fractions
@@ -26,11 +26,11 @@ class Durations:
 def durations_of(config: ConfigDict, examples: int) -> Durations:
   """Returns the config's durations in steps.
 
-  A warm-up that is a share of the run leaves it a step, however short it is,
-  and a short run is logged ten times.
+  A warm-up in percent leaves at least one step after it. A short run is logged
+  about ten times.
 
   Raises:
-    ValueError: for values that are no duration or do not fit together.
+    ValueError: if a value is invalid, or values contradict each other.
   """
   optimizer = config.optimizer
 
@@ -48,8 +48,8 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   def period(field: str) -> int:
     if re.match(r'\s*[0.]+(?![\d.])', config[field]):
       raise ValueError(
-        f'{field} is {config[field]!r}, which is not "never": name a number of '
-        f'steps, or {config.total!r} for the end alone.'
+        f'{field} is {config[field]!r}, which does not mean "never". Give a '
+        f'number of steps, or {config.total!r} for only at the end.'
       )
     return max(1, steps(field, config[field]))
 
@@ -88,12 +88,12 @@ def steps_of(
   Args:
     duration: a number and a unit: '10000 steps' (the unit may be left out),
       '90 epochs', '1e6 examples', or '5%' of the whole run.
-    batch_size: examples a step.
-    examples: examples in an epoch.
+    batch_size: examples per step.
+    examples: examples per epoch.
     total_steps: length of the run, which a percentage refers to.
 
   Raises:
-    ValueError: if it is no duration.
+    ValueError: if the duration is invalid.
   """
   match = re.fullmatch(
     r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*',
@@ -105,8 +105,8 @@ def steps_of(
     or (match[2] == '%' and total_steps is None)
   ):
     raise ValueError(
-      f'{duration!r} is no duration: write a number and one of steps, epochs, '
-      'examples, %, as in "90 epochs"'
+      f'{duration!r} is not a duration. Write a number and one of steps, '
+      'epochs, examples, %, as in "90 epochs"'
       + (' (not a percentage of itself).' if '%' in str(duration) else '.')
     )
   number = float(match[1])

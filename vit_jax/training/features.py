@@ -1,4 +1,4 @@
-"""What a model computes for every image of a source, as NumPy arrays."""
+"""Compute features of every image of a source, as NumPy arrays."""
 
 import collections
 import re
@@ -15,7 +15,7 @@ from vit_jax.data.sources import Record, Source
 from vit_jax.models.model import Model
 from vit_jax.training import preemption, sharding
 
-# From parameters and normalised images BHWC to anything with B rows.
+# Maps parameters and normalised images BHWC to an array with B rows.
 Function = Callable[[Any, jax.Array], jax.Array]
 
 
@@ -26,10 +26,10 @@ def global_batches(
   mesh: jax.sharding.Mesh,
   **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
-  """Yields what `loader.eval_batches` does, over all processes.
+  """Yields the batches of `loader.eval_batches`, global over all processes.
 
   Raises:
-    Preempted: after SIGTERM, in a run that listens to it.
+    Preempted: after SIGTERM, in a run that handles it.
   """
   index, count = sharding.batch_share(mesh)
   for batch in loader.eval_batches(
@@ -40,7 +40,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields results of the devices, each while so many more are computed."""
+  """Yields fetched results while the next `ahead` ones are computed."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)
@@ -50,14 +50,14 @@ def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
 
 
 def layer(model: Model, name: str) -> Function:
-  """Returns the function that gives a layer's representation, float32 BD.
+  """Returns the function that computes a layer's representation, float32 BD.
 
-  The name is 'pre_logits' (what the head sees), 'logits', or 'block_N': after
-  layer (of a ResNet: stage) N, from 0, the class token where the model has one,
-  else the mean over all positions.
+  The name is 'pre_logits' (the input of the head), 'logits', or 'block_N': the
+  output of layer N (of a ResNet: stage N), from 0. A block gives the class
+  token if the model has one, else the mean over all positions.
 
   Raises:
-    ValueError: if the model has no such layer.
+    ValueError: if the layer is unknown.
   """
   match = re.fullmatch(r'block_(\d+)', name)
   is_block = match and int(match[1]) < model.num_blocks
@@ -82,15 +82,15 @@ def layer(model: Model, name: str) -> Function:
 
 
 def patches(model: Model, name: str) -> Function:
-  """Returns the function that gives each patch's representation, BhwD.
+  """Returns the function that computes each patch's representation, BhwD.
 
   The name is 'block_N' as in `layer`, or 'pre_logits' for the tokens after the
   last layer and its norm.
 
   Raises:
-    ValueError: if the model has no such layer, or no patches.
+    ValueError: if the layer is unknown, or the model lacks patches.
   """
-  layer(model, name)  # refuses an unknown name
+  layer(model, name)  # raises for an unknown name
   extra = getattr(model, 'extra_tokens', None)
   if extra is None or name == 'logits':
     raise ValueError(
@@ -113,10 +113,10 @@ def patches(model: Model, name: str) -> Function:
 
 
 def check_classifies(model: Model) -> None:
-  """Refuses a model that gives no class to an image.
+  """Checks that a model classifies images.
 
   Raises:
-    ValueError: saying what it gives.
+    ValueError: naming the output of the model.
   """
   if 'logits' not in model.vectors:
     what = f'finds {model.task}' if model.num_classes else 'has no head'
@@ -127,12 +127,12 @@ def check_classifies(model: Model) -> None:
 
 
 def top_k(model: Model, k: int) -> Function:
-  """Returns the function that gives the k likeliest classes, int32 Bk.
+  """Returns the function that computes the k likeliest classes, int32 Bk.
 
-  They are -2 where a logit is not finite.
+  The row of an image is -2 if one of its logits is not finite.
 
   Raises:
-    ValueError: if the model has none.
+    ValueError: if the model does not classify images.
   """
   check_classifies(model)
 
@@ -145,12 +145,12 @@ def top_k(model: Model, k: int) -> Function:
 
 
 def _unread(dtype: np.dtype) -> float:
-  """Returns a number that no model gives of all of an image."""
+  """Returns the value that fills the row of an unreadable image."""
   return -1 if np.issubdtype(dtype, np.integer) else -np.inf
 
 
 def is_read(rows_NX: np.ndarray) -> np.ndarray:
-  """Returns which rows of an `Extractor` are those of their images, bool N."""
+  """Returns which rows of an `Extractor` belong to readable images, bool N."""
   return (rows_NX != _unread(rows_NX.dtype)).any(axis=1)
 
 
@@ -166,10 +166,14 @@ class Extractor:
     mesh: jax.sharding.Mesh,
     workers: int = 0,
   ):
-    """Takes a function such as `layer` or `top_k` give, of normalised images.
+    """Compiles the function.
 
-    `batch_size` is that of all devices, `workers` are processes that read and
-    decode.
+    Args:
+      function: of normalised images, such as from `layer` or `top_k`.
+      images: the preprocessing.
+      batch_size: global batch size.
+      mesh: of the devices.
+      workers: number of processes that read and decode.
     """
 
     def forward(
@@ -177,7 +181,7 @@ class Extractor:
     ) -> tuple[jax.Array, jax.Array]:
       return function(params, images.normalize(batch['image'])), batch['index']
 
-    # Replicated, so that every process can read them all.
+    # Replicated, so that every process can read all rows.
     self._forward = jax.jit(forward, out_shardings=sharding.replicated(mesh))
     self._batches: dict[str, Any] = {
       'batch_size': batch_size,
@@ -191,15 +195,13 @@ class Extractor:
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
-    One that was skipped, as it cannot be read any more, has a row of -inf, or
-    of -1 among whole numbers.
-
-    A description shows a progress bar.
+    The row of an unreadable image is -inf, or -1 if values are integers. If
+    `description` is not empty, a progress bar is shown.
     """
     rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):
       if not rows_NX.size:
-        # Of all images at once: millions of rows would not fit twice.
+        # Preallocated, since millions of rows would not fit twice.
         shape = (len(source), *values_BX.shape[1:])
         rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
       is_image_B = index_B >= 0
@@ -209,7 +211,7 @@ class Extractor:
   def batches(
     self, params: Any, source: Source, description: str = ''
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields rows BX and their images' numbers B, negative for padding."""
+    """Yields rows BX and image indices B, negative for padding."""
     shown = cores.progress(
       description,
       len(source),

@@ -1,4 +1,4 @@
-"""What one JAX device is: its peak speed and how many cores it stands for."""
+"""Facts of JAX devices: peak speed, cores, and compiler options."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -47,15 +47,16 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
   },
-  # For larger tiles of products, the default being 16 MiB: 4 % of two layers of
-  # L/16 on v5e, 4 % of all 24 on v5p. More is slower.
+  # More VMEM than the default of 16 MiB allows larger tiles of products. It
+  # saves 4 % for two layers of L/16 on v5e, and 4 % for all 24 layers on v5p.
+  # Even more is slower.
   'TPU v5 lite': {'xla_tpu_scoped_vmem_limit_kib': 32 * 1024},
   'TPU v5': {'xla_tpu_scoped_vmem_limit_kib': 24 * 1024},
 }
 
 
 def compiler_options(device: jax.Device) -> dict[str, bool | int]:
-  """Returns what XLA is told about a training step on such devices."""
+  """Returns the XLA options for training steps on a kind of device."""
   if device.platform != 'tpu':
     return {}
   return _COMPILER_OPTIONS[''] | _COMPILER_OPTIONS.get(device.device_kind, {})
@@ -94,17 +95,17 @@ def chip_flops(device: jax.Device) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TpuChip:
-  """What a generation of TPU has in each chip.
+  """Facts of a chip of a TPU generation.
 
   Attributes:
-    clock_hz: cycles a second, of the compiler's estimates too.
+    clock_hz: clock rate, also of the compiler's cycle estimates.
     hbm_gib: memory of the chip.
-    link_bytes_per_s: that one link carries one way.
-    ring: chips along an axis of a slice from which on its ends are linked, too;
-      where links go in three directions, if all axes are multiples of it.
-    is_3d: whether a chip has six links and not four.
-    network_bytes_per_s: a chip's share of its host's network, one way; 0 if no
-      figure is published.
+    link_bytes_per_s: bandwidth of one link, one way.
+    ring: an axis of a slice is a ring if it has at least so many chips. With 3D
+      links, all axes are rings if all are multiples of it.
+    is_3d: whether a chip has six links instead of four.
+    network_bytes_per_s: a chip's share of its host's network, one way; 0 if the
+      figure is not published.
   """
 
   clock_hz: float
@@ -115,7 +116,7 @@ class TpuChip:
   network_bytes_per_s: float = 0
 
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
-    """Returns what the chip of a slice with the fewest links sends in all.
+    """Returns the total bandwidth of the chip with the fewest links.
 
     Args:
       axes: chips of the slice in each direction.

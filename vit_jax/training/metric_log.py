@@ -1,4 +1,4 @@
-"""The numbers of a run: metrics.csv, and the dashboards that show them."""
+"""Log the metrics of a run to metrics.csv and to dashboards."""
 
 import csv
 import functools
@@ -14,16 +14,16 @@ from etils import epath
 from vit_jax.data import atomic_files
 from vit_jax.training import dashboards
 
-# By step, in order: the step's metrics, as text, so that a table that is read
-# and written again stays the same.
+# Metrics by step, in order. Values stay text, so that reading and writing a
+# table does not change it.
 Rows = dict[int, dict[str, str]]
 
 
 class MetricLog:
-  """Writes scalars to `<workdir>/metrics.csv` and, if it can, for TensorBoard.
+  """Writes scalars to `<workdir>/metrics.csv` and to available dashboards.
 
-  The table is wide: a row a step, a column a metric, and an empty cell where
-  a step lacks the metric. Every `write` is in the file when it returns.
+  The table has a row per step and a column per metric; a cell is empty if the
+  step lacks the metric. Every `write` is in the file when it returns.
 
   Attributes:
     path: the CSV file.
@@ -38,18 +38,18 @@ class MetricLog:
     enabled: bool = True,
     config: Mapping[str, Any] | None = None,
   ):
-    """Starts the table, or goes on with the one in `workdir`.
+    """Starts a table, or continues the table in `workdir`.
 
     Args:
       workdir: folder to write to, local or gs://; made if missing.
       resume_step: the step a run resumes from; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
-      enabled: False on all processes but one; nothing is written then.
-      config: of the run; its `wandb` names a project to write to besides.
+      enabled: False in all processes but one; then nothing is written.
+      config: of the run; its `wandb` may name a project.
 
     Raises:
-      ConnectionError: a project is named, and the run is not taken.
-      ValueError: `metrics.csv` is no table that this class wrote.
+      ConnectionError: Weights & Biases rejects the run.
+      ValueError: `metrics.csv` was not written by this class.
     """
     self.path = epath.Path(workdir) / 'metrics.csv'
     self._enabled = enabled
@@ -74,9 +74,9 @@ class MetricLog:
       self._dashboards.append(dashboards.Dashboard('wandb', lambda: run))
 
   def write(self, step: int, values: dashboards.Values) -> None:
-    """Adds numbers to the row of `step`; dashboards get them and pictures.
+    """Adds numbers to the row of `step`; dashboards also get pictures.
 
-    A metric given again is replaced.
+    An existing value of a metric is replaced.
     """
     if not self._enabled:
       return
@@ -87,17 +87,17 @@ class MetricLog:
       dashboard.write(step, {**values, **found})
 
   def points(self, name: str) -> tuple[list[int], list[float]]:
-    """Returns the steps that have a metric, and its values there."""
+    """Returns the steps at which a metric was measured, and its values."""
     steps = [step for step, row in self._rows.items() if name in row]
     return steps, [float(self._rows[step][name]) for step in steps]
 
   def last(self) -> dict[str, float]:
-    """Returns the metrics of the last step that has any."""
+    """Returns the metrics of the last row."""
     row = self._rows[max(self._rows)] if self._rows else {}
     return {name: float(text) for name, text in row.items()}
 
   def close(self, wait_s: float = dashboards.CLOSE_S) -> None:
-    """Waits until what shows the numbers has them; the table always does."""
+    """Waits for the dashboards; the table is always complete."""
     for dashboard in self._dashboards:
       dashboard.close(wait_s)
 
@@ -125,12 +125,12 @@ class MetricLog:
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:
-  """Reads what a `MetricLog` wrote: the names of the metrics, and the rows.
+  """Reads the table of a `MetricLog`: the names of the metrics, and the rows.
 
-  A last line without its end, which a killed process may leave, is ignored.
+  An incomplete last line, which a killed process may leave, is ignored.
 
   Raises:
-    ValueError: the file is no such table.
+    ValueError: the file has another format.
   """
   text = path.read_bytes().decode(errors='replace')
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())
@@ -164,7 +164,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def numbers(found: dashboards.Values) -> dict[str, float]:
-  """Returns what evaluators return without the pictures."""
+  """Returns the numbers among the results of evaluators, without pictures."""
   return {
     k: float(v) for k, v in found.items() if not isinstance(v, np.ndarray)
   }

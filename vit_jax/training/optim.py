@@ -1,6 +1,6 @@
-"""Optimizers as optax chains, and their schedules.
+"""Optimizers as optax chains, and learning-rate schedules.
 
-Adam and SGD are those of tables 3 and 4; LAMB, Muon and SAM came after.
+The paper uses Adam and SGD (tables 3 and 4). LAMB, Muon and SAM are additions.
 """
 
 import math
@@ -21,8 +21,8 @@ from vit_jax.models.model import Model
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
-# Root mean square of Muon's updates, that of Adam's in practice (2502.16982):
-# learning rate and decay are alike for both.
+# Root mean square of Muon's updates. Adam's updates have the same in practice
+# (2502.16982), so learning rate and weight decay carry over.
 MUON_RMS = 0.2
 
 
@@ -35,13 +35,14 @@ def schedule(
 ) -> Schedule:
   """Returns linear warm-up times a decay.
 
-  With w warm-up steps of T, p = clip((t - w) / (T - w), 0, 1): the factor after
-  the warm-up is 1 - p (linear), (1 + cos(pi p)) / 2 (cosine), a tenth for every
-  milestone that has passed (staircase), or 1 (constant).
+  Let w be the warm-up steps, T the total steps, and
+  p = clip((t - w) / (T - w), 0, 1). The factor after the warm-up is 1 - p
+  (linear), (1 + cos(pi p)) / 2 (cosine), 0.1 for every milestone that has
+  passed (staircase), or 1 (constant).
 
   Raises:
-    ValueError: for a warm-up that leaves no steps, or milestones that do not
-      fit.
+    ValueError: if the warm-up is as long as the run, or milestones and decay
+      contradict each other.
   """
   if bool(milestones_steps) != (decay == 'staircase'):
     raise ValueError(
@@ -70,24 +71,24 @@ def schedule(
 
 
 def kernels(params: Any) -> Any:
-  """Returns a mask that is true for kernels: what weight decay applies to."""
+  """Returns a mask that is true for kernels, which weight decay applies to."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: path[-1].key == 'kernel', params
   )
 
 
 def first_match(params: Any, patterns: Sequence[str]) -> Any:
-  """Returns which pattern is the first to be found in each parameter's path.
+  """Returns the index of the first pattern that matches each parameter's path.
 
   Args:
-    params: parameters, or what has their structure.
-    patterns: regular expressions, of paths joined by '/'.
+    params: parameters, or a tree of the same structure.
+    patterns: regular expressions for paths joined by '/'.
 
   Returns:
-    Their indices, the number of patterns where none is found.
+    A tree of indices; the number of patterns for parameters without a match.
 
   Raises:
-    ValueError: naming a pattern that is found in no path, or is none.
+    ValueError: a pattern matches no path, or is not a regular expression.
   """
   paths = jax.tree_util.tree_map_with_path(
     lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'),
@@ -104,8 +105,8 @@ def first_match(params: Any, patterns: Sequence[str]) -> Any:
     if not found:
       raise ValueError(
         f'The pattern {pattern!r} of optimizer.frozen or optimizer.lr_scales '
-        'matches no parameter that is left to train: take it out, or mend it. '
-        f'There is {", ".join(jax.tree.leaves(paths)[:3])}, and so on.'
+        'matches no trainable parameter. Remove or correct it. Parameters are '
+        f'{", ".join(jax.tree.leaves(paths)[:3])}, and so on.'
       )
 
   def index(path: str) -> int:
@@ -116,7 +117,7 @@ def first_match(params: Any, patterns: Sequence[str]) -> Any:
 
 
 def stop_frozen(params: Any, patterns: Sequence[str]) -> Any:
-  """Returns parameters of which those that match a pattern get no gradient."""
+  """Stops gradients of the parameters that match a pattern."""
   return jax.tree.map(
     lambda x, i: x if i == len(patterns) else jax.lax.stop_gradient(x),
     params,
@@ -138,7 +139,7 @@ def _scale_by_path(
     ) from e
 
   def init(params: Any) -> optax.EmptyState:
-    first_match(params, patterns)  # refuses
+    first_match(params, patterns)  # raises for an invalid pattern
     return optax.EmptyState()
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -154,14 +155,14 @@ def _scale_by_path(
 
 
 def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
-  """Returns what gives each parameter's factor of the learning rate.
+  """Returns the function that maps parameters to learning-rate factors.
 
-  Of L layers, layer i from 0 has decay^(L - i), what comes before them
-  decay^(L + 1), and what comes after them 1 (BEiT, 2106.08254). Layers stacked
-  for a scan get an array, each layer its own.
+  With L layers, layer i (from 0) gets decay^(L - i). Parameters before the
+  layers get decay^(L + 1), parameters after them get 1 (BEiT, 2106.08254).
+  Layers stacked for a scan get an array with a factor per layer.
 
   Raises:
-    ValueError: if the model has no such layers.
+    ValueError: if the model does not have a sequence of equal layers.
   """
   loop = model.depth_loop
   if loop is None:
@@ -195,10 +196,10 @@ def _scale_by_layer(model: Model, decay: float) -> optax.GradientTransformation:
 
 
 def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
-  """Returns how many axes count the layers of a parameter of equal layers.
+  """Returns the number of leading layer axes of a parameter.
 
-  1 where a scan stacks them, 0 where they are unrolled, None for a parameter
-  that is in none of the model's loops.
+  It is 1 if a scan stacks the layers, 0 if they are unrolled, and None if the
+  parameter is outside of the model's loops.
   """
   name = jax.tree_util.keystr(path, simple=True, separator='/')
   for loop in model.loops:
@@ -210,17 +211,16 @@ def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
 
 
 def hidden_matrices(model: Model) -> Callable[[Any], Any]:
-  """Returns what gives which axes make a matrix of each hidden kernel.
+  """Returns the function that gives Muon the matrix axes of hidden kernels.
 
-  Those are the kernels of the model's equal layers, not what comes before and
-  after them. Heads and their numbers are outputs of queries, keys and values
-  together, and inputs of what joins them; rows, columns and channels are inputs
-  of a convolution. Each of the layers stacked for a scan is a matrix of its
-  own.
+  Hidden kernels are the kernels of the model's equal layers. For queries, keys
+  and values, the axes of heads and head dimensions together are outputs; for
+  the output projection they are inputs. For a convolution, rows, columns and
+  channels are inputs. Layers stacked for a scan are separate matrices.
 
   Returns:
-    A function from parameters to `MuonDimensionNumbers`, or None for those that
-    are no hidden kernels.
+    A function from parameters to `MuonDimensionNumbers`; None for parameters
+    that are not hidden kernels.
   """
 
   def axes_of(path: tuple[Any, ...], x: Any) -> Any:
@@ -276,10 +276,10 @@ def new_adapters(
 def _muon(
   model: Model, momentum: float, dtype: str, adam: Any
 ) -> optax.GradientTransformation:
-  """Returns Muon for hidden matrices, and Adam for all else.
+  """Returns Muon for hidden matrices, and Adam for all other parameters.
 
-  With Nesterov's momentum, and updates of the root mean square `MUON_RMS`
-  whatever the shape of a matrix.
+  Muon uses Nesterov momentum, and scales updates of every matrix to the root
+  mean square `MUON_RMS`.
   """
   find = hidden_matrices(model)
 
@@ -294,7 +294,7 @@ def _muon(
       math.prod(u.shape[axis] for axis in part)
       for part in (axes.reduction_axis, axes.output_axis)
     )
-    # That of an orthogonal matrix is one over the root of its longer side.
+    # The RMS of an orthogonal matrix is 1 / sqrt(longer side).
     return u * (MUON_RMS * math.sqrt(max(sides)))
 
   muon = optax.chain(
@@ -315,9 +315,9 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
   """Returns LAMB's scaling of kernels: each moves by a share of its norm.
 
   An update u of a kernel w becomes u |w| / |u| (1904.00962, algorithm 2 with
-  the identity as phi), and stays u where either norm is 0. As in the code that
-  DeiT III was trained with, only what decays is scaled so. Each of the layers
-  stacked for a scan has norms of its own.
+  the identity as phi), and stays u if either norm is 0. As in the code of DeiT
+  III, only parameters with weight decay are scaled. Layers stacked for a scan
+  have separate norms.
   """
 
   def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
@@ -338,10 +338,10 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
 
 
 def sharpest(params: Any, grads: Any, rho: float) -> Any:
-  """Returns where SAM takes its gradient (2010.01412, equation 2).
+  """Returns the parameters at which SAM takes its gradient.
 
-  The parameters at the distance `rho`, over all of them, in the direction of
-  the gradient: about the worst of those as near.
+  They are moved by the distance `rho` in the direction of the gradient
+  (2010.01412, equation 2), which approximates the worst point at that distance.
   """
   norm = jnp.maximum(optax.tree.norm(grads), 1e-12)
   return jax.tree.map(lambda w, g: w + rho / norm * g, params, grads)
@@ -352,29 +352,29 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the chain of the optimizer of a config.
 
-  Adam's weight decay is decoupled and, as in AdamW, multiplied by the learning
-  rate: the decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in big_vision's
-  convention, which multiplies it by the schedule alone. That of SGD is the
-  gradient of an L2 penalty, as in BiT: it goes through the momentum.
+  Adam's weight decay is decoupled and multiplied by the learning rate, as in
+  AdamW. big_vision multiplies it only by the schedule: decay 0.1 of table 3 at
+  learning rate 1e-3 is 1e-4 there. The weight decay of SGD is the gradient of
+  an L2 penalty, as in BiT, so it goes through the momentum.
 
-  LAMB and Muon decay as Adam does. LAMB is Adam with `_trust_ratio` after the
-  decay. Muon (Jordan et al. 2024) makes the momentum of `hidden_matrices`
-  orthogonal, and Adam moves the others.
+  LAMB and Muon decay like Adam. LAMB is Adam with `_trust_ratio` after the
+  decay. Muon (Jordan et al. 2024) orthogonalises the momentum of
+  `hidden_matrices`; Adam updates all other parameters.
 
-  A first moment, or momentum, in bfloat16 takes half the memory, as in "Scaling
-  Vision Transformers" (2106.04560, section 3.4); the second moment is always
-  float32. Parameters that are frozen are without decay, state, or a part in the
+  A first moment or momentum in bfloat16 takes half the memory, as in "Scaling
+  Vision Transformers" (2106.04560, section 3.4). The second moment is always
+  float32. Frozen parameters have no decay and no state, and do not count in the
   global norm.
 
   Args:
     o: `config.optimizer`.
     lr: learning rate at each step, from `schedule`.
-    model: whose parameters they are.
+    model: the model whose parameters are trained.
     total_steps: of the run, for the schedule of the weight decay.
 
   Raises:
-    ValueError: for a model without layers to decay by; and, when the state is
-      made, for a pattern that matches no parameter.
+    ValueError: if layer decay does not apply to the model; and, when the state
+      is made, if a pattern matches no parameter.
   """
   decay: Any = o.weight_decay
   if end := o.weight_decay_end:
@@ -388,8 +388,8 @@ def make(
     if decay
     else optax.identity()
   )
-  # As numbers of Python the decays would be rounded to the moment's dtype, 0.9
-  # to 0.8984.
+  # As Python floats the decays would be rounded to the moment's dtype: 0.9 to
+  # 0.8984 in bfloat16.
   adam = optax.scale_by_adam(np.float32(o.b1), o.b2, mu_dtype=o.momentum_dtype)
   trace = optax.trace(
     np.float32(o.momentum), accumulator_dtype=o.momentum_dtype

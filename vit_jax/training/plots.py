@@ -1,11 +1,11 @@
-"""Colours, frames, legends and files of plots."""
+"""Shared style of plots: colours, frames, legends and PNG files."""
 
 import io
 import warnings
 from typing import Any
 
-# Okabe and Ito's, which colour-blind readers tell apart, with grey in place of
-# yellow, which is too pale for lines; and a marker for each column.
+# Okabe and Ito's palette for colour-blind readers, with grey instead of yellow,
+# which is too pale for lines.
 COLORS = (
   '#0072B2',
   '#D55E00',
@@ -29,8 +29,8 @@ def style(i: int) -> dict[str, Any]:
 
 def figure(width: float, height: float) -> Any:
   """Returns an empty figure; sizes in inches."""
-  # Here, because it is slow to import. Not pyplot, whose global state would
-  # keep every picture in memory and might look for a screen.
+  # Imported here, since it is slow. pyplot would keep every picture in memory
+  # and might look for a screen.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')
@@ -68,13 +68,13 @@ def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
   """Returns a figure as a PNG file."""
   from matplotlib.text import Text
 
-  # Bytes of files' names that are no UTF-8 cannot be drawn.
+  # File names may contain bytes outside UTF-8, which cannot be drawn.
   for text in drawn.findobj(Text):
     said = text.get_text().encode(errors='backslashreplace')
     text.set_text(said.decode())
   file = io.BytesIO()
   with warnings.catch_warnings():
-    # A line for each letter that the font lacks; a box stands for it.
+    # matplotlib warns about each glyph that the font lacks, and draws a box.
     warnings.filterwarnings('ignore', 'Glyph')
     drawn.savefig(
       file, format='png', dpi=dots_per_inch, metadata={'Software': None}

@@ -1,4 +1,4 @@
-"""What a run shows its user: the live line, the curves and a summary."""
+"""Show a run's progress: the live line, the curves and a summary."""
 
 import contextlib
 import dataclasses
@@ -17,24 +17,23 @@ from vit_jax.training import metric_log, plots
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-  """The live line, and the rates and totals behind it.
+  """The live line, and its rates and totals.
 
-  On a terminal one line is rewritten, elsewhere every update is a line.
-  Compiling, which the first step waits for, counts for no rate, though it does
-  for core-days.
+  On a terminal one line is rewritten; elsewhere every update prints a line.
+  Compile time counts for core-days but not for rates.
 
   Attributes:
     total_steps: the last step of the run.
-    start_step: steps done before, 0 unless the run is resumed.
-    batch_size: images a step, over all devices.
+    start_step: steps done before; 0 unless the run is resumed.
+    batch_size: images per step, over all devices.
     cores: cores in use, over all devices (see `hardware`).
-    train_flops_per_image: FLOPs of one image forward and backward, which is
-      about three times forward; None leaves out MFU.
-    peak_flops: FLOP/s of all devices together; None leaves out MFU.
+    train_flops_per_image: FLOPs of forward and backward pass, about three times
+      the forward pass; None to omit MFU.
+    peak_flops: FLOP/s of all devices together; None to omit MFU.
     prior_s: wall seconds that earlier parts of a resumed run took.
     enabled: False prints nothing, but keeps the totals.
     stream: where to print.
-    clock: seconds that never go back.
+    clock: a monotonic clock in seconds.
   """
 
   total_steps: int
@@ -52,16 +51,16 @@ class Progress:
     """Starts the clock."""
     self._started_at = self.clock()
     self._step = self.start_step
-    # The first step and when it was done, None before that.
+    # The first step and its time; None until it is done.
     self._first: tuple[int, float] | None = None
-    # Since the last update, or else since the first step:
+    # Since the last update, or since the first step if there was none:
     self._updated_at = 0.0
     self._paused_s = 0.0
     # Since the first step, without pauses:
     self._trained_steps = 0
     self._trained_s = 0.0
     self._line = ''
-    # Of tqdm only the line that is rewritten: its rates know no pauses.
+    # tqdm only rewrites the line: its own rates would include pauses.
     self._bar = tqdm.tqdm(
       file=self.stream,
       disable=not (self.enabled and self.stream.isatty()),
@@ -82,8 +81,8 @@ class Progress:
     Args:
       step: steps done.
       scalars: metrics; 'train/loss' and 'train/accuracy' are shown.
-      data_wait_s: seconds that the loop waited for data since the last update,
-        or else since the first step.
+      data_wait_s: seconds that the loop waited for data since the last update
+        (or since the first step).
     """
     if self._first is None:
       self.first_step_done(step)
@@ -106,7 +105,7 @@ class Progress:
 
   @contextlib.contextmanager
   def pause(self, reason: str) -> Iterator[None]:
-    """Takes what runs inside out of the rates; a terminal shows `reason`."""
+    """Excludes the time inside from the rates; a terminal shows `reason`."""
     before = self._line
     self._show(f'{self._position(self._step)} | {reason}')
     began_at = self.clock()
@@ -117,19 +116,19 @@ class Progress:
       self._show(before)
 
   def message(self, text: str) -> None:
-    """Prints lines of their own, above the live line."""
+    """Prints text above the live line."""
     if not self._bar.disable:
       self._bar.write(text, file=self.stream)
     elif self.enabled:
       self.enabled = _write(self.stream, f'{text}\n')
 
   def close(self) -> None:
-    """Leaves the live line as it is and goes to the next one."""
+    """Ends the live line."""
     self._bar.close()
 
   @property
   def images_per_s_per_core(self) -> float | None:
-    """Training speed without compiling and pauses, None until it is known."""
+    """Training speed without compiling and pauses; None until it is known."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
     images = self._trained_steps * self.batch_size
@@ -137,7 +136,7 @@ class Progress:
 
   @property
   def elapsed_s(self) -> float:
-    """Wall seconds, those of earlier parts of the run included."""
+    """Wall seconds, including earlier parts of a resumed run."""
     return self.prior_s + self.clock() - self._started_at
 
   @property
@@ -152,14 +151,14 @@ class Progress:
     checkpoint: str,
     files: Sequence[str],
   ) -> str:
-    """Returns the aligned lines that end a run.
+    """Returns the summary at the end of a run.
 
     Args:
       log: of the run.
-      metrics: names of columns; their best value ('highest' or 'lowest'), its
-        earliest step and the final value are given.
+      metrics: 'highest' or 'lowest' by column, for the best value. The summary
+        has the best value, its first step, and the final value.
       checkpoint: path of the last checkpoint.
-      files: paths of what else was written.
+      files: paths of other written files.
     """
     lines: list[tuple[str, str]] = []
     for name in log.columns:
@@ -182,7 +181,7 @@ class Progress:
 
   def _show(self, line: str) -> None:
     self._line = line
-    # A longer line than the terminal is wide could not be rewritten.
+    # A line that wraps around the terminal could not be rewritten.
     width = shutil.get_terminal_size().columns - 1
     self._bar.set_description_str(line[:width])
 
@@ -204,7 +203,7 @@ class Progress:
   def _time_left(self, step: int, now: float) -> str:
     assert self._first is not None
     first_step, first_at = self._first
-    # With the pauses: the rest of the run will have its share of them too.
+    # Includes pauses, since the rest of the run will have them too.
     seconds_per_step = (now - first_at) / (step - first_step)
     seconds = round((self.total_steps - step) * seconds_per_step)
     minutes, seconds = divmod(max(0, seconds), 60)
@@ -218,9 +217,8 @@ def _write(stream: TextIO, text: str) -> bool:
     stream.write(text)
     stream.flush()
   except OSError:
-    # A pipe that nobody reads any more, as after Ctrl-C, or a full disk under a
-    # log: nothing that training should end for. Nor what is still to be
-    # printed, or flushed when Python ends.
+    # A closed pipe, as after Ctrl-C, or a full disk must not stop training. So
+    # later output, and Python's flush at exit, go to /dev/null.
     with contextlib.suppress(OSError):
       os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return False
@@ -268,7 +266,7 @@ def plot_curves(
     _draw_panel(axes, title, names, log, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
-  # With one step alone, it alone: a second tick would be a part of a step.
+  # With a single step there is one tick: a second one would be a fraction.
   locator = all_axes[-1].xaxis.get_major_locator()
   locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()
@@ -288,7 +286,7 @@ def _draw_panel(
   for name in names:
     source = _source(name)
     steps, values = log.points(name)
-    # Evaluations are few: their points are marked, and lie on top.
+    # Evaluations are few, so their points are marked and drawn on top.
     is_few = source != 'train' or len(steps) == 1
     axes.plot(
       steps,
@@ -308,15 +306,15 @@ def _draw_panel(
 
 
 def _source(name: str) -> str:
-  """Returns where a metric comes from: 'train', or an evaluator's name."""
+  """Returns the source of a metric: 'train', or an evaluator's name."""
   return name.rsplit('/', 1)[0]
 
 
 def mfu_text(share: float) -> str:
-  """Formats an MFU for people; that of a tiny model is not nothing."""
+  """Formats an MFU; a tiny value is shown as <0.1%."""
   return f'{share:.1%}' if share >= 0.001 else '<0.1%'
 
 
 def _rate_text(per_s: float) -> str:
-  """Formats a rate for people: 1,834 or 7.3."""
+  """Formats a rate, such as 1,834 or 7.3."""
   return f'{per_s:,.0f}' if per_s >= 100 else f'{per_s:.3g}'

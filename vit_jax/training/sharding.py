@@ -1,14 +1,15 @@
 """The device mesh and the rules that place every array on it.
 
-The mesh has four axes. The batch is split over `slice`, `data` and `fsdp`;
-parameters, optimizer state and averages are split over `fsdp` and, for heads
-and MLP, over `tensor`. Each TPU slice holds all of them: only gradients and
-metrics cross the network between slices. Arrays split over `fsdp` are gathered
-for use, once a step (ZeRO-1, 2004.13336: every core updates its part of the
-weights) or layer by layer (FSDP, ZeRO-3), and their gradients are scattered.
-Between steps they are split over `data` as well, where the parts are no smaller
-than a tile of the TPU's memory. The lengths of the axes decide what happens;
-the rules stay the same.
+The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
+Parameters, optimizer state and averages are sharded over `fsdp` and, for heads
+and MLP, over `tensor`. Each TPU slice holds a full copy, so only gradients and
+metrics cross the network between slices.
+
+Arrays sharded over `fsdp` are gathered for use: once per step (ZeRO-1,
+2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
+ZeRO-3). Their gradients are reduce-scattered. Between steps the arrays are
+sharded over `data` too, if the shards are at least a tile of the TPU's memory.
+The rules are always the same; only the sizes of the axes differ.
 """
 
 import contextlib
@@ -128,7 +129,7 @@ def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
 
 
 def describe(mesh: Mesh) -> str:
-  """Returns the devices and the axes in words."""
+  """Describes the devices and the axes of a mesh."""
   axes = ', '.join(
     f'{axis}={n}' for axis, n in mesh.shape.items() if axis != 'slice' or n > 1
   )
@@ -136,22 +137,22 @@ def describe(mesh: Mesh) -> str:
 
 
 def shards(mesh: Mesh | jax.sharding.AbstractMesh) -> int:
-  """Returns the number of parts that the mesh splits a batch into."""
+  """Returns the number of shards of a batch."""
   return math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of what every device holds whole."""
+  """Returns the sharding of arrays that every device holds in full."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Returns the sharding of every array of a tree by the first rule that fits.
 
-  Optimizer state and averages carry the parameters' names at the end of their
-  paths, so the same rules place them. An axis that does not divide its
-  dimension is left out for that array. With what is split over `fsdp` `data`
-  splits further what would lie in each of its devices alike.
+  Paths of optimizer state and averages end with the parameters' names, so the
+  same rules apply. An axis that does not divide its dimension is left out for
+  that array. Dimensions sharded over `fsdp` are sharded over `data` too; see
+  `_over_data`.
 
   Args:
     tree: arrays or their shapes.
@@ -167,15 +168,16 @@ def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
 
 
 def gather(params: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
-  """Returns parameters of which every core has all but what `tensor` splits."""
+  """Gathers parameters over `fsdp` and `data`; `tensor` still shards them."""
   return _constrained(params, mesh, partitions, {'fsdp'})
 
 
 def scatter(grads: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
-  """Returns gradients split as parameters are.
+  """Shards gradients like the parameters.
 
-  Without this the partitioner may keep whole gradients on every device. Over
-  `fsdp` first: over it and `data` at once TPUs would sum gradients whole.
+  Without this the partitioner may keep full gradients on every device. They are
+  sharded over `fsdp` first: with `fsdp` and `data` in one step, TPUs would
+  all-reduce full gradients.
   """
   grads = _constrained(grads, mesh, partitions, set())
   shardings = tree_shardings(grads, mesh, partitions)
@@ -205,10 +207,10 @@ def _constrained(
 
 @contextlib.contextmanager
 def activations(mesh: Mesh) -> Iterator[None]:
-  """Makes what models say of their activations' axes hold for a mesh.
+  """Applies the models' sharding constraints of activations to a mesh.
 
-  Examples stay where they are. Left alone, the partitioner may sum activations
-  over `fsdp` where it should gather weights.
+  Examples then stay on their devices. Without constraints, the partitioner may
+  all-reduce activations over `fsdp` instead of gathering weights.
   """
   with (
     jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
@@ -221,7 +223,7 @@ def _fit(
   spec: tuple[Axes, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
   if len(shape) < len(spec):
-    return PartitionSpec()  # named like a parameter, and less than it
+    return PartitionSpec()  # a smaller array with the name of a parameter
   fitting: list[Axes] = [None] * (len(shape) - len(spec))
   for axes, n in zip(spec, shape[len(fitting) :], strict=True):
     kept: tuple[str, ...] = ()
@@ -235,7 +237,7 @@ def _fit(
 def _over_data(
   spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
-  """Splits over `data` as well what `fsdp` splits, down to a tile."""
+  """Shards dimensions over `data` too that `fsdp` shards, down to a tile."""
   if min(mesh.shape['data'], mesh.shape['fsdp']) == 1:
     return spec
   split: list[Axes] = []
@@ -253,12 +255,12 @@ def _names(axes: Axes) -> tuple[str, ...]:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-  """Returns which part of a batch this process gives, and of how many.
+  """Returns the index of this process's part of a batch, and the part count.
 
-  Processes whose devices differ along `tensor` alone give the same part.
+  Processes whose devices differ only along `tensor` load the same part.
 
   Raises:
-    ValueError: if processes have some rows in common and others not.
+    ValueError: if the rows of two processes overlap partially.
   """
   rows: dict[int, set[tuple[int, ...]]] = {}
   for (*row, _), device in np.ndenumerate(mesh.devices):
@@ -267,22 +269,22 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
   if sum(map(len, parts)) != shards(mesh):
     raise ValueError(
       f'mesh.tensor is {mesh.shape["tensor"]}, and each of the {len(rows)} '
-      f'processes has {mesh.size // len(rows)} devices: one has to be a '
-      'multiple of the other.'
+      f'processes has {mesh.size // len(rows)} devices. Choose mesh.tensor '
+      'such that one is a multiple of the other.'
     )
   mine = tuple(sorted(rows[jax.process_index()]))
   return parts.index(mine), len(parts)
 
 
 def place(tree: Any, shardings: Any) -> Any:
-  """Returns arrays of the host, the same in all processes, on the devices.
+  """Places host arrays, equal in all processes, on the devices.
 
   Args:
     tree: of NumPy arrays.
-    shardings: of each, or one of all.
+    shardings: one per array, or one for all.
 
   Raises:
-    ValueError: if the processes have others.
+    ValueError: if the arrays differ between processes.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
@@ -303,11 +305,11 @@ def place(tree: Any, shardings: Any) -> Any:
 
 
 def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function of rows, whose parts devices work off by themselves.
+  """Runs a function of rows separately on each device's rows.
 
-  Loops that end when the data say so would otherwise ask all devices each time.
-  The mesh is that of `activations`; without one, or if it does not share the
-  rows evenly, the function runs as it is.
+  Otherwise a data-dependent loop would synchronise all devices in every
+  iteration. The mesh comes from `activations`. Without a mesh, or if the rows
+  do not divide evenly, the function runs unchanged.
   """
 
   def apply(*rows: jax.Array) -> Any:
@@ -315,7 +317,7 @@ def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
     parts = shards(mesh)
     if parts == 1 or len(rows[0]) % parts:
       return function(*rows)
-    # What a loop starts from is the same on all, which JAX would refuse.
+    # check_vma would reject loops whose initial values are the same on all.
     whole = jax.shard_map(
       function, in_specs=BATCH, out_specs=BATCH, check_vma=False
     )
@@ -336,5 +338,5 @@ def global_batch(
 
 
 def replicate(x: np.ndarray | np.generic, mesh: Mesh) -> jax.Array:
-  """Returns what every process has alike as one array on all devices."""
+  """Replicates an array, equal in all processes, to all devices."""
   return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(x))

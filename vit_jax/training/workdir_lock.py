@@ -1,9 +1,9 @@
-"""One run at a time in a workdir.
+"""Allow only one run at a time in a workdir.
 
-On a disk the kernel holds the lock, on NFS too, and lets go of it when the
-process ends, however it ends. (An NFS server may take a minute or two to notice
-that a whole machine is gone.) A bucket has no locks: there a run only says who
-wrote to it last and has not ended by itself.
+On disks, including NFS, the kernel holds the lock and releases it when the
+process ends in any way. (An NFS server may take a minute or two to notice that
+a machine is gone.) Buckets do not support locks: there a run only warns if the
+previous run did not end normally.
 """
 
 import contextlib
@@ -31,17 +31,19 @@ FILE = 'lock'
 
 
 def check(workdir: str) -> None:
-  """Refuses a workdir that no run could write to, and makes none.
+  """Checks that a run could write to a workdir, without creating it.
 
   Raises:
-    ValueError: saying what is in the way.
+    ValueError: naming the path that prevents it.
   """
   if '://' in workdir:
     return
   place = pathlib.Path(absolute(workdir))
   there = next(p for p in (place, *place.parents) if os.path.lexists(p))
   if not there.is_dir():
-    raise ValueError(f'--workdir={workdir}: {there} is no folder.')
+    raise ValueError(
+      f'--workdir={workdir}: {there} is not a folder. Give another --workdir.'
+    )
   if not os.access(there, os.W_OK | os.X_OK):
     raise ValueError(
       f'--workdir={workdir}: {there} is not writable. Make it so, or give '
@@ -51,11 +53,11 @@ def check(workdir: str) -> None:
 
 @contextlib.contextmanager
 def held(workdir: str) -> Iterator[None]:
-  """Keeps other runs out of a workdir; process 0 does so for all processes.
+  """Locks a workdir; process 0 does so for all processes.
 
   Raises:
-    ValueError: in every process, if another run is there or the file for the
-      lock cannot be written.
+    ValueError: in every process, if another run holds the lock or the lock file
+      cannot be written.
   """
   with contextlib.ExitStack() as stack:
     refusal = ''
@@ -65,7 +67,7 @@ def held(workdir: str) -> Iterator[None]:
         stack.enter_context(take(absolute(workdir) / FILE))
       except _Held as e:
         refusal = str(e)
-      except Exception as e:  # a bucket has its own; the others wait to hear
+      except Exception as e:  # buckets have own errors; other processes wait
         refusal = (
           f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
           'writable or give another --workdir.'
@@ -83,7 +85,7 @@ def held(workdir: str) -> Iterator[None]:
 
 
 class _Held(Exception):
-  """Another run is there."""
+  """Another run holds the lock."""
 
 
 def _of_process_0(text: str) -> str:
@@ -102,15 +104,15 @@ def _holder() -> str:
 
 @contextlib.contextmanager
 def _locked(path: epath.Path) -> Iterator[None]:
-  """Holds a lock of the kernel's.
+  """Holds a kernel lock on a file.
 
-  The file stays, with who was there last: a run that opened it before it was
-  removed would lock what nobody else sees.
+  The file stays and names its last holder. If it were removed, a run that had
+  opened it before could lock a file that no other run sees.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, 'a+') as f:
     try:
-      # Not flock, which a child of a killed process would go on holding.
+      # Not flock: a child of a killed process would still hold it.
       fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows either
       f.seek(0)
@@ -130,7 +132,7 @@ def _locked(path: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted(path: epath.Path) -> Iterator[None]:
-  """Says who may still write to a bucket, and writes who does now."""
+  """Warns if a run may still write to a bucket, and notes the current one."""
   if path.exists():
     _log.warning(
       'The last run in %s did not end by itself: %s. If it still writes there, '
