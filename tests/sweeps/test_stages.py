@@ -184,7 +184,8 @@ def test_preempted_between_stages(tmp_path, monkeypatch, capsys):
   def fake_train(config, workdir, start_over):
     trained.append(workdir)
     if len(trained) == 2:
-      signal.raise_signal(signal.SIGTERM)
+      with preemption.preemption_notice():
+        signal.raise_signal(signal.SIGTERM)
 
   monkeypatch.setattr(stages, 'train_one', fake_train)
   with pytest.raises(preemption.Preempted, match='every stage so far is saved'):

@@ -41,6 +41,27 @@ def test_a_notice_knows_what_came_before_it_in_the_one_around_it():
     assert not later()
 
 
+@pytest.mark.parametrize(
+  ('number', 'error'),
+  [
+    (signal.SIGTERM, preemption.Preempted),
+    (signal.SIGINT, KeyboardInterrupt),
+  ],
+)
+def test_a_signal_outside_of_a_run_ends_at_once(handled, number, error):
+  with preemption_notice(between_runs=True) as between:
+    with preemption_notice(between_runs=True), preemption_notice() as told:
+      signal.raise_signal(number)
+      assert told()
+    assert between()
+  with preemption_notice(between_runs=True):
+    with preemption_notice():
+      pass
+    with pytest.raises(error):
+      signal.raise_signal(number)
+  assert not handled
+
+
 @pytest.fixture
 def handled():
   """Gives the SIGTERMs received, with Ctrl-C as it is in a terminal."""

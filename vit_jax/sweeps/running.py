@@ -72,7 +72,7 @@ def run(
     sweep.write()
     # A run that receives SIGTERM in its last step finishes normally, so the
     # notice is checked here too.
-    with preemption_notice() as preempted:
+    with preemption_notice(between_runs=True) as preempted:
       for trained, cell in enumerate(sweep.turns()):
         # Several processes must agree on when to stop; their runs do that.
         if trained and jax.process_count() == 1 and preempted():

@@ -35,7 +35,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     )
   if config.stages:
     check(config)  # before hours of training its stages
-  with preemption_notice() as preempted:
+  with preemption_notice(between_runs=True) as preempted:
     for done, (stage, place) in enumerate(runs(config, workdir)):
       if done and jax.process_count() == 1 and preempted():
         raise Preempted('Preempted: every stage so far is saved.')

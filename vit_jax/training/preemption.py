@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 _ASKED = itertools.count(1)
 # The answer of the notice that is open.
 _open: Callable[[], bool] | None = None
+# Whether a run is in its loop. Elsewhere there is no state to save.
+_in_run = False
 
 
 class Preempted(Exception):
@@ -36,24 +38,39 @@ def end_evaluation() -> None:
 
 
 @contextlib.contextmanager
-def preemption_notice() -> Iterator[Callable[[], bool]]:
+def preemption_notice(
+  between_runs: bool = False,
+) -> Iterator[Callable[[], bool]]:
   """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
 
   Evaluations end between two batches.
+
+  Args:
+    between_runs: whether the code inside trains by runs with notices of their
+      own. Outside of those one process alone ends at once: SIGTERM raises
+      Preempted, and Ctrl-C KeyboardInterrupt.
 
   Several processes get the same answer at the same step. A second Ctrl-C raises
   KeyboardInterrupt. A notice inside another one, as of a run in a sweep, is the
   same notice.
   """
-  global _open
+  global _open, _in_run
+  before, _in_run = _in_run, not between_runs
   if _open:
-    yield _open
+    try:
+      yield _open
+    finally:
+      _in_run = before
     return
   received = threading.Event()
   several = jax.process_count() > 1
 
   def note(number: int, frame: Any) -> None:
     del frame
+    if not (_in_run or several):
+      if number == signal.SIGINT:
+        raise KeyboardInterrupt
+      raise Preempted('Preempted outside of training: nothing is lost.')
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, signal.default_int_handler)
       _log.info('Ctrl-C: saving and ending; again to end at once.')
@@ -79,6 +96,6 @@ def preemption_notice() -> Iterator[Callable[[], bool]]:
   try:
     yield preempted
   finally:
-    _open = None
+    _open, _in_run = None, before
     for number, handler in previous.items():
       signal.signal(number, handler)
