@@ -21,8 +21,8 @@ table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
 averaging 0.9999, as the paper did for its table 2; all else is at 384.
 
 Published for L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB 72.72 %.
-Not measured here: TFDS's data sets were not at hand. configs/README.md has a
-small example on CIFAR-10.
+Not measured here: TFDS's data sets were not at hand. docs/guides/fine_tune.md
+has a small example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib

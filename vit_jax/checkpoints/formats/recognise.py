@@ -72,7 +72,7 @@ def _no_checkpoint(path: str) -> ValueError:
   ):
     return ValueError(
       f'{path} is a program that was exported: give the checkpoint that it was '
-      'made of, or run it as vit_jax/convert/README.md says.'
+      'made of, or run it as docs/guides/convert.md says.'
     )
   return ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
 
