@@ -186,7 +186,8 @@ def test_snippets_run(page, tmp_path, monkeypatch):
   Image.new('RGB', (8, 8)).save(tmp_path / 'my_digit.png')
   monkeypatch.chdir(tmp_path)
   scope: dict[str, object] = {}  # one for all blocks of a page
-  for snippet in re.findall(r'```python\n(.*?)```', page.read_text(), re.DOTALL):
+  blocks = re.findall(r'```python\n(.*?)```', page.read_text(), re.DOTALL)
+  for snippet in blocks:
     if snippet.startswith('# not run: '):
       continue
     try:
