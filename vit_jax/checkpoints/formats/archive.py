@@ -16,29 +16,29 @@ from vit_jax.data import atomic_files
 
 
 def is_archive(path: str) -> bool:
-  """Tells whether a file starts as an .npz archive does."""
+  """Whether a file starts like an .npz archive."""
   with open(path, 'rb') as file:
     return file.read(4) in (b'PK\x03\x04', b'PK\x05\x06')
 
 
 def load(path: str) -> Flat:
-  """Returns every array of an archive.
+  """Returns all arrays of an archive.
 
-  Two-byte void arrays are bfloat16, which NumPy cannot name in a file.
+  Reads two-byte void arrays as bfloat16, which .npz files cannot declare.
 
   Raises:
-    ValueError: naming the file and the array that is damaged or not numeric.
+    ValueError: if an array is damaged or not numeric; names file and array.
   """
   what = 'the archive'
   flat: Flat = {}
   try:
-    # Given a path, np.load leaves a damaged file open.
+    # Opened here, because np.load does not close a damaged file.
     with open(path, 'rb') as file, np.load(file, allow_pickle=False) as archive:
       infos = archive.zip.infolist()
       with progress(f'reading {path}', sum(x.file_size for x in infos)) as bar:
         for key in archive.files:
           what = f'the array {key!r}'
-          # A member that is not an array comes as bytes.
+          # A member that is not an array is returned as bytes.
           x = np.asarray(archive[key])
           flat[key] = number(
             x.view(ml_dtypes.bfloat16) if x.dtype == 'V2' else x
@@ -100,7 +100,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
 
 
 def progress(what: str, total_bytes: int) -> tqdm:
-  """Returns a bar that shows itself where there is time to wonder."""
+  """Returns a progress bar that only appears for long operations."""
   return tqdm(
     desc=what,
     total=total_bytes,
@@ -114,14 +114,14 @@ def progress(what: str, total_bytes: int) -> tqdm:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-  """The arrays of a file by other names, to infer the fields of a model.
+  """Looks up arrays of a file by our names, to infer the model's fields.
 
   Attributes:
-    path: of the file, for messages.
-    arrays: by the file's keys.
-    key_of: from a name to the key of the file.
-    what: the file should be.
-    shown: from that key to the one that messages name.
+    path: path of the file, for messages.
+    arrays: arrays by the file's keys.
+    key_of: function from our name to the file's key.
+    what: kind of checkpoint, for messages.
+    shown: function from this key to the one shown in messages.
   """
 
   path: str
@@ -131,7 +131,7 @@ class Lookup:
   shown: Callable[[str], str] = str
 
   def has(self, name: str) -> bool:
-    """Tells whether the file has an array."""
+    """Whether the file has an array."""
     return self.key_of(name) in self.arrays
 
   def shape(self, name: str, ndim: int) -> tuple[int, ...]:

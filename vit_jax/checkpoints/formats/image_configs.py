@@ -1,6 +1,6 @@
-"""How other libraries say that images are prepared, from and to our words.
+"""Converts image preprocessing from and to the configs of other libraries.
 
-transformers has a preprocessor_config.json, timm a part of its config.json.
+transformers stores it in preprocessor_config.json, timm in its config.json.
 """
 
 import math
@@ -27,7 +27,7 @@ _OPENAI = {
   'image_mean': [0.48145466, 0.4578275, 0.40821073],
   'image_std': [0.26862954, 0.26130258, 0.27577711],
 }
-# What timm assumes of a pretrained_cfg that does not say.
+# Values that timm assumes if a pretrained_cfg lacks them.
 _TIMM = {
   'crop_pct': 0.875,
   'crop_mode': 'center',
@@ -35,7 +35,7 @@ _TIMM = {
   'mean': _IMAGENET['image_mean'],
   'std': _IMAGENET['image_std'],
 }
-# What all processors of transformers do where their file does not say.
+# Defaults of all processors of transformers.
 _COMMON = {
   'do_normalize': True,
   'do_rescale': True,
@@ -61,7 +61,7 @@ _KINDS: dict[str, dict[str, Any]] = {
   # It resizes to 1 / crop_pct of the size, and cuts the centre out itself.
   'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
-  # Whose images are of no size of their own.
+  # Its images have no fixed size.
   'Siglip2': _kind(_HALF, 256, 2),
   'DINOv3ViT': _kind(_IMAGENET, 224, 2),
 }

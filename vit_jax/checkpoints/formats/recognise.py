@@ -1,4 +1,4 @@
-"""Which format a checkpoint has, found by looking."""
+"""Detects the format of a checkpoint and reads it."""
 
 import dataclasses
 import os
@@ -9,8 +9,8 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules as `table.Format` describes them. Each is asked whether arrays are
-# its own, in this order.
+# Modules that implement `table.Format`. The first whose `matches` accepts the
+# arrays reads them.
 TENSORS = Register(
   'format',
   {
@@ -28,7 +28,7 @@ ARCHIVES = Register(
   },
 )
 
-# Of an average over time, as 'state_dict_ema.' and 'teacher.backbone.'.
+# Prefixes of averaged weights: 'state_dict_ema.' or 'teacher.backbone.'.
 _AVERAGE = re.compile(r'(?<![a-z])ema(?![a-z])|teacher')
 
 WHAT_OPENS = (
@@ -40,10 +40,10 @@ WHAT_OPENS = (
 
 
 def read(path: str) -> File:
-  """Reads a checkpoint, a file or directory of any foreign format.
+  """Reads a file or directory in any foreign format.
 
   Raises:
-    ValueError: if it is damaged, or of no known format.
+    ValueError: if it is damaged or its format is unknown.
   """
   is_folder = os.path.isdir(path)
   for file in os.listdir(path) if is_folder else ['']:
@@ -129,8 +129,8 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 def _prefixes(arrays: Flat) -> list[str]:
   """Returns the key prefixes of a model's wrappers, the best one first.
 
-  An average over time comes first, because it is what is evaluated. A model
-  inside another one, such as DETR's ResNet, does not count.
+  Averaged weights come first, because they are meant for evaluation. Ignores a
+  model inside another one, such as DETR's ResNet.
   """
   found: list[str] = []
   dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))
@@ -150,6 +150,6 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 
 
 def format_of(arrays: Flat, register: Register) -> Format:
-  """Returns the first module of a register whose format has such arrays."""
+  """Returns the first module of a register whose format matches the arrays."""
   *modules, last = map(register.load, register)
   return next((x for x in modules if x.matches(arrays)), last)

@@ -1,7 +1,7 @@
-"""Configurations of other libraries: one table to read and to write each.
+"""Reads and writes configurations of other libraries with one table each.
 
-A table has a `Key` by each name in a config.json. `Stated.fields` reads by it,
-and `written` writes by it.
+A table maps each name in a config.json to a `Key`. `Stated.fields` uses it for
+reading, `written` for writing.
 """
 
 import sys
@@ -14,7 +14,7 @@ Rgb = tuple[float, float, float]
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns values but for nulls, which stand for what is left out."""
+  """Returns the values without nulls, which mean missing values."""
   return {key: x for key, x in values.items() if x is not None}
 
 
@@ -24,9 +24,9 @@ class Stated(dict[str, Any]):
   Every refusal is a ValueError that names the file, the key and the value.
 
   Attributes:
-    place: of the file.
+    place: path of the file.
     under: the keys that lead to the values.
-    warnings: a sentence on each thing that cannot be done alike here.
+    warnings: one sentence for each difference from the other library.
   """
 
   def __init__(self, values: Mapping[str, Any], place: str, under: str = ''):
@@ -180,7 +180,7 @@ class Stated(dict[str, Any]):
 
 
 class Kind(NamedTuple):
-  """How a value of ours is read from a key, which may refuse, and written."""
+  """Functions that read our value from a key (and may raise) and write it."""
 
   read: Callable[[Stated, str], Any] = lambda stated, key: stated[key]
   write: Callable[[Any], Any] = lambda value: value

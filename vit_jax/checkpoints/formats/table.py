@@ -1,9 +1,8 @@
-"""What every foreign format shares: one table for reading and writing it.
+"""Shared parts of all foreign formats.
 
-A format is a table of entries, each of which says how some arrays of a file and
-some of ours are one another. Reading and writing go through the same table, so
-that they cannot disagree, and so does the check that a file has all of its
-arrays in the right shapes and no others.
+A format is a table of entries; each maps some arrays of a file to some arrays
+of ours. Reading, writing and the check of a file's arrays and shapes use the
+same table, so that they cannot disagree.
 """
 
 import dataclasses
@@ -17,29 +16,29 @@ import numpy as np
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 
-# Fields that no format has a place for, as they change no output or only where
-# `rope` is on, which is refused by itself.
+# Fields that formats do not store: they do not change the output, or only with
+# `rope`, which is checked separately.
 _NOT_STORED = {'head_bias', 'rope_side'}
-# What holds every model.
+# Formats that can store every model.
 ELSEWHERE = '--to=orbax, onnx or stablehlo.'
 
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 Reshape = Callable[[np.ndarray], np.ndarray]
-# From ours to that of a file, and the inverse; views.
+# Functions from our array to the file's and back; both return views.
 Layout = tuple[Reshape, Reshape]
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A model as this package holds it, ready to be written in any format.
+  """A model in this package's layout, the input of all writers.
 
   Attributes:
     arrays: parameters by '/'-joined name, layers unrolled, float32.
-    fields: of `variants.build`, `image_size` and `num_classes` among them.
-    preprocessing: of its images.
-    class_names: C names; empty where nobody knows them.
-    loss: that the head was trained with, 'softmax' or 'sigmoid'.
+    fields: arguments of `variants.build`, with `image_size` and `num_classes`.
+    preprocessing: image preprocessing.
+    class_names: C names; empty if they are unknown.
+    loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
 
   arrays: Flat
@@ -51,13 +50,13 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """How arrays of a file and arrays of ours are one another.
+  """Maps arrays of a file to arrays of ours and back.
 
   Attributes:
-    keys: of the file.
-    ours: names of ours.
-    to_file: from our arrays to the file's, both as tuples. Views where
-      possible: a copy of every array would double the memory.
+    keys: keys in the file.
+    ours: our names.
+    to_file: converts a tuple of our arrays to the file's. Returns views if
+      possible, because copies would double the memory.
     to_ours: the inverse.
   """
 
@@ -67,12 +66,12 @@ class Entry:
   to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
 
 
-# Of an array that is stored as ours is.
+# Layout of an array that is stored unchanged.
 SAME: Layout = (lambda x: x, lambda x: x)
 
 
 def one(key: str, name: str, layout: Layout = SAME) -> Entry:
-  """Returns the entry of an array of a file that is one of ours."""
+  """Returns an entry that maps one array of a file to one of ours."""
   to_file, to_ours = layout
   return Entry(
     (key,), (name,), lambda x: (to_file(x),), lambda x: (to_ours(x),)
@@ -82,7 +81,7 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
 def joined(
   key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
 ) -> Entry:
-  """Returns the entry of an array of a file that is several of ours, joined."""
+  """Returns an entry that maps one array of a file to several of ours."""
   to_file, to_ours = layout
   return Entry(
     (key,),
@@ -110,17 +109,17 @@ def renamed(
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """What a foreign file or directory holds.
+  """The contents of a foreign file or directory.
 
   Attributes:
-    path: where it is.
-    arrays: as they are stored, by the file's own keys.
-    fields: of `variants.build`, inferred from shapes and configuration.
-    table: from the shapes of our arrays by name to the entries of the file.
-    preprocessing: of its images.
-    class_names: C names; empty where the file has none.
-    warnings: what its reader should know, a sentence each.
-    loss: that the head was trained with, 'softmax' or 'sigmoid'.
+    path: path of the file or directory.
+    arrays: the stored arrays by the file's keys.
+    fields: arguments of `variants.build`, inferred from shapes and config.json.
+    table: function from the shapes of our arrays by name to the entries.
+    preprocessing: image preprocessing.
+    class_names: C names; empty if the file has none.
+    warnings: warnings for the user, one sentence each.
+    loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
 
   path: str
@@ -152,23 +151,23 @@ class Peer:
   boxes: int = 0
 
 
-# Outputs of models that peers compare.
+# Names of the model outputs to compare.
 COMPARED = ('logits', 'pre_logits', 'predictions', 'boxes')
 
 
 def compared(outputs: Mapping[str, Any]) -> np.ndarray:
-  """Returns a model's `COMPARED` outputs side by side."""
+  """Concatenates a model's `COMPARED` outputs."""
   found = [np.asarray(outputs[name]) for name in COMPARED if name in outputs]
   return np.concatenate(found, -1)
 
 
 class Format(Protocol):
-  """What the module of a foreign format has."""
+  """Interface of the module of a foreign format."""
 
   DTYPES: tuple[str, ...]  # that it writes
 
   def matches(self, arrays: Flat, /) -> bool:
-    """Tells whether these are the arrays of a file of this format."""
+    """Whether these are the arrays of a file of this format."""
 
   def read(
     self, path: str, arrays: Flat, /, *config: Mapping[str, Any]
@@ -274,7 +273,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   return ours
 
 
-# What files are that nothing here reads, by patterns of their keys.
+# Descriptions of unsupported files, by patterns of their keys.
 _LOOKS = {
   r'(^|\.)layers\.\d\.blocks\.': 'Swin',
   r'(^|\.)model\.\d+\.(conv|cv\d|m)\.': 'a YOLO of Ultralytics',
@@ -328,7 +327,7 @@ def square_side(patches: int, path: str) -> int:
 def _finite_float32(x: np.ndarray, key: str, path: str) -> np.ndarray:
   with np.errstate(over='ignore'):
     x = x.astype(np.float32, copy=False)
-  # A sum of squares would do with less memory, and overflows.
+  # A sum of squares would need less memory, but overflows.
   bad = x.size - np.count_nonzero(np.isfinite(x))
   if bad:
     raise ValueError(

@@ -1,7 +1,7 @@
-"""ViTs and ResNets of PyTorch: what their arrays are called and how they lie.
+"""Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
-Reading knows every name of the tables below, whichever library it is from.
-Writing takes the first name of timm or of transformers.
+Reading accepts every name in the tables below, from any library. Writing uses
+the first name of timm or of transformers.
 """
 
 import math
