@@ -60,8 +60,8 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   `test`. Images have labels if `train/` has sub-folders, one for each class.
 
   Raises:
-    FileNotFoundError: There is no such folder.
-    ValueError: Its layout is another, or it has no such split.
+    FileNotFoundError: The folder is missing.
+    ValueError: The layout is not supported, or the split is missing.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -236,8 +236,8 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
   of each class, becomes `test`.
 
   Raises:
-    FileNotFoundError: There is no such file.
-    ValueError: A line is wrong; names it.
+    FileNotFoundError: The file is missing.
+    ValueError: A line is wrong; the message names it.
   """
   path = pathlib.Path(os.path.expanduser(name))
   rows, column = _read_table(path)

@@ -40,7 +40,7 @@ class ObjectNet(folder.LabelledFiles):
     """Lists the files of the unpacked archive, or of its folder `images`.
 
     Raises:
-      FileNotFoundError: there is no such folder.
+      FileNotFoundError: the folder is missing.
       ValueError: it has no images of these classes.
     """
     root = pathlib.Path(os.path.expanduser(name))
@@ -85,5 +85,5 @@ class ObjectNet(folder.LabelledFiles):
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}
 
   def fingerprint(self) -> str:
-    """Differs from that of the same files with their border."""
+    """Differs from the fingerprint of the files with their red border."""
     return f'objectnet {super().fingerprint()}'

@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
 
 class Turn(NamedTuple):
-  """What makes an image upright, in this order."""
+  """The operations that make an image upright, in this order."""
 
   transpose: bool = False
   flip_rows: bool = False

@@ -27,11 +27,11 @@ _CROP_ATTEMPTS = 100
 class TrainTransform:
   """A random part of the image: the "inception crop", or BiT's.
 
-  The inception crop has an aspect ratio uniform in (3/4, 4/3), and a height
-  uniform between that of a part of `min_area` and the largest that fits, and is
-  resized. This is the distribution of tf.image.sample_distorted_bounding_box,
-  with which the models of the paper were trained. A uniform area, as elsewhere,
-  would give larger parts on average.
+  The inception crop has a uniform aspect ratio in (3/4, 4/3) and a uniform
+  height, from the height of a crop of `min_area` to the largest that fits. The
+  crop is then resized. The paper's models were trained with this distribution,
+  by tf.image.sample_distorted_bounding_box. A uniform area, as in other
+  libraries, would give larger crops on average.
 
   BiT's crop (arXiv 1912.11370) resizes the whole image, whatever its aspect
   ratio, and cuts a part of fixed size out of it.
