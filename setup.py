@@ -73,7 +73,7 @@ _EXTRAS_REQUIRE = {
     'starlette>=1.0',
     'uvicorn>=0.50',
   ],
-  # The site: python -m sphinx -W -c docs . docs/_build.
+  # The site: python -m sphinx -W docs docs/_build.
   'docs': ['myst-parser>=5.2', 'sphinx>=8', 'sphinx-book-theme>=1.4'],
   # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
   # ipykernel runs the notebook, playwright looks at the page where Chromium is

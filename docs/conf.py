@@ -1,7 +1,4 @@
-"""Builds the site: `python -m sphinx -W -c docs . docs/_build`.
-
-READMEs are pages as well, so that links to them lead somewhere, as on GitHub.
-"""
+"""Builds the site: `python -m sphinx -W docs docs/_build`."""
 
 import pathlib
 import subprocess
@@ -16,12 +13,7 @@ autodoc_typehints = 'description'
 myst_heading_anchors = 3  # of links to sections, as on GitHub
 html_theme = 'sphinx_book_theme'  # of JAX's and Optax's pages
 html_theme_options = {'show_toc_level': 2}
-root_doc = 'docs/index'
-include_patterns = [
-  *('*.md', 'configs/*.md', 'docs/**.md', 'launch/*.md', 'vit_jax/**.md')
-]
-exclude_patterns = ['docs/_build']
-suppress_warnings = ['toc.not_included']  # READMEs are found by links alone
+exclude_patterns = ['_build']
 
 
 def setup(app):

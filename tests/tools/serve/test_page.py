@@ -170,7 +170,9 @@ def test_a_file_is_chosen_and_a_damaged_one_said(visitor, tmp_path):
   page = visitor.page
   (tmp_path / 'x.png').write_bytes(b'no image')
   page.locator('#file').set_input_files(tmp_path / 'x.png')
-  visitor.until(lambda: 'no image of a format' in page.inner_text('#message'))
+  visitor.until(
+    lambda: 'image of a known format' in page.inner_text('#message')
+  )
   assert any('422' in line for line in visitor.complaints)
   visitor.complaints.clear()
   visitor.check('damaged')
@@ -195,4 +197,4 @@ def test_a_good_image_after_a_damaged_one_is_labelled(visitor, tmp_path):
   page.wait_for_timeout(200)
   held[0].continue_()
   page.locator('li').nth(9).wait_for()
-  assert 'no image of a format' not in page.inner_text('#message')
+  assert 'image of a known format' not in page.inner_text('#message')
