@@ -88,7 +88,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     ),
     ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
     ('gke.sh', ['logs', '--name=a-'], '--name=a-: only'),
-    ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'no shape'),
+    ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'not a shape'),
     ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
     (
       'gke.sh',

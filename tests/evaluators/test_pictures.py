@@ -129,6 +129,6 @@ def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
 def test_more_images_than_there_are_is_refused(tensorboard):
   count = 361
   mesh = mesh_of()
-  with pytest.raises(ValueError, match=f'images is {count}, .* 360'):
+  with pytest.raises(ValueError, match=f'images is {count}; .* 360'):
     evaluator(model_of(), mesh, count)
   evaluator(model_of(), mesh, 1)

@@ -266,7 +266,7 @@ def config_of(**changes):
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
     ({'objective.rate': 1.5}, 'objective.rate is 1.5'),
     ({'objective.mask': -0.2}, 'objective.mask is -0.2'),
-    ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1 together'),
+    ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1'),
     ({'objective.other': -0.1}, 'objective.other is -0.1'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),
     ({'objective.other': float('nan')}, 'objective.other is nan'),

@@ -31,7 +31,7 @@ def same_classes(
   """
   C = checkpoint.model.num_classes
   if not C:
-    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
+    raise ValueError(f'{checkpoint.path} has no head, so it cannot predict.')
   if not checkpoint.class_names:
     if len(names) != C:
       raise ValueError(

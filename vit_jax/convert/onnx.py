@@ -152,7 +152,7 @@ def _to_model(
   if rollout and model.attention != 'all':
     raise ValueError(
       f'--rollout needs attention between all tokens, which a '
-      f'{type(model).__name__} lacks: leave it out.'
+      f'{type(model).__name__} lacks. Leave --rollout out.'
     )
 
   inputs: dict[str, Any] = {'images': ((*checkpoint.image_size, 3), np.float32)}

@@ -366,7 +366,10 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
     ({'objective.short_sides': (0,)}, 'objective.short_sides is 0; it must'),
     ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
     ({'objective.crop': (600, 384)}, r'crop is \(600, 384\). Give the small'),
-    ({'objective.short_sides': ('x',)}, r"short_sides is \('x',\), and 'x' is"),
+    (
+      {'objective.short_sides': ('x',)},
+      r"short_sides is \('x',\): 'x' is not a number",
+    ),
     ({'objective.crop': (384,)}, r'crop is \(384,\). Give the smallest'),
     ({'objective.crop_sides': (400, 0)}, 'crop_sides is 0; it must'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),

@@ -151,7 +151,9 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   others = sources.open_source('digits', 'train[:299]'), *given[1:]
   with pytest.raises(ValueError, match=r'of shape .300, 10. for digits train'):
     kept_in(path, None, *others)
-  with pytest.raises(ValueError, match='for other train .*different images'):
+  with pytest.raises(
+    ValueError, match='images of other train .*different images'
+  ):
     kept_in(path, None, source, 'other train', NAMES)
   with pytest.raises(
     ValueError, match='gone.npz, which does not exist, and there is no teacher'
@@ -162,7 +164,7 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   other = dataclasses.replace(
     teacher, params=jax.tree.map(lambda x: 2 * x, teacher.params)
   )
-  with pytest.raises(ValueError, match='other teacher.: remove'):
+  with pytest.raises(ValueError, match='different teacher.. Remove'):
     kept_in(path, other, *given)
   assert np.array_equal(kept_in(path, teacher, *given), made)
   array = io.BytesIO()
@@ -215,7 +217,7 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
     kept_in(path, None, source, 'mine all', NAMES[::-1])
   np.savez(path, **whole | {'probabilities': kept[0]})
   with pytest.raises(
-    ValueError, match=r'soft labels of shape .10,. of mine all'
+    ValueError, match=r'soft labels of shape .10,. for mine all'
   ):
     kept_in(path, None, source, 'mine all', NAMES)
   del whole['images']

@@ -361,7 +361,10 @@ def test_a_folder_without_models_says_so(tmp_path):
     env=os.environ | {'PYTHONPATH': os.fspath(ROOT)},
   )
   assert result.returncode == 2
-  assert result.stderr == f'error: There are no models in {tmp_path}/models.\n'
+  assert result.stderr == (
+    f'error: There are no models in {tmp_path}/models. Write them again with '
+    'python -m vit_jax.convert --to=board.\n'
+  )
 
 
 @pytest.mark.slow

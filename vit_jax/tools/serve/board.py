@@ -72,7 +72,7 @@ def write_model(
     ValueError: if the model lacks a head, or cannot be written.
   """
   if not checkpoint.model.num_classes:
-    raise ValueError(f'{checkpoint.path} has no head: it predicts nothing.')
+    raise ValueError(f'{checkpoint.path} has no head, so it cannot predict.')
   path = str(folder / f'{name}.{dtype}.onnx')
   return onnx.write(checkpoint, path, dtype, served=True)
 
