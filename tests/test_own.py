@@ -110,8 +110,8 @@ def test_from_photos_to_a_model(photos, tmp_path, capsys, monkeypatch):
   assert vit.class_names == ('bright', 'dark')
   assert vit.checkpoint.path.endswith('/6')
   said = (workdir / final.FILE).read_text()
-  assert re.search(r'beside +50\.0% always ', said), said
-  assert re.search(r'beside +100\.0% a linear classifier', said), said
+  assert re.search(r'baseline +50\.0% always ', said), said
+  assert re.search(r'baseline +100\.0% a linear classifier', said), said
   capsys.readouterr()
   again = vit_jax.finetune(
     photos, minutes=0.001, workdir=workdir, fields=fields

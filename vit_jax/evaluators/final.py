@@ -192,11 +192,11 @@ def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
   count = int(images_C.sum())
   low, high = wilson(int(right_C.sum()), count)
   lines = [
-    f'right      {found.accuracy:.1%} of {count:,} test images '
+    f'accuracy   {found.accuracy:.1%} of {count:,} test images '
     f'(95 % interval {low:.1%} to {high:.1%}), '
     f'{found.balanced:.1%} as the mean over classes',
   ]
-  lines += [f'beside     {x.accuracy:.1%} {x.name}' for x in simple]
+  lines += [f'baseline   {x.accuracy:.1%} {x.name}' for x in simple]
   there = [i for i in range(len(names)) if images_C[i]]
   listed = there
   if len(there) > _LINES:
