@@ -464,7 +464,9 @@ def test_what_is_wrong_for_all_is_refused_by_all(training, tmp_path):
     results = results_of(both)
   for status, err in results:
     assert status == 2
-    assert err.splitlines()[-1].startswith('error: batch_size 63 cannot be ')
+    assert err.splitlines()[-1].startswith(
+      'error: batch_size 63 is not divisible '
+    )
 
 
 @pytest.mark.slow
