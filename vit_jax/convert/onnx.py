@@ -151,7 +151,7 @@ def _to_model(
   )
   if rollout and model.attention != 'all':
     raise ValueError(
-      f'--rollout needs attention between all tokens, which a '
+      '--rollout needs attention between all tokens, which '
       f'{type(model).__name__} lacks. Leave --rollout out.'
     )
 

@@ -71,7 +71,7 @@ class TransferReport(grid.GridReport):
   def _caption(self, n: int) -> str:
     return (
       f'{METRIC} {self.when()} in percent{self._counted(n)}. '
-      'Columns without (ours) are quoted from the paper.'
+      'Models without (ours) are quoted from the paper.'
     )
 
   def _table_2(self) -> str:
