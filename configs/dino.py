@@ -24,7 +24,7 @@ later: configs/finetune.py, configs/small.py and any other start from the result
 with --config.init=WORKDIR.
 
 Published for S/16 with this recipe: k-NN 73.3 % on ImageNet, linear 76.0 %.
-Measured here: see docs/guides/self_supervised.md.
+The guide is docs/guides/self_supervised.md.
 """
 
 from vit_jax import config as config_lib

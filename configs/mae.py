@@ -19,7 +19,7 @@ Labels come later: configs/finetune.py, configs/small.py and any other start
 from the result with --config.init=WORKDIR, which leaves the decoder behind.
 
 Published after fine-tuning on ImageNet: B/16 83.6 %, L/16 85.9 % (1600 epochs).
-Measured here: see docs/guides/self_supervised.md.
+The guide is docs/guides/self_supervised.md.
 """
 
 from vit_jax import config as config_lib

@@ -132,8 +132,8 @@ def test_from_photos_to_a_model(photos, tmp_path, capsys, monkeypatch):
     for path in photos.rglob('*.png')
   ]
   assert np.mean(names) > 0.9
-  # Forty photos are too few to choose a step by. Patience of one: a second
-  # evaluation that is no better is the last.
+  # Forty photos are too few to choose a step by. With a patience of 1, training
+  # ends at the first evaluation that does not improve.
   assert tuned.checkpoint.path.endswith('/2')
   rows = (tmp_path / 'tuned' / 'metrics.csv').read_text().splitlines()
   assert len(rows) == 1 + 2

@@ -1,4 +1,4 @@
-"""What is left of the accuracy without the pixels that a map rates highest."""
+"""Accuracy after hiding the pixels that an attention map rates highest."""
 
 import collections
 

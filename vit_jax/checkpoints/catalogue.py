@@ -1,9 +1,9 @@
 """Published checkpoints by short names.
 
 Files and facts come from the READMEs of google-research/vision_transformer and
-google-research/big_transfer. AugReg published thousands of checkpoints. Listed
-are those that the README recommends and, at 224 pixels, those of timm's
-`vision_transformer.py` and `vision_transformer_hybrid.py`.
+google-research/big_transfer. AugReg published thousands of checkpoints. The
+list has the ones that its README recommends, and at 224 pixels the files that
+timm names in `vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple

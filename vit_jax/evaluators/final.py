@@ -169,7 +169,7 @@ def several_lines(found: SeveralMeasures) -> list[str]:
     for i in listed
   ]
   if m.mean_ap <= constant:
-    lines.append(f'The model is no better than a constant answer. {_TRY}')
+    lines.append(f'The model does not beat a constant answer. {_TRY}')
   return lines
 
 
@@ -220,6 +220,6 @@ def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
   if better:
     best = max(better, key=lambda x: x.accuracy)
     lines.append(
-      f'The model is no better than {best.name} ({best.accuracy:.1%}). {_TRY}'
+      f'The model does not beat {best.name} ({best.accuracy:.1%}). {_TRY}'
     )
   return lines

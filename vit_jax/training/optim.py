@@ -237,7 +237,7 @@ def hidden_matrices(model: Model) -> Callable[[Any], Any]:
 def new_adapters(
   model: Model, params: Any, rank: int, pattern: str, key: jax.Array
 ) -> Any:
-  """Returns what LoRA trains: adapters, and the parameters of the task.
+  """Returns the trained parameters of LoRA: adapters and the task parameters.
 
   Adapters stand in the place of their kernels, see `adapters.merged`. As in
   peft, A is uniform within one over the root of its inputs, and B is 0.

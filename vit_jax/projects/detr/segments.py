@@ -38,7 +38,7 @@ def require_library(what: str) -> None:
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
-  """Returns what is wrong with a COCO segmentation; empty if it is valid.
+  """Describes the error in a COCO segmentation; empty if it is valid.
 
   `size` is the (height, width) of its image.
   """

@@ -44,8 +44,8 @@ class DINO(Objective):
     images: how images are brought to the model; large views take at least
       `crop_min_area` of an image.
     steps: of the run, once the data are known.
-    warmup_steps: those of `temperature_warmup`.
-    freeze_steps: those of `freeze_last`.
+    warmup_steps: `temperature_warmup` in steps.
+    freeze_steps: `freeze_last` in steps.
     class_names: none.
   """
 
