@@ -267,3 +267,12 @@ def test_killed_in_two_generations_it_ends_the_same(tmp_path):
       for folder in (parts, reference)
     ]
     assert np.array_equal(*labels)
+
+
+def test_the_time_of_a_run_includes_its_stages(monkeypatch, tmp_path):
+  monkeypatch.setattr(stages.saving, 'steps', lambda folder: [2, 4])
+  monkeypatch.setattr(
+    stages.saving, 'read_meta', lambda path: {'elapsed_s': float(path.name)}
+  )
+  # A teacher, two students and the run itself, each at step 4.
+  assert stages.elapsed_s(small(), str(tmp_path)) == 16.0

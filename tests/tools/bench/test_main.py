@@ -34,3 +34,8 @@ def test_flags_that_make_no_sense(run, args, message):
   assert status == 2
   assert message in err
   assert 'images/s' not in out and 'images,' not in out
+
+
+@pytest.mark.parametrize('what', ['train', 'inference'])
+def test_images_have_the_paper_s_size_unless_told(what):
+  assert command._parser().parse_args([what]).image_sizes == [224]
