@@ -118,14 +118,20 @@ def garbage_of_this_file():
 
 
 @pytest.fixture(autouse=True)
-def _messages_shown_as_before():
-  """Or a command of one test writes to the closed stderr of another."""
-  ours = logging.getLogger('vit_jax')
-  before = ours.level, ours.propagate, ours.handlers[:]
+def _messages_of_this_test_alone():
+  """Undoes what commands did to logging, in module fixtures before it too.
+
+  Or a command of one test writes to the closed stderr of another.
+  """
+  _undo_logging()
   yield
-  ours.setLevel(before[0])
-  ours.propagate, ours.handlers = before[1:]
-  root = logging.getLogger()
+  _undo_logging()
+
+
+def _undo_logging():
+  ours, root = logging.getLogger('vit_jax'), logging.getLogger()
+  ours.setLevel(logging.NOTSET)
+  ours.propagate, ours.handlers = True, []
   for handler in root.handlers[:]:
     if type(handler) is logging.StreamHandler:  # none of pytest's
       root.removeHandler(handler)
