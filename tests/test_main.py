@@ -219,6 +219,9 @@ def test_training_prints_progress_and_a_summary(trained):
   assert str(workdir / 'checkpoints' / '6') in out
   assert (workdir / 'curves.png').stat().st_size > 1000
   assert (workdir / 'metrics.csv').exists()
+  table = (workdir / 'parameters.txt').read_text()
+  assert f'Total: {parameters:,} -- {4 * parameters:,} bytes' in table
+  assert table.count('| float32 ') == len(jax.tree.leaves(sizes))
 
 
 def evaluated(out):

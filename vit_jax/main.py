@@ -27,8 +27,8 @@ best one on the whole training set, with every seed. If the sweep has other axes
 than the seed, each of their combinations is tuned separately. tune.csv lists
 the trials.
 
-WORKDIR receives checkpoints/, metrics.csv, curves.png and, if TensorBoard is
-installed (the extra `tensorboard`), its event files.
+WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, if
+TensorBoard is installed (the extra `tensorboard`), its event files.
 
 Exit status:
 

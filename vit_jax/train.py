@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from clu import parameter_overview
+from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import own
 from vit_jax.checkpoints import classes, from_init, opening, saving
-from vit_jax.data import bad_images, loader, sources
+from vit_jax.data import atomic_files, bad_images, loader, sources
 from vit_jax.evaluators import build, first_head
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.experiment import (
@@ -46,7 +48,8 @@ def train(
 
   Args:
     config: from a file in `configs/`.
-    workdir: receives checkpoints, metrics.csv, curves.png and TensorBoard logs.
+    workdir: receives checkpoints, metrics.csv, curves.png, parameters.txt and
+      TensorBoard logs.
     start_over: whether to start from step 0 if all checkpoints of the workdir
       are damaged.
 
@@ -202,6 +205,11 @@ def _train(
   )
   if is_first:
     print(experiment.story())
+    table = parameter_overview.get_parameter_overview(
+      experiment.state_shapes.params, include_stats='sharding'
+    )
+    path = epath.Path(workdir) / 'parameters.txt'
+    atomic_files.replace(path, f'{table}\n'.encode())
   run = Run(
     workdir=workdir,
     mesh=experiment.mesh,
