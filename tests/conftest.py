@@ -6,6 +6,7 @@ a test starts inherit the variables.
 """
 
 import atexit
+import collections
 import gc
 import logging
 import os
@@ -86,6 +87,18 @@ def pytest_itemcollected(item):
   fast = item.get_closest_marker('fast')
   if fast and item.callspec.id not in fast.args:
     item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter):
+  """Counts skipped tests by reason, such as a package that is missing.
+
+  A file that is skipped as a whole counts once.
+  """
+  skipped = terminalreporter.stats.get('skipped', ())
+  reasons = collections.Counter(report.longrepr[2] for report in skipped)
+  for reason, count in reasons.most_common():
+    reason = reason.removeprefix('Skipped: ')
+    terminalreporter.write_line(f'{count} skipped: {reason}')
 
 
 @pytest.fixture(autouse=True, scope='module')
