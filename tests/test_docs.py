@@ -1,15 +1,19 @@
 """What READMEs and the site name exists: files, sections, commands, fields."""
 
+import argparse
 import functools
 import importlib
 import importlib.util
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from absl import flags as absl_flags
+from absl.testing import flagsaver
 from ml_collections import config_dict
 from PIL import Image
 
@@ -18,6 +22,7 @@ from tests.test_old_workdirs import unpack
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.__main__ import COMMANDS
+from vit_jax.cli import flags
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted(
@@ -96,6 +101,47 @@ def test_fields_that_a_config_explains_have_the_values_it_says(path):
 
 def test_flags_of_commands(page):
   _check_flags(page.read_text())
+
+
+@pytest.mark.filterwarnings('ignore:the load_module:')
+def test_commands_parse(page, tmp_path, monkeypatch):
+  """Each whole command, where it lies beside the files that it names."""
+  (tmp_path / 'configs').symlink_to(_ROOT / 'configs')
+  for name in ('runs/first', 'runs/mine'):
+    (tmp_path / name).mkdir(parents=True)
+  (tmp_path / 'l16.npz').touch()
+  np.save(tmp_path / 'palette.npy', np.zeros((512, 3), np.float32))
+  monkeypatch.chdir(tmp_path)
+  parse_args = argparse.ArgumentParser.parse_args
+
+  def parse(parser, argv=None):
+    raise _Parsed(parse_args(parser, argv))
+
+  monkeypatch.setattr(argparse.ArgumentParser, 'parse_args', parse)
+  text = re.sub(r'\\\n\s*', ' ', page.read_text())
+  for module, rest in re.findall(r'python -m (vit_jax\.\w+) ([^`\n]+)', text):
+    if '...' in rest:
+      continue
+    (command,) = (name for name, (x, _) in COMMANDS.items() if x == module)
+    # A comment, a description or the end of a quoted command may follow.
+    whole, *_ = re.split(r" #|   |(?<=/l16)'$", rest)
+    argv = [command, *shlex.split(whole)]
+    monkeypatch.setattr(sys, 'argv', argv)
+    module_defining_flags = module_of(command)
+    try:
+      if command in ('train', 'plan'):
+        with flagsaver.flagsaver():
+          flags.parse_flags(argv, required=['config'])
+      else:
+        with pytest.raises(_Parsed):
+          module_defining_flags.main()
+    except SystemExit:
+      pytest.fail(f'does not parse: {module} {rest}')
+    absl_flags.FLAGS.unparse_flags()
+
+
+class _Parsed(Exception):
+  pass
 
 
 def test_flags_in_docstrings():
