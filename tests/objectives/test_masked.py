@@ -227,7 +227,7 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
   for drops in (True, False):
     made.loss({}, {}, prepared, KEY, train=drops)
   key = {'dropout': KEY}
-  assert given == [(False, None), (True, key), (False, key)]
+  assert given == [(False, None), (True, key), (False, None)]
 
 
 def test_what_is_not_corrupted_does_not_count():

@@ -5,8 +5,7 @@ for the target 'mean_colour'; 'downsized' was as good, 'pixels' slightly worse.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,125 +13,62 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
-from vit_jax.models import variants
-from vit_jax.models.fields import Valid
+from vit_jax.models.fields import field
 from vit_jax.models.masked_vit import (
   KEPT,
   MASKED,
   OTHER,
   SAME,
   SMALL,
-  TARGETS,
   MaskedViT,
 )
-from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
+from vit_jax.models.model import Batch, Params
+from vit_jax.objectives.reconstruction import Reconstruction
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatches(Objective):
+class MaskedPatches(Reconstruction):
   """Learns to predict the colours of corrupted patches.
 
   Attributes:
     model: model that predicts every patch.
     images: image preprocessing and augmentation.
-    rate: share of the patches that are corrupted and predicted.
-    mask: share of the corrupted patches that the mask token replaces.
-    other: share of the corrupted patches that another patch of the image
-      replaces. The rest are predicted, but left unchanged.
     class_names: always empty.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    'target': 'mean_colour',
-    'rate': 0.5,
-    'mask': 0.8,
-    'other': 0.1,
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {
-    'target': TARGETS,
-    'rate': '(0, 1]',
-    'mask': '[0, 1]',
-    'other': '[0, 1]',
-  }
-  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
-  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  trained: ClassVar[type[MaskedViT]] = MaskedViT
 
   model: MaskedViT
   images: Images
-  rate: float = 0.5
-  mask: float = 0.8
-  other: float = 0.1
+  rate: float = field(0.5, 'Share of corrupted patches.', valid='(0, 1]')
+  mask: float = field(
+    0.8, 'Share of them that the mask token replaces.', valid='[0, 1]'
+  )
+  # The rest are predicted too, but not replaced.
+  other: float = field(
+    0.1, 'Share of them that another patch replaces.', valid='[0, 1]'
+  )
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
-    """Returns the objective of `config.objective`.
-
-    Raises:
-      ValueError: for invalid fields.
-    """
-    o, name = config.objective, config.model.name
-    if name != 'vit':
-      raise ValueError(
-        f'model.name is {name!r}; objective.name=masked needs a ViT. Choose a '
-        'variant such as b16.'
-      )
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    o = config.objective
     if o.mask + o.other > 1:
       raise ValueError(
         f'objective.mask is {o.mask} and objective.other is {o.other}: the sum '
         'of these shares of the corrupted patches must be at most 1.'
       )
-    fields = {**config.model, 'name': MaskedViT.kind, 'target': o.target}
-    model: Any = variants.build(num_classes=0, image_size=image_size, **fields)
-    images = Images.from_config(config.data, image_size)
-    return cls(model, images, o.rate, o.mask, o.other)
+    return super()._arguments(config, image_size)
 
-  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+  def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Normalises images and draws their corruption.
 
     Returns:
       `image`: normalised images, float32 BHWC; `kind` and `other`: results of
       `corruption`, BL; `target`: result of `target`.
     """
-    key_flip, key_corruption = jax.random.split(key)
-    images_BHWC = self.images.flipped(batch['image'], key_flip)
-    keys_B = jax.random.split(key_corruption, len(images_BHWC))
-    return self._prepared(images_BHWC, keys_B)
-
-  def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
-  ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over images and their corrupted patches.
-
-    It is the cross-entropy in nats for colours and the squared error for
-    pixels, averaged over the predictions for a patch.
-    """
-    del fixed
-    loss = jnp.mean(self._losses(params, batch, key, train))
-    return loss, {'loss': loss}
-
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the images whose `mask` is 1.
-
-    The corruption of an image is a function of its `index` in the data, so that
-    every evaluation corrupts the same patches.
-    """
-    del fixed
-    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
-      jax.random.key(0), batch['index']
-    )
-    prepared = self._prepared(batch['image'], keys_B)
-    losses_B = self._losses(params, prepared, None, train=False)
-    return sums(batch['mask'], {'loss': losses_B})
-
-  def _prepared(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     h, w = self.model.grid(self.images.size)
     kind_BL, other_BL = jax.vmap(lambda key: self.corruption(key, h * w))(
       keys_B
@@ -170,14 +106,18 @@ class MaskedPatches(Objective):
     other_L = (jnp.arange(patches) + step_L) % patches
     return jnp.where(is_corrupted_L, kind_L, KEPT), other_L
 
-  def _losses(
-    self, params: Params, batch: Batch, key: jax.Array | None, train: bool
+  def losses(
+    self, params: Params, batch: Batch, key: jax.Array | None
   ) -> jax.Array:
-    """Returns the mean loss over the corrupted patches of each image, B."""
+    """Returns the mean loss over the corrupted patches of each image, B.
+
+    It is the cross-entropy in nats for colours and the squared error for
+    pixels, averaged over the predictions for a patch.
+    """
     predicted, _ = self.model.apply(
       {'params': params},
       batch['image'],
-      train=train,
+      train=key is not None,
       corruption=(batch['kind'], batch['other']),
       rngs=None if key is None else {'dropout': key},
     )

@@ -71,6 +71,9 @@ class Objective:
     valid: valid values of these fields, as `fields.check_value` takes them.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
+    trained: class of the model that is trained, if there is only one.
+      `config.model` names it or the class that it extends, such as a ViT. The
+      fields that it adds to that class are fields of `config.objective`.
     result: entry of the objective's state that is the result of training, such
       as a momentum teacher; empty for the parameters. Evaluators measure it,
       and checkpoints open with it. It has the names and shapes of the
@@ -85,6 +88,7 @@ class Objective:
   defaults: ClassVar[Mapping[str, Any]] = {}
   valid: ClassVar[Mapping[str, Valid]] = {}
   unused: ClassVar[Mapping[str, Any]] = {}
+  trained: ClassVar[type[Model] | None] = None
   result: ClassVar[str] = ''
   metrics: ClassVar[Mapping[str, Best]]
   # Number of classes of the model, until `on_data` sets it.
@@ -102,12 +106,21 @@ class Objective:
       name: x
       for name, x in vars(cls).items()
       if isinstance(x, dataclasses.Field) and 'valid' in x.metadata
-    }
+    } | cls._model_fields()
     cls.defaults = {**cls.defaults, **{k: x.default for k, x in own.items()}}
     cls.valid = {
       **cls.valid,
       **{k: x.metadata['valid'] for k, x in own.items() if x.metadata['valid']},
     }
+
+  @classmethod
+  def _model_fields(cls) -> dict[str, dataclasses.Field[Any]]:
+    """Returns the fields that `trained` adds to the class that it extends."""
+    model: Any = cls.trained
+    if not hasattr(model and model.__base__, 'kind'):
+      return {}
+    inherited = {f.name for f in model.__base__.own_fields()}
+    return {f.name: f for f in model.own_fields() if f.name not in inherited}
 
   @classmethod
   def options(cls, config: ConfigDict) -> dict[str, Any]:
@@ -134,8 +147,19 @@ class Objective:
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
     """Returns the arguments of `cls`, after the checks of `from_config`."""
+    fields = {**config.model}
+    if cls.trained:
+      needed = getattr(cls.trained.__base__, 'kind', cls.trained.kind)
+      if fields['name'] != needed:
+        raise ValueError(
+          f'model.name is {fields["name"]!r}, and objective.name='
+          f'{config.objective.name} needs {needed!r}. Choose a variant of it: '
+          'python -m vit_jax.models lists them.'
+        )
+      fields |= {x: config.objective[x] for x in cls._model_fields()}
+      fields['name'] = cls.trained.kind
     model = variants.build(
-      num_classes=cls._classes, image_size=image_size, **config.model
+      num_classes=cls._classes, image_size=image_size, **fields
     )
     images = Images.from_config(config.data, image_size)
     return {'model': model, 'images': images} | cls.options(config)

@@ -355,7 +355,7 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'model.name': 'vit'}, "model.name is 'vit', and detection needs a DETR"),
+    ({'model.name': 'vit'}, "objective.name=detection needs 'detr'"),
     ({'objective.mask_stride': 0}, 'objective.mask_stride is 0'),
     ({'objective.dice': -1.0}, 'objective.dice is -1.0'),
     (

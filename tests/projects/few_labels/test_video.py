@@ -132,7 +132,7 @@ def test_clips_are_of_one_video_each():
     ({'objective.length': 1}, 'objective.length is 1; it must be at least'),
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0'),
     ({'objective.temperature': float('inf')}, 'objective.temperature is inf'),
-    ({'model.name': 'deit'}, 'objective.name=video needs a ViT'),
+    ({'model.name': 'deit'}, "objective.name=video needs 'vit'"),
   ],
 )
 def test_what_cannot_work_is_refused(changes, message):

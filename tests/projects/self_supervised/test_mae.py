@@ -177,7 +177,7 @@ def test_hidden_pixels_change_no_prediction():
       y, x = P * (patch // 4), P * (patch % 4)
       changed[i, y : y + P, x : x + P] = 1
   outputs = [
-    objective._predict(params, batch | {'image': x}, None, train=False)
+    objective._predict(params, batch | {'image': x}, None)
     for x in (batch['image'], jnp.asarray(changed))
   ]
   np.testing.assert_array_equal(*outputs)

@@ -50,6 +50,7 @@ class Detection(Objective):
     'data.crop_resize': 0.0,
   }
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  trained: ClassVar[type[DETR]] = DETR
   _classes: ClassVar[int] = 1
 
   model: DETR
@@ -75,11 +76,7 @@ class Detection(Objective):
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
     o = config.objective
-    if config.model.name != DETR.kind:
-      raise ValueError(
-        f'model.name is {config.model.name!r}, and detection needs a DETR. '
-        'Choose a variant such as detr_r50.'
-      )
+    found = super()._arguments(config, image_size)
     if config.model.masks:
       segments.require_library('model.masks')
     if o.max_objects > config.model.num_queries:
@@ -97,7 +94,7 @@ class Detection(Objective):
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(o.short_sides)} values. Use 1 to as many buckets as short sides.'
       )
-    return super()._arguments(config, image_size)
+    return found
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data.

@@ -45,7 +45,7 @@ from vit_jax.projects.few_labels.streams import TwoStreams
 class Rotation(TwoStreams):
   """Learns `batch['label']`, and the rotation of all images."""
 
-  second_head: ClassVar[str] = RotationViT.kind
+  trained: ClassVar[type[RotationViT]] = RotationViT
 
   weight: float = field(1.0, 'w, weight of rotation.', valid='[0, inf)')
 

@@ -1,7 +1,7 @@
 """Base of objectives with two streams: labelled and unlabelled images."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -18,11 +18,7 @@ class TwoStreams(Classification):
 
   Attributes:
     data: `config.data`, with the name and split of the unlabelled images.
-    second_head: name of the model that replaces `model.name='vit'`, a ViT with
-      a second head; empty if the model is not replaced.
   """
-
-  second_head: ClassVar[str] = ''
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
   unlabelled_data: str = field('', 'Data set; empty: `config.data.name`.')
@@ -32,16 +28,8 @@ class TwoStreams(Classification):
   def _arguments(
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
-    config = config.copy_and_resolve_references()
-    o, data = config.objective, config.data
-    if cls.second_head:
-      if config.model.name != 'vit':
-        raise ValueError(
-          f'model.name is {config.model.name!r}, and objective.name={o.name} '
-          'needs a ViT, to add a second head. Choose a variant such as b16.'
-        )
-      config.model.name = cls.second_head
     found = super()._arguments(config, image_size)
+    o, data = config.objective, config.data.copy_and_resolve_references()
     data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
     return found | {'data': data}
 

@@ -57,7 +57,7 @@ class VideoInvariances(Exemplar):
   `margin` is m, `weight` is w; `group` is used as in `Exemplar`.
   """
 
-  second_head: ClassVar[str] = VideoViT.kind
+  trained: ClassVar[type[VideoViT]] = VideoViT
 
   copies: int = field(2, 'K.', valid='[2, inf)')
   group: int = field(16, 'See `Exemplar`.', valid='[2, inf)')

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import transfer
 from vit_jax.data.images import Images, size_of
 from vit_jax.models import flops
-from vit_jax.models.fields import Valid, field
+from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import (
   OF_CLASSES,
@@ -31,8 +31,6 @@ from vit_jax.objectives.objective import (
 from vit_jax.projects.self_supervised.dino_model import DINOViT
 from vit_jax.projects.self_supervised.views import Views
 from vit_jax.training.durations import durations_of, steps_of
-
-_PROJECTION = ('prototypes', 'hidden', 'bottleneck', 'last_scale')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +47,12 @@ class DINO(Objective):
     class_names: none.
   """
 
-  defaults: ClassVar[Mapping[str, Any]] = {
-    f.name: f.default for f in DINOViT.own_fields() if f.name in _PROJECTION
-  }
-  valid: ClassVar[Mapping[str, Valid]] = {}
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
     'data.augment': '',
     'data.crop_resize': 0.0,
   }
+  trained: ClassVar[type[DINOViT]] = DINOViT
   result: ClassVar[str] = 'teacher'
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
@@ -91,20 +86,10 @@ class DINO(Objective):
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
     o = config.objective
-    if config.model.name != 'vit':
-      raise ValueError(
-        f'model.name is {config.model.name!r}: DINO teaches a ViT. Choose a '
-        'variant such as s16.'
-      )
     if len(o.small_area) != 2 or o.small_area[0] > o.small_area[1]:
       raise ValueError(
         f'objective.small_area is {o.small_area}: give the smallest and the '
         'largest share of an image, as in (0.05, 0.4).'
-      )
-    config = config.copy_and_resolve_references()
-    with config.unlocked():
-      config.model.update(
-        name=DINOViT.kind, **{name: o[name] for name in _PROJECTION}
       )
     found = super()._arguments(config, image_size)
     size = size_of(o.small_size, 'objective.small_size')

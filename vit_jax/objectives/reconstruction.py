@@ -1,0 +1,73 @@
+"""Base of objectives that predict hidden parts of an image."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
+
+
+class Reconstruction(Objective):
+  """Predicts hidden parts of an image; subclasses say which and how."""
+
+  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
+  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+
+  def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
+    """Returns normalised images, and which of their parts are hidden.
+
+    Args:
+      images_BHWC: uint8 images.
+      keys_B: random keys, one per image.
+    """
+    raise NotImplementedError
+
+  def losses(
+    self, params: Params, batch: Batch, key: jax.Array | None
+  ) -> jax.Array:
+    """Returns the mean loss over the predicted parts of each image, B.
+
+    Args:
+      params: parameters of the model.
+      batch: the result of `hide`.
+      key: key for dropout; None for no dropout.
+    """
+    raise NotImplementedError
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Flips images at random, and hides random parts of them; see `hide`."""
+    key_flip, key_hidden = jax.random.split(key)
+    images_BHWC = self.images.flipped(batch['image'], key_flip)
+    return self.hide(
+      images_BHWC, jax.random.split(key_hidden, len(images_BHWC))
+    )
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean of `losses` over the images."""
+    del fixed
+    loss = jnp.mean(self.losses(params, batch, key if train else None))
+    return loss, {'loss': loss}
+
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the images whose `mask` is 1.
+
+    The hidden parts of an image depend only on its `index` in the data, so
+    every evaluation hides the same parts.
+    """
+    del fixed
+    keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
+      jax.random.key(0), batch['index']
+    )
+    losses_B = self.losses(params, self.hide(batch['image'], keys_B), None)
+    return sums(batch['mask'], {'loss': losses_B})
