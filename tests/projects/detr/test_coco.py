@@ -251,7 +251,6 @@ def test_images_are_found_where_they_lie(tmp_path, images):
 
 def test_bad_annotations_are_listed_up_to_20(tmp_path):
   times = 3
-  end = '  and 10 more\n'
   found = annotated()
   found['annotations'] *= times
   for annotation in found['annotations']:
@@ -260,9 +259,8 @@ def test_bad_annotations_are_listed_up_to_20(tmp_path):
   with pytest.raises(ValueError, match=f'has {10 * times} wrong') as error:
     sources.open_source(str(tmp_path), 'train')
   said = str(error.value)
-  assert said.count('category_id is 7') == min(10 * times, 20)
-  assert said.endswith(f'\n{end}Correct or remove them.')
-  assert ('more' in said) == bool(end)
+  assert said.count('category_id is 7') == 20
+  assert said.endswith('\n  ...') and 'Correct or remove them' in said
 
 
 def test_names_that_are_numbers(tmp_path):
@@ -295,12 +293,10 @@ def test_other_categories_of_another_split(tmp_path):
     assert source.class_names == ('N/A', 'dog', 'N/A', 'cat', 'N/A', 'cow')
 
 
-def test_a_file_of_a_split_that_is_not_needed(tmp_path, caplog):
+def test_a_wrong_file_of_another_split(tmp_path):
   write(tmp_path, annotated(), 'annotations/instances_train.json')
   write(tmp_path, changed(bbox=[]), 'annotations/instances_test.json')
-  assert len(sources.open_source(str(tmp_path), 'train')) == 10
-  assert 'Split test is left out. ' in caplog.text
-  for split in ('test', 'val', 'all', 'train+test'):
+  for split in ('train', 'test'):
     with pytest.raises(ValueError, match='1 wrong entries'):
       sources.open_source(str(tmp_path), split)
 
@@ -358,18 +354,11 @@ def test_layouts_of_labelling_tools(tmp_path):
   assert not coco.open_annotated(str(tmp_path), 'train', 0)
 
 
-def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
+def test_improbable_objects_are_refused(tmp_path, caplog):
   caplog.set_level('INFO')
   write(tmp_path, annotated())
   sources.open_source(str(tmp_path), 'train[:8]')
   assert '8 images, ' in caplog.text and ' 2 classes' in caplog.text
-  assert 'objects an image' in caplog.text and 'a pixel' not in caplog.text
-  found = annotated()
-  for x in found['annotations']:
-    x['bbox'][2] = 0.5
-  write(tmp_path, found)
-  sources.open_source(str(tmp_path), 'train')
-  assert 'are less than a pixel wide or high' in caplog.text
   path = tmp_path / 'instances.json'
   for box, message in (
     ([0.1, 0.2, 0.3, 0.1], 'shares of the image, such as .0.1, 0.2, 0.3, 0.1.'),
@@ -521,7 +510,7 @@ def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
     sources.open_source(str(write_voc(tmp_path, **changes)), 'train')
 
 
-def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
+def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path):
   """Whatever `<filename>` says, which tools that rename files do not change."""
   root = write_voc(tmp_path, filename='a.jpg</filename><filename>')
   (root / 'JPEGImages/d.jpg').rename(root / 'JPEGImages/d.PNG')
@@ -530,7 +519,6 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   source = sources.open_source(str(root), 'all')
   names = {os.path.basename(r['name']) for r in source}
   assert names == {*(f'{x}.jpg' for x in 'abcef'), 'd.PNG'}
-  assert 'in 1 of 6 XML files, <filename> names another file' in caplog.text
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')

@@ -33,7 +33,7 @@ _LISTED = 20  # problems in a message
 _HIGHEST_ID = 10_000
 _IDS = (int, str)  # `true` is an int too, by isinstance
 _ROBOFLOW = '_annotations.coco.json'
-# Name of an id without a category, as in published models.
+# The name of unused category ids, as in published models.
 NO_NAME = 'N/A'
 
 
@@ -47,9 +47,9 @@ def open_annotated(
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns annotation files by split; 'all' names a file of every split."""
+  """Returns annotation files by split; the file 'all' holds every split."""
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
-    # The name is too common to stand alone; Label Studio writes images/ too.
+    # Other programs write a result.json too; Label Studio's has an images/.
     if (root / name).is_file() and (
       name != 'result.json' or (root / 'images').is_dir()
     ):
@@ -96,23 +96,13 @@ class CocoFolder(Source):
     only in the year.
 
     Raises:
-      ValueError: Annotations of the split are wrong; the message lists them.
-        Other splits with wrong annotations are skipped with a warning.
+      ValueError: Annotations of a split are wrong; the message lists them.
     """
-    needed = {'all'}
-    if 'all' not in files:
-      needed = splits.needed(split, files, f'folder {root}')
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
     members: dict[str, list[int]] = {}
     for part, path in files.items():
-      try:
-        own, images = _read(root, path, voc.modified_ns(root, path))
-      except ValueError as e:
-        if part in needed:
-          raise
-        _log.warning('Split %s is left out. %s', part, e)
-        continue
+      own, images = _read(root, path, voc.modified_ns(root, path))
       for i, category in own.items():
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
@@ -130,7 +120,12 @@ class CocoFolder(Source):
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [every[i] for i in chosen]
     if split.startswith('train'):
-      _say_what_there_is(f'{root} {split}', self._images, names)
+      crowds = sum(int(np.sum(image['crowd'])) for image in self._images)
+      objects = sum(len(image['boxes']) for image in self._images) - crowds
+      _log.info(
+        f'{root} {split}: {len(self)} images, {objects} objects and {crowds} '
+        f'crowds of {len(names)} classes'
+      )
     self._state = ' '.join(
       f'{path} {voc.modified_ns(root, path)}' for path in files.values()
     )
@@ -150,30 +145,9 @@ class CocoFolder(Source):
     return image | {'masks': json.loads(image['masks'])}
 
   def fingerprint(self) -> str:
-    """A hash of the paths, sizes and modification times of the files."""
+    """Returns a hash of paths, sizes and modification times of the files."""
     files = (image['file'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
-
-
-def _say_what_there_is(
-  name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
-) -> None:
-  """Logs the numbers of images and objects, and warns of improbable data."""
-  crowds = sum(int(np.sum(image['crowd'])) for image in images)
-  boxes_N4 = np.concatenate([image['boxes'] for image in images])
-  count = len(boxes_N4)
-  _log.info(
-    f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
-    f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
-    'objects an image'
-  )
-  tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
-  for some, what in (
-    (crowds, 'are crowds, which are not learned'),
-    (tiny, 'are less than a pixel wide or high'),
-  ):
-    if some > count / 4:
-      _log.warning(f'{name}: {some} of {count} objects {what}.')
 
 
 @functools.lru_cache(maxsize=4)
@@ -269,13 +243,11 @@ def _refuse(
       problems.append(f'  {kind} {x!r} is not an object with named values')
     elif problem := check(x):
       problems.append(f'  {kind} {x.get("id")}: {problem}')
-  if more := len(problems) - _LISTED:
-    problems[_LISTED:] = [f'  and {more} more'] * (more > 0)
   if problems:
     raise ValueError(
-      f'{path} has {max(more + _LISTED, 0)} wrong entries:\n'
-      + '\n'.join(problems)
-      + '\nCorrect or remove them.'
+      f'{path} has {len(problems)} wrong entries. Correct or remove them:\n'
+      + '\n'.join(problems[:_LISTED])
+      + '\n  ...' * (len(problems) > _LISTED)
     )
 
 
@@ -321,7 +293,7 @@ def _implausible(
   annotations: Sequence[Mapping[str, Any]],
   sizes: Mapping[Any, tuple[int, int]],
 ) -> str:
-  """Returns why the boxes as a whole look wrong; empty if they do not."""
+  """Returns why the boxes as a whole look wrong, or '' if they look right."""
   if not annotations:
     return ''
   if all(x.get('iscrowd') for x in annotations):
@@ -348,7 +320,7 @@ def _implausible(
 
 
 def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
-  """Returns the annotated (height, width), or the file's if it is missing."""
+  """Returns the annotated (height, width), else that of the image file."""
   if {'height', 'width'} <= entry.keys():
     return entry['height'], entry['width']
   image = decode.open_image(decode.read_file(file), file)
@@ -390,5 +362,5 @@ def _image_folder(
   for place in places:
     if image_files.find(place, file).exists():
       return place
-  # The first image may be missing itself: take a folder that exists.
+  # The first image may be missing: take a folder that exists.
   return next(x for x in places if x.is_dir())

@@ -1,9 +1,9 @@
-"""DETR: directories of transformers, and the names of its arrays.
+"""Read and write DETR directories of transformers.
 
-`DetrForObjectDetection` and, with masks, `DetrForSegmentation`. transformers
-names the arrays of the panoptic head as the original does, and all others as
-its own modules were once called. Its backbone is either timm's, with the names
-of torchvision as in the original, or its own.
+The model is `DetrForObjectDetection` or, with masks, `DetrForSegmentation`. The
+panoptic head has the array names of the original code, everything else has
+names of transformers. The backbone is timm's, with the names of torchvision, or
+transformers' own.
 """
 
 import os
@@ -77,7 +77,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
   Args:
     name: name of the parameter.
     naming: `ORIGINAL`, `TIMM` or `OWN`.
-    prefix: of all keys but those of the panoptic head.
+    prefix: start of all keys except those of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name

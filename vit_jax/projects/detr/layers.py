@@ -61,7 +61,7 @@ class PostNormLayer(nn.Module):
         and keys, not to values.
       seen: tokens BLD that are attended to, and their positions.
       mask_B1L: true for tokens that may be attended to.
-      key: for dropout; None for none.
+      key: random key for dropout; None disables dropout.
     """
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
     key_weights, key_branch = _split(key, 2)

@@ -97,8 +97,8 @@ class DETR(Model):
   )
   dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
   dtype: Any = field(jnp.float32, 'Compute dtype.')
-  scan: bool = field(False, 'As `ViT` has it.')
-  remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
+  scan: bool = field(False, 'See `ViT`.')
+  remat: str = field('none', 'See `ViT`.', valid=REMAT)
 
   @property
   def task(self) -> str:

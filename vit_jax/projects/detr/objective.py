@@ -60,13 +60,13 @@ class Detection(Objective):
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
   buckets: int = field(1, 'See `BoxTransform`; each compiles separately.')
-  max_objects: int = field(100, 'Rows for objects of an image.', valid=_SIDE)
+  max_objects: int = field(100, 'Rows for objects per image.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
   no_object: float = field(0.1, 'Weight of "no object".', valid='(0, inf)')
   mask: float = field(1.0, "Weight of the masks' focal loss.", valid=_ANY)
   dice: float = field(1.0, "Weight of the masks' dice loss.", valid=_ANY)
-  # The original uses 1: an image's masks take max_objects x H x W bytes.
+  # The original uses 1. Then an image's masks take max_objects x H x W bytes.
   mask_stride: int = field(1, 'See `BoxTransform`.', valid=_SIDE)
   # An auxiliary loss that helps a backbone trained on few images.
   dense: float = field(0.0, 'Weight of per-cell classification.', valid=_ANY)

@@ -192,8 +192,8 @@ class IGPT(Model):
     even_palette(8), 'R, G and B of K colours.', valid='[-1.001, 1.001]'
   )
   dtype: Any = field(jnp.float32, 'Compute dtype.')
-  scan: bool = field(False, 'As `ViT` has it.')
-  remat: str = field('none', 'As `ViT` has it.', valid=REMAT)
+  scan: bool = field(False, 'See `ViT`.')
+  remat: str = field('none', 'See `ViT`.', valid=REMAT)
 
   @property
   def task(self) -> str:

@@ -1,9 +1,9 @@
-"""DINO: a student learns what its own average says (arXiv 2104.14294).
+"""DINO: self-distillation without labels (2104.14294).
 
-The teacher is a moving average of the student. It sees two large views of an
-image, the student sees these and several small ones, and tells from each view
-what the teacher says of each other large view. Centring and sharpening of the
-teacher's outputs keep them from becoming all alike.
+The teacher is a moving average of the student. The teacher sees two large views
+of an image; the student sees these and several small views. From each view, the
+student predicts the teacher's output for the other large views. The teacher's
+outputs are centred and sharpened, so that they do not collapse to a constant.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ from vit_jax.training.durations import durations_of, steps_of
 
 @dataclasses.dataclass(frozen=True)
 class DINO(Objective):
-  """Learns to say of a part of an image what the teacher says of the image.
+  """Learns to predict the teacher's output for other views of an image.
 
   Attributes:
-    model: of student and teacher.
-    images: how images are brought to the model; large views take at least
+    model: model of student and teacher.
+    images: image preprocessing and augmentation. Large views cover at least
       `crop_min_area` of an image.
-    steps: of the run, once the data are known.
+    steps: number of steps of the run; set by `on_data`.
     warmup_steps: `temperature_warmup` in steps.
     freeze_steps: `freeze_last` in steps.
-    class_names: none.
+    class_names: always empty.
   """
 
   unused: ClassVar[Mapping[str, Any]] = {
@@ -58,23 +58,29 @@ class DINO(Objective):
 
   model: DINOViT
   images: Images
-  small_views: int = field(8, 'Small views of an image.', valid='[0, 64]')
+  small_views: int = field(8, 'Number of small views.', valid='[0, 64]')
   small_size: str = field('96', 'Side of small views in pixels.')
   small_area: tuple[float, float] = field(
-    (0.05, 0.4), 'Smallest and largest share of an image.', valid='(0, 1]'
+    (0.05, 0.4),
+    'Range of the share of an image that a small view covers.',
+    valid='(0, 1]',
   )
   momentum: float = field(
-    0.996, "The teacher's at the start; a cosine to 1.", valid='[0, 1]'
+    0.996,
+    "The teacher's momentum at first; a cosine raises it to 1.",
+    valid='[0, 1]',
   )
-  temperature: float = field(0.1, "The student's.", valid='(0, inf)')
-  teacher_temperature: float = field(0.07, 'After warm-up.', valid='(0, inf)')
+  temperature: float = field(0.1, 'Of the student.', valid='(0, inf)')
+  teacher_temperature: float = field(
+    0.07, 'After its warm-up.', valid='(0, inf)'
+  )
   first_temperature: float = field(
-    0.04, "The teacher's at the start.", valid='(0, inf)'
+    0.04, "The teacher's temperature at the start.", valid='(0, inf)'
   )
-  temperature_warmup: str = field('30 epochs', 'From the first one, linear.')
-  center_momentum: float = field(0.9, "The centre's.", valid='[0, 1]')
+  temperature_warmup: str = field('30 epochs', 'Linear warm-up.')
+  center_momentum: float = field(0.9, 'Of the centre.', valid='[0, 1]')
   freeze_last: str = field(
-    '1 epochs', "How long the projection's last layer stays as it is."
+    '1 epochs', 'How long the last layer of the projection is frozen.'
   )
   steps: int = 1
   warmup_steps: int = 0
@@ -109,7 +115,7 @@ class DINO(Objective):
     """Returns the objective with its durations in steps.
 
     Raises:
-      ValueError: for a duration that is invalid.
+      ValueError: for an invalid duration.
     """
     total = durations_of(config, facts.examples).total
 
@@ -157,7 +163,10 @@ class DINO(Objective):
 
   @property
   def images_seen(self) -> float:
-    """The views of the student; the teacher's, without gradients, a third."""
+    """The views of the student. Those of the teacher count a third each.
+
+    The teacher has no backward pass, which costs two thirds of a step.
+    """
     small, large = (
       flops.forward_flops(self.model, size)
       for size in (self._small_hw, self.images.size)
@@ -169,12 +178,12 @@ class DINO(Objective):
     return {
       'center': jnp.zeros((self.model.prototypes,)),
       'steps': jnp.zeros((), jnp.int32),
-      # A copy: the step reuses the buffers of the parameters.
+      # A copy, because the step donates the parameters.
       'teacher': jax.tree.map(jnp.copy, params),
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns the views normalised, float32, each mirrored or not."""
+    """Flips each view at random, and normalises it to float32."""
     keys = jax.random.split(key)
     found = {}
     for (name, views), key in zip(sorted(batch.items()), keys, strict=False):
@@ -192,9 +201,9 @@ class DINO(Objective):
     *,
     train: bool,
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the loss before the first step, when the student is the teacher.
+    """Returns the loss with the student as its own teacher, as at step 0.
 
-    Training takes `loss_and_seen`.
+    Training calls `loss_and_seen`.
     """
     del train
     state = self.new_state(jax.lax.stop_gradient(params))
@@ -211,8 +220,8 @@ class DINO(Objective):
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
     """Returns the mean cross-entropy of all pairs of different views.
 
-    `teacher_entropy`, in nats, is 0 if the teacher says the same of every image
-    with certainty, and log K if it says nothing of any.
+    `teacher_entropy` is the mean entropy of the teacher's probabilities in
+    nats: 0 if one output always has probability 1, log K if all are equal.
     """
     del fixed
     step = state['steps']
@@ -235,7 +244,7 @@ class DINO(Objective):
   def next_state(
     self, state: ObjectiveState, params: Params, seen: Any
   ) -> ObjectiveState:
-    """Returns the state with teacher and centre moved."""
+    """Returns the state with teacher and centre updated."""
     m, c = self.momentum_at(state['steps']), self.center_momentum
     return {
       'center': c * state['center'] + (1 - c) * seen['center'],
@@ -249,7 +258,7 @@ class DINO(Objective):
     """Returns sums over the images whose `mask` is 1.
 
     The loss is the cross-entropy of an image and its mirror image. It shows
-    whether training is stable and not how good the representations are.
+    whether training is stable, not how good the representations are.
     """
     del fixed
     x_BHWC = self.images.normalize(batch['image'])
@@ -261,7 +270,7 @@ class DINO(Objective):
     return sums(batch['mask'], {'loss': losses_B})
 
   def temperature_at(self, step: jax.Array) -> jax.Array:
-    """Returns the teacher's temperature."""
+    """Returns the teacher's temperature at a step."""
     part = jnp.minimum(step / max(self.warmup_steps, 1), 1)
     if not self.warmup_steps:
       part = jnp.ones(())
@@ -269,14 +278,14 @@ class DINO(Objective):
     return first + (self.teacher_temperature - first) * part
 
   def momentum_at(self, step: jax.Array) -> jax.Array:
-    """Returns the teacher's momentum."""
+    """Returns the teacher's momentum at a step."""
     part = (1 + jnp.cos(jnp.pi * step / self.steps)) / 2
     return 1 - (1 - self.momentum) * part
 
   def _frozen(self, params: Params, step: jax.Array) -> Params:
-    """Returns parameters whose last layer may get no gradient yet.
+    """Stops gradients of the last layer during the first `freeze_steps`.
 
-    Weight decay still shortens its vectors, which are brought to length 1.
+    Weight decay still scales its vectors, but they are normalised anyway.
     """
     projection = params['projection']
     last = {
@@ -300,9 +309,9 @@ class DINO(Objective):
   def _outputs(
     self, params: Params, views: jax.Array, key: jax.Array | None
   ) -> jax.Array:
-    """Returns the logits of views [B, V, H, W, C], BVK.
+    """Returns the logits BVK of views [B, V, H, W, C].
 
-    A key is for what training drops.
+    With a key, dropout and stochastic depth are applied.
     """
     B, V, *rest = views.shape
     _, aux = self.model.apply(

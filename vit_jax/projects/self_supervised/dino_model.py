@@ -1,4 +1,4 @@
-"""The model of DINO (arXiv 2104.14294): a ViT and a projection head."""
+"""The model of DINO (2104.14294): a ViT and a projection head."""
 
 from typing import Any, ClassVar
 
@@ -13,10 +13,10 @@ Array = jax.Array
 
 
 class Projection(nn.Module):
-  """Three dense layers, a unit vector, and its products with unit vectors.
+  """The projection head (appendix C): an MLP and a weight-normalised layer.
 
-  Appendix C of the paper. With a `scale` the last layer's vectors have learned
-  lengths.
+  Three dense layers give a vector of length 1. The logits are its products with
+  K vectors of length 1 or, with `scale`, of learned lengths.
   """
 
   outputs: int
@@ -27,7 +27,7 @@ class Projection(nn.Module):
 
   @nn.compact
   def __call__(self, y_BD: Array) -> Array:
-    """Returns float32 BK."""
+    """Returns the logits BK in float32."""
     init = nn.initializers.truncated_normal(0.02)
     for i, width in enumerate((self.hidden, self.hidden, self.bottleneck)):
       if i:
@@ -53,17 +53,25 @@ def unit(x: Array, axis: int) -> Array:
 
 
 class DINOViT(ViT):
-  """Images to representations, and in training to logits of K outputs."""
+  """Maps images to representations, and for training to K logits."""
 
   kind: ClassVar[str] = 'dino_vit'
   task_params: ClassVar[tuple[str, ...]] = ('projection',)
   counted: ClassVar[tuple[str, ...]] = ('projected',)
   after_layers: ClassVar[str] = f'{ViT.after_layers}|^projection/'
 
-  prototypes: int = field(65536, "The projection's K.", valid='[2, inf)')
-  hidden: int = field(2048, 'Width inside the projection.', valid='[1, inf)')
-  bottleneck: int = field(256, 'Width before its last layer.', valid='[1, inf)')
-  last_scale: bool = field(False, 'Its last layer learns lengths.')
+  prototypes: int = field(
+    65536, 'K, outputs of the projection.', valid='[2, inf)'
+  )
+  hidden: int = field(
+    2048, 'Width of the hidden layers of the projection.', valid='[1, inf)'
+  )
+  bottleneck: int = field(
+    256, 'Width before the last layer of the projection.', valid='[1, inf)'
+  )
+  last_scale: bool = field(
+    False, 'Learn the lengths of the vectors of the last layer.'
+  )
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
@@ -88,11 +96,11 @@ class DINOViT(ViT):
 
     Args:
       images_BHWC: images in [-1, 1].
-      train: whether to drop out, which needs the random key 'dropout'.
-      capture: as `ViT` takes it, and 'projected' for logits BK in float32.
+      train: whether to apply dropout, which needs the random key 'dropout'.
+      capture: as in `ViT`, or 'projected' for logits BK in float32.
 
     Returns:
-      The representations BD, and a dict as that of `ViT` with the captured.
+      The representations BD, and a dict as in `ViT` with the captured values.
     """
     of_body = tuple(name for name in capture if name != 'projected')
     x_BhwD, x_BLD = self.embed(images_BHWC)

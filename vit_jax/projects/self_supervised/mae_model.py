@@ -1,8 +1,8 @@
-"""The model of masked autoencoders (MAE, arXiv 2111.06377).
+"""The model of masked autoencoders (MAE, 2111.06377).
 
-The encoder, a ViT, sees the visible patches alone. A small decoder sees its
-outputs and a learned mask token for each hidden patch, all with positions, and
-predicts the pixels of every patch.
+The encoder is a ViT that only sees the visible patches. A small decoder sees
+the encoder's outputs and a learned mask token for each hidden patch, all with
+position embeddings. It predicts the pixels of every patch.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Array = jax.Array
 
 
 class Decoder(nn.Module):
-  """From the encoder's tokens to the pixels of every patch."""
+  """Maps the tokens of the encoder to the pixels of every patch."""
 
   fields: layers.EncoderFields
   pixels: int
@@ -33,7 +33,8 @@ class Decoder(nn.Module):
   ) -> Array:
     """Returns the predicted pixels BLX in float32, patches in raster order.
 
-    `x_BKD` has `extra` tokens and then the first patches of `order_BL`.
+    `x_BKD` has `extra` tokens, then the visible patches, the first of
+    `order_BL`.
     """
     f = self.fields
     B, L = order_BL.shape
@@ -56,7 +57,7 @@ class Decoder(nn.Module):
 
 
 class MAEViT(ViT):
-  """Images and the order of their patches to predictions for every patch."""
+  """Maps images and the order of their patches to the pixels of every patch."""
 
   kind: ClassVar[str] = 'mae_vit'
   task_params: ClassVar[tuple[str, ...]] = ('decoder',)
@@ -66,10 +67,14 @@ class MAEViT(ViT):
   )
 
   decoder_width: int = field(
-    512, "The decoder's D.", valid='[4, inf)', multiple=4
+    512, 'Width D of the decoder.', valid='[4, inf)', multiple=4
   )
-  decoder_depth: int = field(8, "The decoder's layers.", valid=layers.DEPTHS)
-  decoder_heads: int = field(16, "The decoder's N.", valid='[1, inf)')
+  decoder_depth: int = field(
+    8, 'Number of layers of the decoder.', valid=layers.DEPTHS
+  )
+  decoder_heads: int = field(
+    16, 'Number of heads N of the decoder.', valid='[1, inf)'
+  )
 
   @property
   def task(self) -> str:
@@ -112,14 +117,13 @@ class MAEViT(ViT):
     ):
       if (value := getattr(self, name)) not in only:
         raise ValueError(
-          f'model.{name} is {value!r}: the encoder of a masked autoencoder '
-          'sees some patches alone, with positions added at the input, and '
-          f'trains no head. Use {" or ".join(map(repr, only))}.'
+          f'model.{name} is {value!r}, which a masked autoencoder does not '
+          f'support. Use {" or ".join(map(repr, only))}.'
         )
     if self.grid(image_size) == (1, 1):
       raise ValueError(
-        'The image is a single patch, with no other to predict it from. Choose '
-        'a smaller model.patch_size or a larger data.image_size.'
+        'The image is a single patch, so there is no other patch to predict it '
+        'from. Use a smaller model.patch_size or a larger data.image_size.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -142,15 +146,16 @@ class MAEViT(ViT):
 
     Args:
       images_BHWC: images in [-1, 1].
-      train: whether to drop out, which needs the random key 'dropout'.
-      capture: as `ViT` takes it.
-      order_BL: a permutation of the patches of each image, by number.
-      visible: how many patches of `order_BL` the encoder sees, the first ones;
-        without an order it sees all.
+      train: whether to apply dropout, which needs the random key 'dropout'.
+      capture: as in `ViT`.
+      order_BL: a permutation of the patches of each image; None if the encoder
+        sees all patches.
+      visible: number of patches, the first of `order_BL`, that the encoder
+        sees.
 
     Returns:
-      Predicted pixels BLX in float32, rows, columns and RGB of each patch, and
-      a dict as that of `ViT`.
+      Predicted pixels BLX in float32, where X is the rows, columns and RGB of a
+      patch; and a dict as in `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

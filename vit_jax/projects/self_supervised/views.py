@@ -1,4 +1,4 @@
-"""Views of an image for DINO: large and small crops with changed colours."""
+"""Views of an image for DINO: large and small crops with colour jitter."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ from vit_jax.data import decode
 from vit_jax.data.host_augmentation import OPERATIONS
 from vit_jax.data.transforms import TrainTransform
 
-# The most by which each is changed, and the shares of images whose colours are
-# changed and that become grey (2006.07733, as in the original of DINO).
+# The largest change of each colour operation, the probability of colour jitter,
+# and that of converting to grey (2006.07733, as in DINO's original code).
 _JITTER = {'Brightness': 0.4, 'Contrast': 0.4, 'Color': 0.2, 'Hue': 0.1}
 _CHANGED, _GREY = 0.8, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-  """Changes colours, and may blur and solarize.
+  """Colour jitter, and randomly greyscale, blur and solarization.
 
   Attributes:
-    blurred: share of the images that are blurred.
-    solarized: share of the images that are solarized.
-    radius: the largest of the blur, in pixels.
+    blurred: probability of blurring an image.
+    solarized: probability of solarizing an image.
+    radius: largest radius of the blur in pixels.
   """
 
   blurred: float
@@ -53,7 +53,7 @@ class Distortion:
 
 
 def _turned(image: Image.Image, turn: float) -> Image.Image:
-  """Returns an image whose hues are moved by a part of the colour circle."""
+  """Rotates the hues of an image by a share of the colour circle."""
   hsv = np.array(image.convert('HSV'))
   hsv[..., 0] += np.uint8(round(256 * turn) % 256)  # wraps around
   return Image.fromarray(hsv, 'HSV').convert('RGB')
@@ -66,7 +66,7 @@ class Views:
   Attributes:
     large: the transforms of the two large views.
     small: the transform of a small view.
-    count: of small views.
+    count: number of small views.
   """
 
   large: tuple[TrainTransform, TrainTransform]
@@ -82,14 +82,14 @@ class Views:
     areas: tuple[float, float],
     count: int,
   ) -> 'Views':
-    """Returns the views of the original.
+    """Returns the views of DINO's original code.
 
     Args:
       size: (H, W) of large views.
-      small_size: of small views.
-      least: the smallest share of the image that is a large view.
-      areas: the smallest and the largest share that is a small view.
-      count: of small views.
+      small_size: (H, W) of small views.
+      least: smallest share of the image that a large view covers.
+      areas: smallest and largest share that a small view covers.
+      count: number of small views.
     """
     radius = 2.0 * max(size) / 224
     first, second, small = (
