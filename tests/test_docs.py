@@ -223,7 +223,12 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 @pytest.mark.parametrize(
   'page',
-  [path for path in _PAGES if '```python' in path.read_text()],
+  [
+    # One that compiles the whole training step takes most of a minute.
+    pytest.param(path, marks=[pytest.mark.slow] * (path.stem == 'own_loop'))
+    for path in _PAGES
+    if '```python' in path.read_text()
+  ],
   ids=lambda path: str(path.relative_to(_ROOT)),
 )
 def test_snippets_run(page, tmp_path, monkeypatch):

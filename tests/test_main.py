@@ -392,6 +392,7 @@ def test_checkpoints_of_somebody_else_are_left_as_they_are(copy):
   assert status == 0, err
 
 
+@pytest.mark.slow
 def test_a_run_without_a_whole_checkpoint_starts_over_with_a_flag(
   command, copy
 ):

@@ -744,6 +744,7 @@ def test_rates_leave_out_the_step_that_compiles(
   assert steps == [1, 7]
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_steps_that_were_asked_for(tmp_path, monkeypatch):
   monkeypatch.setattr(run.Run, 'profiled', range(2, 4))
   train.train(

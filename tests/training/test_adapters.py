@@ -101,6 +101,7 @@ def test_adapters_change_nothing_at_first(base):
 
 
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
+@pytest.mark.slow
 def test_a_run_trains_and_saves_adapters_and_head_alone(
   base, tmp_path, preempt_at
 ):

@@ -266,6 +266,7 @@ def batch_of(made):
 @pytest.mark.parametrize(
   'accum_steps', [1, pytest.param(4, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_sam_takes_the_gradient_uphill(accum_steps):
   """As `optax.contrib.sam` does with the gradient's function."""
   made = experiment_of(**{'optimizer.sam': SAM, 'accum_steps': accum_steps})

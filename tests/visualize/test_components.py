@@ -35,6 +35,7 @@ def test_equal_patches_have_equal_colours_in_every_photograph():
   assert components.colours(np.ones((1, 2, 2, 8))).max() <= 1
 
 
+@pytest.mark.slow
 def test_the_command_paints_an_autoencoders_patches(tmp_path, capsys):
   """Of whose layers those of the decoder are no part."""
   fields = {'name': 'mae_vit', 'decoder_width': 8, 'decoder_heads': 2}

@@ -158,6 +158,7 @@ def test_results_are_the_originals(golden):
       np.testing.assert_allclose(got, golden[f'result{i}/{name}'], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_original():
   """Of all losses of all layers, masks included, back to four kernels."""
   path = ROOT.parent / 'shared' / 'golden' / 'detr-tiny_s7.npz'

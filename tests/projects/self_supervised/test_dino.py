@@ -98,12 +98,12 @@ def test_twenty_steps_are_the_originals():
   )
   state, step_of = made.start(made.place(params)), made.train_step()
   teacher, center = to_torch(params), torch.zeros(1, 24, dtype=torch.float64)
-  before = params
+  before, apply = params, jax.jit(objective.model.apply)
 
   def representations(params, views, size):
     """Returns those of the body, which other tests compare, by view."""
     params = transfer.at_size(objective.model, params, (16, 16), size)
-    y = [objective.model.apply({'params': params}, x)[0] for x in views]
+    y = [apply({'params': params}, x)[0] for x in views]
     return to_torch(y)
 
   for step in range(STEPS):
@@ -153,6 +153,7 @@ def test_twenty_steps_are_the_originals():
   )
 
 
+@pytest.mark.slow
 def test_gradients_are_the_originals():
   """Of the projection, whose inputs are given."""
   made = Experiment(
@@ -172,7 +173,7 @@ def test_gradients_are_the_originals():
     key = jax.random.key(0)
     return objective.loss_and_seen(params, {}, state, batch, key)[0]
 
-  got = jax.grad(loss)(params)['projection']
+  got = jax.jit(jax.grad(loss))(params)['projection']
   student = jax.tree.map(
     lambda x: x.requires_grad_(), to_torch(params['projection'])
   )
@@ -227,6 +228,7 @@ def test_views_are_large_and_small():
   assert 0.04 < min(areas) < 0.12 and 0.3 < max(areas) < 0.45
 
 
+@pytest.mark.slow
 def test_the_result_is_the_teacher_and_it_is_resumed(tmp_path, preempt_at):
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   config = config_of(total='6 steps', eval_every='6 steps')
