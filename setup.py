@@ -33,7 +33,6 @@ _INSTALL_REQUIRES = [
   'pillow>=11',
   'safetensors>=0.7',
   'scikit-learn>=1.5',
-  'scipy>=1.11',
   'simplejpeg>=1.8',
   'tensorflow-datasets>=4.9.10',
   'threadpoolctl>=3.5',

@@ -70,6 +70,19 @@ def _anchors(page):
   return [re.sub(r'[^\w -]', '', h.lower()).replace(' ', '-') for h in headings]
 
 
+def test_dependencies_are_listed_with_their_pins():
+  page = (_ROOT / 'docs/reference/dependencies.md').read_text()
+  pins = (_ROOT / 'requirements.txt').read_text()
+  for name, version in re.findall(r'([\w-]+) (\d+\.[\w.]+)', page):
+    if name not in ('Python', 'to', 'JAX', 'Flax'):
+      pin = f'{name}=={version}'
+      assert re.search(rf'^{re.escape(pin)}( ;.*)?$', pins, re.M), pin
+  required = (_ROOT / 'setup.py').read_text().partition('\n]\n')[0]
+  for name in re.findall(r"^  '([\w-]+)", required, re.M):
+    name = name.replace('_', '-')
+    assert re.search(rf'^\| .*\b{name}\b', page, re.M), name
+
+
 def test_commands_configs_and_files(page):
   text = page.read_text()
   for module in re.findall(r'python -m (vit_jax[\w.]*)', text):

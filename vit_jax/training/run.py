@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+from clu import profiler
 
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models.model import Params
@@ -110,7 +111,8 @@ class Run:
     if step in self.profiled:
       folder = os.path.join(self.workdir, 'profile')
       self._progress.message(f'writing a profile of the next steps to {folder}')
-      self._trace.enter_context(jax.profiler.trace(folder))
+      profiler.start(folder)
+      self._trace.callback(profiler.stop)
 
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
     """Returns the next batch on the devices, noting how long it took."""
