@@ -20,6 +20,8 @@ _INSTALL_REQUIRES = [
   # jax.export writes StableHLO files with it, and does not demand it.
   'flatbuffers>=24',
   'flax>=0.12.8',
+  # Shards on disk and in buckets.
+  'fsspec>=2024.6',
   # Checksums of files that Google Cloud Storage put together from parts.
   'google-crc32c>=1.5',
   'grain>=0.2.18',
@@ -31,6 +33,7 @@ _INSTALL_REQUIRES = [
   'optax>=0.2.8',
   'orbax-checkpoint>=0.12.8',
   'pillow>=11',
+  'protobuf>=5',
   'safetensors>=0.7',
   'scikit-learn>=1.5',
   'simplejpeg>=1.8',

@@ -18,7 +18,10 @@ COMMANDS = {
   'visualize': ('vit_jax.visualize', 'plots attention, filters, positions'),
   'palette': ('vit_jax.palette', "computes a data set's colours for iGPT"),
   'complete': ('vit_jax.complete', 'completes images with iGPT'),
-  'data': ('vit_jax.data', 'writes COCO annotations from images with masks'),
+  'data': (
+    'vit_jax.data',
+    'writes ArrayRecord files, and COCO annotations of masks',
+  ),
   'models': ('vit_jax.models', 'lists models: parameters, GFLOPs, tokens'),
   'plan': ('vit_jax.plan', 'estimates memory and time on TPUs, without a TPU'),
   'bench': ('vit_jax.bench', 'measures speed'),

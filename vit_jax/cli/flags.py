@@ -66,8 +66,9 @@ ENDINGS = (
 # Help for the data sets of commands that need classes.
 WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder per class (written with a slash), a "
-  "CSV file of images and labels, a TFDS name, 'vtab/TASK', or "
-  "'hf://datasets/OWNER/NAME'"
+  "CSV file of images and labels, a TFDS name, 'vtab/TASK', "
+  "'hf://datasets/OWNER/NAME', or shards as 'arrayrecord:FOLDER', "
+  "'parquet:FOLDER' or 'tfrecord:FOLDER'"
 )
 
 CONFIG = config_flags.DEFINE_config_file(

@@ -1,9 +1,15 @@
-"""Write COCO annotations for images with masks, to train DETR.
+"""Write images as ArrayRecord files, or COCO annotations of masks.
 
+  python -m vit_jax.data ./photos --shards=./photos-shards
   python -m vit_jax.data ./pennfudan --class=person
 
-The folder has images/ and masks/ with files of the same names. A pixel of a
-mask is 0, or the number of its object. The command writes instances.json, which
+With --shards the images and classes of a data set are written as ArrayRecord
+files to a new folder, which `--config.data.name=arrayrecord:./photos-shards`
+reads.
+
+Without --shards COCO annotations are written, to train DETR. The folder has
+images/ and masks/ with files of the same names. A pixel of a mask is 0, or the
+number of its object. The command writes instances.json, which
 `--config=configs/detr.py:r50,./pennfudan` reads.
 """
 
@@ -14,24 +20,44 @@ import sys
 from collections.abc import Sequence
 
 from vit_jax.cli import flags
-from vit_jax.data import atomic_files
+from vit_jax.data import atomic_files, write_shards
 from vit_jax.projects.detr import mask_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = flags.parser('data', __doc__)
-  parser.add_argument('folder', help='with images/ and masks/')
+  parser.add_argument(
+    'folder', help='with images/ and masks/; with --shards any data set'
+  )
   parser.add_argument(
     '--class',
     dest='class_name',
     default='object',
     help='class of all objects (default: object)',
   )
-  return flags.command(_run, parser.parse_args(argv))
+  parser.add_argument('--shards', help='the new folder of ArrayRecord files')
+  parser.add_argument(
+    '--splits',
+    default='train,test',
+    help='splits that --shards writes (default: train,test)',
+  )
+  args = parser.parse_args(argv)
+  return flags.command(_write_shards if args.shards else _annotate, args)
 
 
-def _run(args: argparse.Namespace) -> None:
+def _write_shards(args: argparse.Namespace) -> None:
+  target = args.shards.rstrip('/')
+  sizes = write_shards.write(args.folder, target, args.splits.split(','))
+  files = sorted(pathlib.Path(target).glob('*.array_record'))
+  counts = ', '.join(f'{count:,} of {key}' for key, count in sizes.items())
+  size_mb = sum(path.stat().st_size for path in files) / 1e6
+  print(f'written  {target}: {len(files)} files, {size_mb:,.0f} MB')
+  print(f'images   {counts}')
+  print(f'use      --config.data.name=arrayrecord:{target}')
+
+
+def _annotate(args: argparse.Namespace) -> None:
   target = pathlib.Path(args.folder) / 'instances.json'
   atomic_files.refuse_existing(str(target))
   found = mask_files.instances(target.parent, args.class_name)

@@ -1,11 +1,18 @@
-"""Datasets of the Hugging Face hub: hf://datasets/OWNER/NAME[:CONFIG]."""
+"""Datasets of the Hugging Face hub, and Parquet files as the hub has them.
+
+  hf://datasets/OWNER/NAME[:CONFIG]
+  parquet:./folder or a pattern, see `shards`
+
+The library reads Parquet files once and keeps them as Arrow files, which have
+random access: a Parquet file gives an image only with its whole row group.
+"""
 
 import importlib.util
 from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, splits
+from vit_jax.data import decode, shards, splits
 from vit_jax.data.source import Source
 
 PREFIX = 'hf://datasets/'
@@ -33,9 +40,16 @@ class HubSource(Source):
       )
     import datasets
 
-    path, _, config = name.removeprefix(PREFIX).partition(':')
+    given_names: tuple[str, ...] = ()
+    files: dict[str, list[str]] | None = None
+    if name.startswith(PREFIX):
+      path, _, config = name.removeprefix(PREFIX).partition(':')
+    else:
+      path, config = 'parquet', ''
+      fs, files = shards.find(name)
+      given_names = shards.class_file(fs, next(iter(files.values()))[0])
     try:
-      tables = datasets.load_dataset(path, config or None)
+      tables = datasets.load_dataset(path, config or None, data_files=files)
     except Exception as e:  # its own, and those of several clients
       said = str(e).strip().partition('\n')[0]
       raise ValueError(f'{name} cannot be loaded: {said:.300}') from e
@@ -43,21 +57,11 @@ class HubSource(Source):
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
-    values = whole[self._label][:]
     # A column of plain names or numbers has the classes themselves.
-    names = getattr(first.features[self._label], 'names', None)
-    known = range(len(names)) if names else sorted(set(values) - {None})
-    self.class_names = tuple(map(str, names or known))
-    number_of = {value: i for i, value in enumerate(known)}
-    labels_N = np.array([number_of.get(x, -1) for x in values], np.int32)
-    members, start = {}, 0
-    for split_name, table in tables.items():
-      members[split_name] = list(range(start, start + len(table)))
-      start += len(table)
-    if list(members) == ['train']:
-      members = splits.stratified_fifth(labels_N.tolist(), split_seed)
-    members = splits.permuted(members, split_seed)
-    self._rows = splits.select(split, members, name)
+    names = getattr(first.features[self._label], 'names', None) or given_names
+    labels_N, self.class_names = shards.numbered(whole[self._label][:], names)
+    sizes = {split_name: len(table) for split_name, table in tables.items()}
+    self._rows = splits.select_rows(split, sizes, labels_N, name, split_seed)
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):
       raise ValueError(
@@ -96,6 +100,8 @@ class HubSource(Source):
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   """The columns that hold the image and its class."""
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
+  # Files that the library has not written do not say that they have images.
+  images = images or [k for k in features if k in ('image', 'img', 'jpg')]
   of_kind = {
     kind: [k for k, f in features.items() if isinstance(f, kind)]
     for kind in (datasets.ClassLabel, datasets.Value)

@@ -27,6 +27,8 @@ from vit_jax.register import Register
 SOURCES = Register(
   'data.name',
   {
+    '(arrayrecord|tfrecord):.*': 'vit_jax.data.shards:open_shards',
+    'parquet:.*': 'vit_jax.data.hub_source:HubSource',
     'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
     '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
   },
@@ -112,9 +114,10 @@ def open_source(
     name: `digits` or `digits_canvas` (digits to be found); a folder (a path
       with a separator, or one that starts with `.` or `~`), see `folder` and
       `projects.detr.coco`; a CSV file, see `folder.open_table`;
-      `hf://datasets/OWNER/NAME`, see `hub_source`; a dataset of TFDS such as
-      `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of VTAB-1k
-      such as `vtab/dtd`, see `vtab`.
+      `hf://datasets/OWNER/NAME` or `parquet:PLACE`, see `hub_source`;
+      `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a dataset of TFDS
+      such as `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of
+      VTAB-1k such as `vtab/dtd`, see `vtab`.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has `train800`, `val200`, `train800val200` and `test` alone.
     data_dir: Where TFDS has its datasets; None is TFDS' own default.

@@ -131,6 +131,34 @@ def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
   }
 
 
+def select_rows(
+  split: str,
+  sizes: Mapping[str, int],
+  labels: np.ndarray,
+  owner: str,
+  seed: int,
+) -> np.ndarray:
+  """The rows of a table that a split string names; see `select`.
+
+  Args:
+    split: the split string.
+    sizes: rows of each split, which follow each other in the table. If `train`
+      is the only one, a fifth of each class becomes `test`.
+    labels: the class of each row.
+    owner: the name of the dataset in messages.
+    seed: of the fifth and of the order that slices refer to, since many
+      datasets are sorted by class.
+  """
+  members: dict[str, Sequence[int]] = {}
+  start = 0
+  for name, size in sizes.items():
+    members[name] = range(start, start + size)
+    start += size
+  if list(members) == ['train']:
+    members |= stratified_fifth(labels.tolist(), seed)
+  return select(split, permuted(members, seed), owner)
+
+
 def permuted(
   splits: Mapping[str, Sequence[int]], seed: int
 ) -> dict[str, list[int]]:

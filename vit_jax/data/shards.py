@@ -1,0 +1,412 @@
+"""Shards of encoded images: ArrayRecord and TFRecord, and where shards lie.
+
+  arrayrecord:./photos          all shards of a folder
+  tfrecord:gs://bucket/train-*  the files of a pattern
+
+A record is a tf.train.Example, as TFDS and the scripts of ImageNet write it.
+The first start reads all records once for their labels and, in TFRecord files,
+their places. The result is kept in `~/.cache/vit_jax/shards`.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import fsspec
+import google_crc32c
+import grain
+import numpy as np
+
+from vit_jax.data import atomic_files, cores, splits
+from vit_jax.data.decode import UnreadableImage, UnreadFile
+from vit_jax.data.source import Record, Source
+
+_log = logging.getLogger(__name__)
+
+# The extension of each kind of shard, as a pattern.
+KINDS = {
+  'arrayrecord': '.array*record*',
+  'tfrecord': '.tfrecord*',
+  'parquet': '.parquet*',
+}
+# Names of the fields of a record, by preference: those of TFDS and of ImageNet.
+_IMAGE = ('image', 'image/encoded')
+_LABEL = ('label', 'image/class/label')
+_FILE_NAME = ('file_name', 'image/filename')
+# Beside the shards; the second name is that of TFDS.
+_CLASSES = ('classes.txt', 'label.labels.txt')
+# Records of large images stay below a GB.
+_READ_TOGETHER = 512
+
+
+def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
+  """Opens a split of ArrayRecord or TFRecord files; see `sources.open_source`.
+
+  Raises:
+    FileNotFoundError: There are no such files.
+    ImportError: The library of a bucket is missing.
+    ValueError: The split is missing, or a shard is damaged.
+  """
+  kind = name.partition(':')[0]
+  fs, by_split = find(name)
+  names = class_file(fs, next(iter(by_split.values()))[0])
+  if names and len(by_split) > 1:
+    # Other splits need not be read to know the classes.
+    needed = splits.needed(split, by_split, name)
+    by_split = {x: y if x in needed else [] for x, y in by_split.items()}
+  paths = [path for files in by_split.values() for path in files]
+  states = [_state(fs, path) for path in paths]
+  counts, values, places = _index(kind, fs, paths, states)
+  sizes, start = {}, 0
+  for key, files in by_split.items():
+    sizes[key] = int(sum(counts[start : start + len(files)]))
+    start += len(files)
+  has_labels = any(value is not None for value in values)
+  labels_N, class_names = numbered(values, names)
+  rows = splits.select_rows(split, sizes, labels_N, name, split_seed)
+  if has_labels and np.any(labels_N[rows] < 0):
+    wrong = values[rows[np.argmin(labels_N[rows])]]
+    said = 'no class' if wrong is None else f'the class {wrong!r}'
+    raise ValueError(
+      f'{name} {split}: a record has {said}; each needs one of the '
+      f'{len(class_names)} classes. Name another split. If there is a file '
+      f'{_CLASSES[0]}, it must have a line for each class, from class 0.'
+    )
+  records: Any
+  if kind == 'arrayrecord':
+    # With their number of records files are opened when they are read.
+    records = grain.sources.ArrayRecordDataSource(
+      [f'{x}[0:{n}]' for x, n in zip(paths, counts, strict=True)]
+    )
+  else:
+    records = _TfRecords(fs, paths, np.cumsum(counts), places)
+  if not has_labels:
+    return Shards(records, states, counts, rows)
+  return LabelledShards(records, states, counts, rows, labels_N, class_names)
+
+
+class Shards(Source):
+  """Some records of shards, images still encoded, without labels."""
+
+  def __init__(
+    self,
+    records: Sequence[bytes],
+    states: Sequence[str],
+    counts: np.ndarray,
+    rows: np.ndarray,
+    labels_N: np.ndarray | None = None,
+    class_names: tuple[str, ...] = (),
+  ):
+    """Takes some rows of the records of all shards.
+
+    Args:
+      records: of all shards, one after the other.
+      states: a text for each shard, its path and what changes with its bytes.
+      counts: records of each shard.
+      rows: the chosen records.
+      labels_N: the class of each record of all shards.
+      class_names: a name for each class.
+    """
+    self._records, self._states, self._rows = records, states, rows
+    self._starts = np.cumsum(counts) - counts
+    self._ends = np.cumsum(counts)
+    self._labels = None if labels_N is None else labels_N[rows]
+    self.class_names = class_names
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def _place(self, index: int) -> tuple[str, int]:
+    """Returns the state of a record's shard, and its position there."""
+    row = int(self._rows[index])
+    shard = int(np.searchsorted(self._ends, row, 'right'))
+    return self._states[shard], row - int(self._starts[shard])
+
+  def __getitem__(self, index: int) -> Record:
+    state, position = self._place(index)
+    name = f'{state.partition(chr(0))[0]}/{position}'
+    try:
+      data = self._records[int(self._rows[index])]
+    except OSError as e:
+      raise UnreadFile(name, e.strerror or str(e)) from None
+    except RuntimeError as e:  # ArrayRecord's
+      raise UnreadableImage(name, str(e)) from None
+    fields = _parse(data, name)
+    image = _value(fields, _IMAGE)
+    if not isinstance(image, bytes):
+      raise UnreadableImage(
+        name,
+        f'its fields are {", ".join(sorted(fields))}; the encoded image must '
+        f'be in {" or ".join(_IMAGE)}',
+      )
+    if file_name := _value(fields, _FILE_NAME):
+      name = f'{posixpath.dirname(name)}/{_text(file_name)}'
+    return {'image': image, 'name': name}
+
+  def fingerprint(self) -> str:
+    """A hash of the files' paths, sizes and times, and of the chosen rows."""
+    return self._hash(self._states)
+
+  def identity(self) -> str:
+    """A hash of the files' names and sizes, and of the chosen rows."""
+    parts = (state.split('\0') for state in self._states)
+    return self._hash(f'{posixpath.basename(x[0])} {x[1]}' for x in parts)
+
+  def _hash(self, texts: Iterable[str]) -> str:
+    digest = hashlib.sha256('\n'.join(texts).encode(errors='surrogateescape'))
+    digest.update(self._rows.tobytes())
+    return f'shards {digest.hexdigest()}'
+
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
+    places = map(self._place, indices)
+    return (f'{state} {position}' for state, position in places)
+
+
+class LabelledShards(Shards):
+  """Some records of shards with a class each."""
+
+  def __getitem__(self, index: int) -> Record:
+    return super().__getitem__(index) | {'label': int(self.labels()[index])}
+
+  def labels(self) -> np.ndarray:
+    """The classes of all records, int32 [N]."""
+    assert self._labels is not None  # as the class says
+    return self._labels
+
+
+class _TfRecords(Sequence[bytes]):
+  """Random access to the records of TFRecord files.
+
+  Grain reads these files from the start alone, and from local disk.
+  """
+
+  def __init__(
+    self, fs: Any, paths: list[str], ends: np.ndarray, places: np.ndarray
+  ):
+    self._fs, self._paths, self._ends, self._places = fs, paths, ends, places
+
+  def __len__(self) -> int:
+    return len(self._places)
+
+  def __getitem__(self, row: Any) -> Any:
+    path = self._paths[int(np.searchsorted(self._ends, row, 'right'))]
+    start, end = map(int, self._places[row])
+    return _next(io.BytesIO(self._fs.cat_file(path, start, end)), path)
+
+
+def find(name: str) -> tuple[Any, dict[str, list[str]]]:
+  """Returns the file system of a data set and its shards, sorted, by split.
+
+  The split is the first word of a file's name that is one; without such a word
+  it is `train`. Paths outside the local disk keep their protocol.
+
+  Raises:
+    FileNotFoundError: No file matches.
+    ImportError: The library of a bucket is missing.
+    ValueError: Some files name a split and others do not.
+  """
+  kind, _, pattern = name.partition(':')
+  try:
+    fs, place = fsspec.core.url_to_fs(os.path.expanduser(pattern))
+  except (ImportError, ValueError) as e:
+    raise type(e)(
+      f'{name}: {e}. gs:// needs gcsfs: pip install -c requirements.txt gcsfs'
+    ) from None
+  if fs.isdir(place):
+    place = f'{place.rstrip("/")}/*{KINDS[kind]}'
+  local = 'file' in fs.protocol
+  paths = sorted(x for x in fs.glob(place) if posixpath.basename(x)[:1] != '.')
+  if not paths:
+    raise FileNotFoundError(
+      f'{name} matches no file. Give a folder of such files, or a pattern, as '
+      f"in '{kind}:./data/train-*'"
+    )
+  by_split: dict[str, list[str]] = {}
+  for path in paths:
+    words = re.split('[^a-z]+', posixpath.basename(path).lower())
+    split = next((word for word in words if word in splits.NAMES), '')
+    path = path if local else fs.unstrip_protocol(path)
+    by_split.setdefault(split, []).append(path)
+  if without := by_split.pop('', []):
+    if by_split:
+      raise ValueError(
+        f'{name}: {without[0]} has no split in its name, and other files do. '
+        f'Use {", ".join(names[0] for names in splits.SAME)} as a word of the '
+        'name, or a pattern that leaves it out.'
+      )
+    by_split['train'] = without
+  return fs, by_split
+
+
+def class_file(fs: Any, path: str) -> tuple[str, ...]:
+  """Returns the lines of the file of class names beside a shard, if any.
+
+  Raises:
+    ValueError: A name is there twice.
+  """
+  for file_name in _CLASSES:
+    place = f'{posixpath.dirname(path)}/{file_name}'
+    if fs.exists(place):
+      lines = fs.cat_file(place).decode('utf-8-sig').splitlines()
+      names = tuple(line.strip() for line in lines if line.strip())
+      if twice := [x for x in names if names.count(x) > 1]:
+        raise ValueError(
+          f'{place} has {twice[0]!r} twice: name each class once'
+        )
+      return names
+  return ()
+
+
+def numbered(
+  values: Sequence[Any], names: Sequence[str] = ()
+) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Returns labels, int32 [N], and class names.
+
+  Args:
+    values: the class of each record: its number, its name, or None.
+    names: all classes; without them they are the distinct values, sorted.
+      Values outside get the label -1.
+  """
+  known: Sequence[Any] = sorted({*values} - {None})
+  if names:
+    are_texts = bool(known) and isinstance(known[0], str)
+    known = names if are_texts else range(len(names))
+  number_of = {value: i for i, value in enumerate(known)}
+  labels_N = np.array([number_of.get(x, -1) for x in values], np.int32)
+  return labels_N, tuple(map(str, names or known))
+
+
+def _state(fs: Any, path: str) -> str:
+  """Returns a file's path, size and what says that it has changed."""
+  info = fs.info(path)
+  time = info.get('mtime') or info.get('etag') or info.get('created')
+  return f'{path}\0{info["size"]}\0{time}'
+
+
+def _index(
+  kind: str, fs: Any, paths: list[str], states: list[str]
+) -> tuple[np.ndarray, list[Any], np.ndarray]:
+  """Returns what is known of all records without their images.
+
+  Returns:
+    The number of records of each shard; for each record its class (a number, a
+    name or None); and the place of each record of a TFRecord, [N, 2].
+  """
+  text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
+  place = atomic_files.cache_folder() / 'shards'
+  place /= f'{hashlib.sha256(text).hexdigest()}.npz'
+  if place.exists():
+    with np.load(place) as kept:
+      counts, labels, places = (kept[x] for x in ('counts', 'labels', 'places'))
+  else:
+    scans = cores.in_threads(
+      lambda i: _scan(kind, fs, paths[i]),
+      range(len(paths)),
+      cores.progress('Reading labels', len(paths), 'shards'),
+    )
+    found = list(scans)
+    counts = np.array([len(scan) for scan in found], np.int64)
+    rows = [row for scan in found for row in scan]
+    values = [label for _, _, label in rows]
+    lacking = '' if any(isinstance(x, str) for x in values) else -1
+    labels = np.array([lacking if x is None else x for x in values])
+    places = np.array([row[:2] for row in rows], np.int64).reshape(-1, 2)
+    data = io.BytesIO()
+    np.savez(data, counts=counts, labels=labels, places=places)
+    try:
+      place.parent.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace(place, data.getvalue())
+    except OSError as e:  # a read-only home must not keep one from training
+      _log.warning('The places of records in shards are not kept: %s', e)
+  # TFDS writes -1 for a missing class as well.
+  return counts, [None if x in (-1, '') else x for x in labels.tolist()], places
+
+
+def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
+  """Returns start, end and class of each record of a shard.
+
+  Raises:
+    ValueError: The shard is damaged.
+  """
+  records = _array_records(path) if kind == 'arrayrecord' else _walk(fs, path)
+  rows: list[tuple[int, int, Any]] = []
+  try:
+    for start, end, data in records:
+      label = _value(_parse(data, f'{path}/{len(rows)}'), _LABEL)
+      rows.append((start, end, _text(label)))
+  except (RuntimeError, UnreadableImage) as e:
+    raise ValueError(
+      f'{path} is damaged or has another format, after {len(rows):,} records: '
+      f'{getattr(e, "reason", e)}. Write or fetch it again.'
+    ) from None
+  return rows
+
+
+def _array_records(path: str) -> Iterator[tuple[int, int, bytes]]:
+  records = grain.sources.ArrayRecordDataSource([path])
+  for start in range(0, len(records), _READ_TOGETHER):
+    some = range(start, min(start + _READ_TOGETHER, len(records)))
+    for data in records.__getitems__(some):
+      yield 0, 0, data
+
+
+def _walk(fs: Any, path: str) -> Iterator[tuple[int, int, bytes]]:
+  with fs.open(path, 'rb') as file:
+    start = 0
+    while (data := _next(file, path)) is not None:
+      end = file.tell()
+      yield start, end, data
+      start = end
+
+
+def _next(file: Any, path: str) -> bytes | None:
+  """Reads a record of a TFRecord; returns None at the end of the file."""
+  if not (head := file.read(12)):
+    return None
+  length = int.from_bytes(head[:8], 'little')
+  if len(head) < 12 or not _is_whole(head[:8], head[8:]):
+    raise UnreadableImage(
+      path, 'the length of a record is damaged, or the file is compressed'
+    )
+  body = file.read(length + 4)
+  data = body[:length]
+  if len(body) < length + 4 or not _is_whole(data, body[length:]):
+    raise UnreadableImage(path, 'a record is cut short, or its bytes changed')
+  return data
+
+
+def _is_whole(data: bytes, checksum: bytes) -> bool:
+  """Whether bytes have a TFRecord's checksum, CRC32C rotated and shifted."""
+  crc = google_crc32c.value(data)
+  masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+  return masked.to_bytes(4, 'little') == checksum
+
+
+def _parse(data: bytes, name: str) -> Mapping[str, Any]:
+  """Returns the fields of a tf.train.Example."""
+  # TFDS takes a second to import, which only its users should pay.
+  from google.protobuf.message import DecodeError
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  try:
+    return tf_example_pb2.Example.FromString(data).features.feature
+  except DecodeError:
+    raise UnreadableImage(name, 'a record is not a tf.train.Example') from None
+
+
+def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+  """Returns the value of the first field that a record has, or None."""
+  for name in names:
+    if name in fields and (kind := fields[name].WhichOneof('kind')):
+      if values := getattr(fields[name], kind).value:
+        return values[0]
+  return None
+
+
+def _text(value: Any) -> Any:
+  return value.decode(errors='replace') if isinstance(value, bytes) else value

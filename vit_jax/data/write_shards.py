@@ -1,0 +1,91 @@
+"""Write images and their classes as ArrayRecord files."""
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import atomic_files, cores, sources, splits
+from vit_jax.data.source import BoxedSource, Source
+
+_SHARD_BYTES = 256 << 20
+
+
+def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
+  """Writes splits of a data set to a new folder.
+
+  `arrayrecord:TARGET` reads the same images, classes and order as `name`.
+
+  Args:
+    name: as `data.name` of a config.
+    target: the folder; it appears when everything is written.
+    split_names: the splits to write.
+
+  Returns:
+    The number of images of each split.
+
+  Raises:
+    FileExistsError: `target` exists.
+    ValueError: A split is missing, or records have objects or several classes.
+  """
+  found = {key: sources.open_source(name, key) for key in split_names}
+  for key, source in found.items():
+    if key not in splits.NAMES:
+      raise ValueError(
+        f'split {key!r} cannot be written; use {", ".join(splits.NAMES)}'
+      )
+    if source.several_labels or isinstance(source, BoxedSource):
+      raise ValueError(
+        f'{name} has objects, or several classes an image; shards keep one '
+        'class each. Train on the folder itself.'
+      )
+  with atomic_files.new_folder(target) as folder:
+    for key, source in found.items():
+      _write_split(source, f'{folder}/{key}')
+    names = next(iter(found.values())).class_names
+    if names:
+      text = ''.join(f'{x}\n' for x in names)
+      (folder / 'classes.txt').write_text(text, encoding='utf-8')
+  return {key: len(source) for key, source in found.items()}
+
+
+def _write_split(source: Source, prefix: str) -> None:
+  # Its import takes a second, and Linux alone has array_record.
+  from array_record.python import array_record_module
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  # `splits.permuted` brings them into the order of `source` again.
+  index_of = np.argsort(splits.permuted({'': range(len(source))}, 0)[''])
+  writer: Any = None
+  count, size = 0, _SHARD_BYTES
+  what = f'Writing {os.path.basename(prefix)}'
+  with cores.progress(what, len(source), 'images') as bar:
+    for index in index_of.tolist():
+      if size >= _SHARD_BYTES:
+        if writer:
+          writer.close()
+        writer = array_record_module.ArrayRecordWriter(
+          f'{prefix}-{count:05d}.array_record',
+          'group_size:1,uncompressed',  # images are compressed already
+        )
+        count, size = count + 1, 0
+      record = source[index]
+      image = record['image']
+      if isinstance(image, np.ndarray):
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, 'PNG')
+        image = file.getvalue()
+      example = tf_example_pb2.Example()
+      fields = example.features.feature
+      fields['image'].bytes_list.value.append(image)
+      file_name = '/'.join(record['name'].split('/')[-2:])
+      fields['file_name'].bytes_list.value.append(os.fsencode(file_name))
+      if 'label' in record:
+        fields['label'].int64_list.value.append(record['label'])
+      writer.write(example.SerializeToString())
+      size += len(image)
+      bar.update()
+  writer.close()
