@@ -176,7 +176,10 @@ class Objective:
   def train_transform(
     self,
   ) -> Callable[[Record, np.random.Generator], Example]:
-    """Returns the picklable function from a record to a training example."""
+    """Returns the function from a record to a training example.
+
+    Worker processes receive it through cloudpickle.
+    """
     return transforms.WithoutLabel(self.images.train_transform())
 
   def eval_transform(self) -> Callable[[Record], Example]:

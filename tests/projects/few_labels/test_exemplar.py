@@ -106,21 +106,19 @@ def test_copies_are_of_one_image_each():
   source = sources.open_source('digits', 'train[:5]')
   example = transform(source[2], np.random.default_rng(0))
   assert example['label'] == source[2]['label']
-  owners = {
-    transforms.seed_of(x['name']) for x in transform.keywords['unlabelled']
-  }
+  owners = {transforms.seed_of(x['name']) for x in objective.open_unlabelled()}
   ours, others = example['owner'].view(np.uint32)
   assert ours == transforms.seed_of(source[2]['name']) and others in owners
   assert len({x.tobytes() for x in example['image']}) > 1
-  whole = objective_of(
+  objective = objective_of(
     **{
       'objective.copies': 4,
       'objective.unlabelled': 'train[5:7]',
       'data.crop_min_area': 1.0,
     }
-  ).train_transform()
-  make, unlabelled = (whole.keywords[x] for x in ('transform', 'unlabelled'))
-  known = [make(unlabelled[i], None)['image'] for i in range(2)]
+  )
+  whole, make = objective.train_transform(), objective.images.train_transform()
+  known = [make(x, None)['image'] for x in objective.open_unlabelled()]
   seen = set()
   for seed in range(30):
     example = whole(source[seed % 5], np.random.default_rng(seed))

@@ -191,8 +191,14 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
   monkeypatch.setattr(
     soft_labels, 'kept', lambda *args: given.append(args) or labels
   )
-  transform = objective.train_transform()
-  assert len(transform.keywords['rows']) == 40
+  rows, balanced = [], soft_labels.balanced
+  monkeypatch.setattr(
+    soft_labels,
+    'balanced',
+    lambda *args: rows.append(balanced(*args)) or rows[-1],
+  )
+  objective.train_transform()
+  assert len(rows[0]) == 40
   path, teacher, source, data, names = given[0]
   assert (path, teacher) == (objective.labels, objective.teacher)
   assert len(source) == 99 and names == NAMES
@@ -232,20 +238,13 @@ def test_a_batch_has_images_with_their_labels():
     **{'data.crop_min_area': 1.0, 'objective.unlabelled': 'train[:99]'}
   )
   transform = objective.train_transform()
+  unlabelled = objective.open_unlabelled()
   labels = kept_in(
-    objective.labels,
-    None,
-    transform.keywords['unlabelled'],
-    'digits train[:99]',
-    NAMES,
+    objective.labels, None, unlabelled, 'digits train[:99]', NAMES
   )
   digits, drawn = sources.open_source('digits', 'train'), []
-  known = [
-    transform.keywords['transform'](transform.keywords['unlabelled'][i], None)[
-      'image'
-    ]
-    for i in range(99)
-  ]
+  make = objective.images.train_transform()
+  known = [make(x, None)['image'] for x in unlabelled]
   for seed in range(100):
     example = transform(digits[seed], np.random.default_rng(seed))
     assert example['label'] == digits[seed]['label']

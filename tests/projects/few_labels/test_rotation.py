@@ -79,7 +79,7 @@ def test_both_streams_come_from_their_splits():
   ).objective
   transform = objective.train_transform()
   few, others = (
-    [transform.keywords['transform'](x, None)['image'] for x in source]
+    [objective.images.train_transform()(x, None)['image'] for x in source]
     for source in (
       [source[i] for i in range(len(source))]
       for source in (

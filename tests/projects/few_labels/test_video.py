@@ -9,6 +9,7 @@ from scipy import special
 from tests.objectives import test_every
 from vit_jax.data import sources
 from vit_jax.experiment import CheckedConfig
+from vit_jax.projects.few_labels.video import open_videos
 
 B, GROUP, S, F, K = 6, 3, 3, 2, 2
 FIELDS = {
@@ -99,12 +100,9 @@ def test_clips_are_of_one_video_each():
   ).objective
   transform = objective.train_transform()
   source = sources.open_source('digits', 'train[:5]')
-  known = [
-    transform.keywords['transform'](
-      transform.keywords['videos'].frames[i], None
-    )['image'].tobytes()
-    for i in range(96)
-  ]
+  make = objective.images.train_transform()
+  frames = open_videos(objective.videos, 'error').frames
+  known = [make(frames[i], None)['image'].tobytes() for i in range(96)]
   seen = set()
   for seed in range(20):
     example = transform(source[seed % 5], np.random.default_rng(seed))

@@ -16,7 +16,6 @@ The noise is set by `data.augment`, `model.dropout` and
 """
 
 import dataclasses
-import functools
 import io
 import logging
 import zipfile
@@ -34,7 +33,6 @@ from vit_jax.checkpoints import classes, opening, saving
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import atomic_files, device_augmentation
 from vit_jax.data.sources import Record, Source
-from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
@@ -80,7 +78,11 @@ class PseudoLabels(TwoStreams):
     return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
-    """Returns the transform; labels the unlabelled images first if needed."""
+    """Returns the transform; labels the unlabelled images first if needed.
+
+    Its examples have 'image' and 'label' of a record, 'unlabelled' [r, H, W, 3]
+    and 'soft' [r, C].
+    """
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
     source = self.open_unlabelled()
@@ -95,14 +97,16 @@ class PseudoLabels(TwoStreams):
       len(source),
       len(known),
     )
-    return functools.partial(
-      example_of,
-      transform=super().train_transform(),
-      unlabelled=source,
-      soft_labels_NC=soft_labels_NC,
-      rows=rows,
-      ratio=self.ratio,
-    )
+    transform, ratio = super().train_transform(), self.ratio
+
+    def example(record: Record, rng: np.random.Generator) -> Example:
+      labelled = transform(record, rng)
+      drawn = rows[rng.integers(len(rows), size=ratio)]
+      images = [transform(source[int(row)], rng)['image'] for row in drawn]
+      soft = soft_labels_NC[drawn]
+      return {**labelled, 'unlabelled': np.stack(images), 'soft': soft}
+
+    return example
 
   @property
   def images_seen(self) -> int:
@@ -173,31 +177,6 @@ class PseudoLabels(TwoStreams):
       'accuracy': jnp.mean(hit[:, 0]),
       'agreement': jnp.mean(hit[:, 1:]),
     }
-
-
-def example_of(
-  record: Record,
-  rng: np.random.Generator,
-  *,
-  transform: TrainTransform,
-  unlabelled: Source,
-  soft_labels_NC: np.ndarray,
-  rows: np.ndarray,
-  ratio: int,
-) -> Example:
-  """Returns an example of a record and r images drawn from `rows`.
-
-  Its keys are 'image' and 'label' of the record, 'unlabelled' [r, H, W, 3] and
-  'soft' [r, C].
-  """
-  example = transform(record, rng)
-  drawn = rows[rng.integers(len(rows), size=ratio)]
-  images = [transform(unlabelled[int(row)], rng)['image'] for row in drawn]
-  return {
-    **example,
-    'unlabelled': np.stack(images),
-    'soft': soft_labels_NC[drawn],
-  }
 
 
 def kept(

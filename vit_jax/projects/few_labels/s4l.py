@@ -21,7 +21,6 @@ batch-hard triplets of 1703.07737, with the distances of FaceNet, 1503.03832).
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -32,8 +31,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data import transforms
-from vit_jax.data.sources import Record, Source
-from vit_jax.data.transforms import TrainTransform
+from vit_jax.data.sources import Record
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import Example
@@ -62,12 +60,18 @@ class Rotation(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example from both streams."""
-    return functools.partial(
-      pair_of,
-      transform=super().train_transform(),
-      unlabelled=self.open_unlabelled(),
-    )
+    """Returns the function that makes an example from both streams.
+
+    It has a record's 'image' and 'label', and a random 'unlabelled' image.
+    """
+    transform, unlabelled = super().train_transform(), self.open_unlabelled()
+
+    def pair(record: Record, rng: np.random.Generator) -> Example:
+      example = transform(record, rng)
+      other = unlabelled[int(rng.integers(len(unlabelled)))]
+      return {**example, 'unlabelled': transform(other, rng)['image']}
+
+    return pair
 
   @property
   def images_seen(self) -> int:
@@ -122,19 +126,6 @@ class Rotation(TwoStreams):
     }
 
 
-def pair_of(
-  record: Record,
-  rng: np.random.Generator,
-  *,
-  transform: TrainTransform,
-  unlabelled: Source,
-) -> Example:
-  """Returns a record's 'image' and 'label', and a random 'unlabelled' image."""
-  example = transform(record, rng)
-  other = unlabelled[int(rng.integers(len(unlabelled)))]
-  return {**example, 'unlabelled': transform(other, rng)['image']}
-
-
 @dataclasses.dataclass(frozen=True)
 class Exemplar(TwoStreams):
   """Learns `batch['label']`, and which copies come from the same image."""
@@ -162,13 +153,28 @@ class Exemplar(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes copies of an image of each stream."""
-    return functools.partial(
-      copies_of,
-      transform=super().train_transform(),
-      unlabelled=self.open_unlabelled(),
-      copies=self.copies,
-    )
+    """Returns the function that makes copies of an image of each stream.
+
+    Its examples have 'image' and 'unlabelled' [K, H, W, 3], 'label', and
+    'owner' [2]: a hash of each image's name.
+    """
+    transform, unlabelled = super().train_transform(), self.open_unlabelled()
+    copies = self.copies
+
+    def pair(record: Record, rng: np.random.Generator) -> Example:
+      both = record, unlabelled[int(rng.integers(len(unlabelled)))]
+      ours, others = (
+        [transform(each, rng) for _ in range(copies)] for each in both
+      )
+      owners = [transforms.seed_of(each['name']) for each in both]
+      return {
+        'image': np.stack([x['image'] for x in ours]),
+        'label': ours[0]['label'],
+        'unlabelled': np.stack([x['image'] for x in others]),
+        'owner': np.array(owners, np.uint32).view(np.int32),
+      }
+
+    return pair
 
   @property
   def images_seen(self) -> int:
@@ -236,32 +242,6 @@ class Exemplar(TwoStreams):
       'accuracy': jnp.mean(hit),
       'told_apart': jnp.mean(gaps < 0),
     }
-
-
-def copies_of(
-  record: Record,
-  rng: np.random.Generator,
-  *,
-  transform: TrainTransform,
-  unlabelled: Source,
-  copies: int,
-) -> Example:
-  """Returns copies of a record and of a random unlabelled image.
-
-  Its keys are 'image' and 'unlabelled' [K, H, W, 3], 'label', and 'owner' [2]:
-  a hash of each image's name.
-  """
-  both = record, unlabelled[int(rng.integers(len(unlabelled)))]
-  ours, others = (
-    [transform(each, rng) for _ in range(copies)] for each in both
-  )
-  owners = [transforms.seed_of(each['name']) for each in both]
-  return {
-    'image': np.stack([x['image'] for x in ours]),
-    'label': ours[0]['label'],
-    'unlabelled': np.stack([x['image'] for x in others]),
-    'owner': np.array(owners, np.uint32).view(np.int32),
-  }
 
 
 def unit_vectors(x_XD: jax.Array) -> jax.Array:

@@ -25,7 +25,6 @@ shot is a range of neighbouring frames.
 """
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any, ClassVar
 
@@ -37,7 +36,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, folder, image_files
 from vit_jax.data.source import Record, Source
-from vit_jax.data.transforms import TrainTransform
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.classification import Classification
@@ -85,7 +83,11 @@ class VideoInvariances(Exemplar):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example from a record and a video."""
+    """Returns the function that makes an example from a record and a video.
+
+    It has 'image' and 'label' of the record, and 'clip' uint8
+    [S, F, K, H, W, 3] of a random 'video'.
+    """
     videos = open_videos(self.videos, self.data.on_bad_image)
     lengths, least = np.diff(videos.edges), self.shots * self.frames
     if min(lengths) < least:
@@ -96,14 +98,22 @@ class VideoInvariances(Exemplar):
         f'objective.frames={self.frames} need {least}. Remove the video, or '
         'lower shots or frames.'
       )
-    return functools.partial(
-      example_of,
-      labelled=Classification.train_transform(self),
-      transform=self.images.train_transform(),
-      videos=videos,
-      clip=(self.shots, self.frames, self.length),
-      copies=self.copies,
-    )
+    labelled = Classification.train_transform(self)
+    transform = self.images.train_transform()
+    clip, copies = (self.shots, self.frames, self.length), self.copies
+
+    def example(record: Record, rng: np.random.Generator) -> Example:
+      found = labelled(record, rng)
+      video = int(rng.integers(len(videos)))
+      rows_SF = videos.clip(video, *clip, rng)
+      frames = (videos.frames[int(row)] for row in rows_SF.flat)
+      images = np.stack(
+        [transform(x, rng)['image'] for x in frames for _ in range(copies)]
+      )
+      shape = *rows_SF.shape, copies, *images.shape[1:]
+      return {**found, 'clip': images.reshape(shape), 'video': np.int32(video)}
+
+    return example
 
   @property
   def images_seen(self) -> int:
@@ -219,31 +229,6 @@ class VideoInvariances(Exemplar):
       similarity / self.temperature, own
     )
     return jnp.mean(losses), jnp.mean(jnp.argmax(similarity, -1) == own)
-
-
-def example_of(
-  record: Record,
-  rng: np.random.Generator,
-  *,
-  labelled: Any,
-  transform: TrainTransform,
-  videos: 'Videos',
-  clip: tuple[int, int, int],
-  copies: int,
-) -> Example:
-  """Returns an example of a record and a clip of a random video.
-
-  Its keys are 'image' and 'label', 'clip' uint8 [S, F, K, H, W, 3] and 'video'.
-  """
-  example = labelled(record, rng)
-  video = int(rng.integers(len(videos)))
-  rows_SF = videos.clip(video, *clip, rng)
-  frames = (videos.frames[int(row)] for row in rows_SF.flat)
-  images = np.stack(
-    [transform(x, rng)['image'] for x in frames for _ in range(copies)]
-  )
-  shape = *rows_SF.shape, copies, *images.shape[1:]
-  return {**example, 'clip': images.reshape(shape), 'video': np.int32(video)}
 
 
 @dataclasses.dataclass(frozen=True)
