@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from vit_jax.models import flops
@@ -37,7 +38,8 @@ def assert_mfu(out, passes):
   """
   fields = [x.removeprefix('--set=') for x in SMALL[1:]]
   config = step.config_of('ti16', 32, 1, 'float32', fields)
-  work = passes * flops.forward_flops(step.objective_of(config).model, (32, 32))
+  experiment = step.experiment_of(config, jax.devices()[:1])
+  work = passes * flops.forward_flops(experiment.objective.model, (32, 32))
   found = re.findall(r'^  ours +([\d.]+) .* MFU ([\d,.]+)%$', out, re.M)
   assert found and out.count('MFU') == len(found)
   for rate, percent in found:

@@ -46,10 +46,11 @@ def test_beside_another_framework(run, request, name):
 
 def test_what_is_timed_gives_logits():
   config = step.config_of('ti16', 32, 2, 'float32', ['model.depth=1'])
-  model = step.objective_of(config).model
   device = jax.devices()[0]
-  program = aot.inference(step.experiment_of(config, [device]), device)
-  images = step.random_batch(config)['image']
+  experiment = step.experiment_of(config, [device])
+  model = experiment.objective.model
+  program = aot.inference(experiment, device)
+  images = step.random_batch(experiment)['image']
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), program.shapes[0]

@@ -4,20 +4,22 @@ import os
 import re
 import subprocess
 import sys
-import types
 
+import jax
 import numpy as np
 import pytest
 
 from tests.tools.bench.conftest import SMALL, assert_mfu
 from vit_jax.models import flops
-from vit_jax.tools.bench import inference, speed, step, train_steps
+from vit_jax.tools.bench import inference, race, speed, step, train_steps
 from vit_jax.training import hardware
 
 
-def config(dtype='float32'):
+def experiment(dtype='float32', devices=1, batch_size=4, **data):
   small = ['model.depth=1', 'model.mlp_dim=64']
-  return step.config_of('ti16', 32, 4, dtype, small)
+  config = step.config_of('ti16', 32, batch_size, dtype, small)
+  config.data.update(data)
+  return step.experiment_of(config, jax.devices()[:devices])
 
 
 @pytest.mark.slow
@@ -35,10 +37,11 @@ def test_a_grid(run):
 def test_timm_has_the_same_architecture(timm, variant):
   from vit_jax.tools.bench import torch_peer
 
-  chosen = step.config_of(variant, 64, 1, 'float32', [])
+  config = step.config_of(variant, 64, 1, 'float32', [])
+  chosen = step.experiment_of(config, jax.devices()[:1])
   model = timm.create_model(**torch_peer.arguments(chosen))
   theirs = sum(p.numel() for p in model.parameters())
-  assert theirs == flops.count_params(step.objective_of(chosen).model, (64, 64))
+  assert theirs == flops.count_params(chosen.objective.model, (64, 64))
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
@@ -47,7 +50,7 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
   del timm
   import torch
 
-  from vit_jax.tools.bench import race, torch_peer
+  from vit_jax.tools.bench import torch_peer
 
   losses = []
   cross_entropy = torch.nn.functional.cross_entropy
@@ -58,7 +61,7 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
 
   monkeypatch.setattr(race, 'TURN_S', 0.0)
   monkeypatch.setattr(torch.nn.functional, 'cross_entropy', noting)
-  contender = torch_peer.contender(config(dtype), True, compiled=False)
+  contender = torch_peer.contender(experiment(dtype), True, compiled=False)
   assert contender.name.endswith(', eager')
   contender.turn()
   contender.turn()
@@ -74,7 +77,7 @@ def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
   dtype = 'bfloat16'
   import torch
 
-  from vit_jax.tools.bench import race, torch_peer
+  from vit_jax.tools.bench import torch_peer
 
   seen = []
 
@@ -91,8 +94,7 @@ def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
   monkeypatch.setattr(race, 'TURN_S', 0.0)
   monkeypatch.setattr(timm, 'create_model', lambda **_: Noting())
   mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
-  chosen = config(dtype)
-  chosen.data.update(mean=mean, std=std)
+  chosen = experiment(dtype, mean=mean, std=std)
   assert torch_peer.contender(chosen, training, False).turn() > 0
   images_BHWC = (step.random_batch(chosen)['image'] / 255 - mean) / std
   assert len(seen) == 3
@@ -123,7 +125,7 @@ def test_a_model_that_is_not_compiled_says_what_to_do(timm, monkeypatch):
 
   monkeypatch.setattr(torch, 'compile', failing)
   with pytest.raises(ValueError, match='division by zero.*Use --vs=timm-eager'):
-    torch_peer.contender(config(), False, compiled=True)
+    torch_peer.contender(experiment(), False, compiled=True)
 
 
 @pytest.mark.slow
@@ -150,30 +152,19 @@ def test_devices_share_the_batch():
   assert '2 x cpu, training, float32' in done.stdout
 
 
-def test_the_facts_of_a_program(monkeypatch):
-  now = iter([10.0, 13.5])
-  clock = types.SimpleNamespace(monotonic=lambda: next(now))
-  monkeypatch.setattr(speed, 'time', clock)
-  monkeypatch.setattr(speed.aot, 'peak_bytes', lambda program: 5 * 2**29)
-  assert speed.timed(lambda: 'a program') == (
-    'a program',
-    {'compile_s': 3.5, 'memory_gib': 2.5},
-  )
-
-
-def test_devices_share_the_peak(monkeypatch, count=4, passes=3):
-  monkeypatch.setitem(hardware._PEAK_FLOPS, 'x', 1e12)
-  devices = count * [types.SimpleNamespace(device_kind='x')]
-  found = speed.mfu_per_image_s(10**9, devices, passes)
-  share = passes * 1e9 / (1e12 * count)
-  assert found == pytest.approx(share)
-  unknown = [types.SimpleNamespace(device_kind='y')]
-  assert speed.mfu_per_image_s(10**9, unknown, passes) is None
+def test_devices_share_the_peak(monkeypatch):
+  monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
+  monkeypatch.setattr(race, 'TURN_S', 0.0)
+  chosen = experiment(devices=2)
+  made = speed.ours(chosen, jax.devices()[:2], training=True)
+  work = 3 * flops.forward_flops(chosen.objective.model, (32, 32))
+  assert made.mfu_per_image_s == pytest.approx(work / 2e12)
+  assert made.turn() > 0 and made.compile_s > 0
+  assert made.memory_gib > 0
 
 
 def test_a_batch_of_noise_has_all_values_there_are():
-  chosen = step.config_of('ti16', 32, 64, 'float32', [])
-  batch = step.random_batch(chosen)
+  batch = step.random_batch(experiment(batch_size=64))
   image, label = batch['image'], batch['label']
   assert (image.shape, image.dtype) == ((64, 32, 32, 3), np.uint8)
   assert np.unique(image).tolist() == [*range(256)]

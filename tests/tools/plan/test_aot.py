@@ -28,7 +28,7 @@ def test_the_state_stays_in_float32_and_is_reused():
   size = sum(x.nbytes for x in jax.tree.leaves(state))
   assert size < aot.peak_bytes(compiled) < 1.6 * size
   assert {str(x.dtype) for x in jax.tree.leaves(state)} <= {'float32', 'int32'}
-  batch = step.random_batch(chosen)
+  batch = step.random_batch(experiment)
   assert batch['image'].dtype == np.uint8
   after, metrics = compiled(state, {}, batch, np.int32(0))
   assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
@@ -78,7 +78,7 @@ def test_steps_are_those_of_training(count):
   experiment = step.experiment_of(chosen, jax.devices()[:count])
   objective = experiment.objective
   state = experiment.start(experiment.new_params())
-  batch = step.random_batch(chosen)
+  batch = step.random_batch(experiment)
   o = chosen.optimizer
   optimizer = optax.adamw(
     o.lr, o.b1, o.b2, weight_decay=0.1, mask=optim.kernels
@@ -120,7 +120,7 @@ def test_images_are_normalised_before_the_model():
     lambda x: 0.02 * np.random.default_rng(0).standard_normal(x.shape, 'f'),
     program.shapes[0],
   )
-  images = step.random_batch(chosen)['image']
+  images = step.random_batch(experiment)['image']
   normalised = (np.asarray(images) / 255 - mean) / std
   want = experiment.objective.model.apply(
     {'params': params}, normalised.astype(np.float32)

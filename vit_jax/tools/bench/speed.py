@@ -9,29 +9,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
+import numpy as np
 
+from vit_jax.experiment import Experiment
 from vit_jax.tools.bench import race, step, torch_peer
 from vit_jax.tools.bench.race import Contender
 from vit_jax.tools.plan import aot
-from vit_jax.training import hardware
+from vit_jax.training import hardware, sharding
 
 
 def bench(
   what: str,
   packages: Sequence[str],
-  ours: Callable[[ConfigDict, Sequence[jax.Device]], Contender],
-  peers: Mapping[str, Callable[[ConfigDict], Contender]],
+  peers: Mapping[str, Callable[[Experiment], Contender]],
   args: argparse.Namespace,
 ) -> None:
   """Measures every combination of the grid.
 
   Args:
-    what: for titles, such as 'training'.
-    packages: whose versions are printed.
-    ours: makes our contender.
+    what: 'training' or 'inference'.
+    packages: packages whose versions are printed.
     peers: functions that make the contenders of `--vs`, by name.
-    args: of the command.
+    args: parsed flags of the command.
 
   Raises:
     ImportError: if a peer is not installed.
@@ -54,21 +53,22 @@ def bench(
   names = list(
     itertools.product(args.variants, args.image_sizes, args.batch_sizes)
   )
-  points = [step.config_of(*name, args.dtype, args.set) for name in names]
-  for config in points:
-    if torch:
-      torch_peer.libraries()
-      torch_peer.arguments(config)  # raises if timm lacks the model
+  configs = [step.config_of(*name, args.dtype, args.set) for name in names]
   devices = _devices(count, args.vs)
   kind = devices[0].device_kind
-  for config in points:
-    step.experiment_of(config, devices)  # raises if it cannot work
+  experiments = [step.experiment_of(config, devices) for config in configs]
+  if torch:
+    torch_peer.libraries()
+    for experiment in experiments:
+      torch_peer.arguments(experiment)  # raises if timm lacks the model
   print(race.machine([*packages, *torch]))
   print(f'{count} x {kind}, {what}, {args.dtype}')
-  for number, (name, config) in enumerate(zip(names, points, strict=True), 1):
-    print(f'[{number} of {len(points)}]', '{} at {}, batch {}'.format(*name))
-    makers = [functools.partial(ours, config, devices)]
-    makers += [functools.partial(peers[peer], config) for peer in args.vs]
+  for i, (name, experiment) in enumerate(
+    zip(names, experiments, strict=True), 1
+  ):
+    print(f'[{i} of {len(names)}]', '{} at {}, batch {}'.format(*name))
+    makers = [functools.partial(ours, experiment, devices, what == 'training')]
+    makers += [functools.partial(peers[peer], experiment) for peer in args.vs]
     print(*race.race(makers), sep='\n', flush=True)
 
 
@@ -93,25 +93,53 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
   return devices[:count]
 
 
-def timed(make: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-  """Returns a compiled program, its compile time and its memory."""
-  started_s = time.monotonic()
-  compiled = make()
-  compile_s = time.monotonic() - started_s
-  memory_gib = aot.peak_bytes(compiled) / 2**30
-  return compiled, {'compile_s': compile_s, 'memory_gib': memory_gib}
+def ours(
+  experiment: Experiment, devices: Sequence[jax.Device], training: bool
+) -> Contender:
+  """Returns our training step or inference.
 
-
-def mfu_per_image_s(
-  forward_flops: int, devices: Sequence[jax.Device], passes: int
-) -> float | None:
-  """Returns the MFU of one image/s, if the devices' peak is known.
-
-  Args:
-    forward_flops: per image.
-    devices: devices that share the images.
-    passes: cost of a step in forward passes; 3 for training, since the backward
-      pass costs 2.
+  A training step finds its batch on the devices; inference gets images from
+  host memory.
   """
+  batch = step.random_batch(experiment)
+  if training:
+    program = aot.training(experiment)
+  else:
+    program = aot.inference(experiment, devices[0])
+  started_s = time.monotonic()
+  compiled = program.lower().compile()
+  compile_s = time.monotonic() - started_s
+  params = experiment.new_params()
+  latest: Any = None
+  if training:
+    fixed = experiment.with_body(
+      experiment.place(experiment.objective.fixed()), params
+    )
+    state = experiment.start(params)
+    placed = sharding.global_batch(batch, experiment.mesh)
+    numbers = itertools.count()
+  else:
+    params = jax.device_put(params, devices[0])
+
+  def learn() -> None:
+    nonlocal state, latest
+    latest = compiled(state, fixed, placed, np.int32(next(numbers)))
+    state = latest[0]
+
+  def infer() -> None:
+    nonlocal latest
+    latest = compiled(params, jax.device_put(batch['image'], devices[0]))
+
   peak = hardware.peak_flops(devices[0])
-  return passes * forward_flops / (peak * len(devices)) if peak else None
+  passes = 3 if training else 1  # the backward pass costs two forward passes
+  return Contender(
+    'ours',
+    race.paced(
+      learn if training else infer,
+      lambda: jax.block_until_ready(latest),
+      len(batch['image']),
+    ),
+    compile_s,
+    aot.peak_bytes(compiled) / 2**30,
+    passes * experiment.forward_flops / (peak * len(devices)) if peak else None,
+  )

@@ -7,10 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
-from vit_jax.data.images import size_of
 from vit_jax.experiment import CheckedConfig, Experiment
-from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Facts, Objective
+from vit_jax.objectives.objective import Facts
 
 NUM_CLASSES = 1000
 # Enough examples that the warm-up fits at any batch size, and few enough that
@@ -37,7 +35,7 @@ def config_of(
     overrides: fields of the config, such as `model.remat=cheap`.
 
   Raises:
-    ValueError: if the combination cannot work.
+    ValueError: if a value is invalid.
   """
   if batch_size < 1:
     raise ValueError(f'--batch_sizes has {batch_size}; use 1 or more.')
@@ -56,7 +54,6 @@ def config_of(
         '--help.'
       )
     config_lib.override(config, {name: value})
-  objective_of(config)  # raises if fields contradict each other
   return config
 
 
@@ -67,20 +64,13 @@ def experiment_of(
   return Experiment(CheckedConfig(config, devices), _FACTS)
 
 
-def random_batch(config: ConfigDict) -> dict[str, np.ndarray]:
+def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
   """Returns a batch of noise."""
   rng = np.random.default_rng(0)
-  shapes = objective_of(config).batch_shapes(config.batch_size)
+  shapes = experiment.objective.batch_shapes(experiment.config.batch_size)
   return {
     name: rng.integers(
       0, 256 if x.dtype == np.uint8 else NUM_CLASSES, x.shape, x.dtype
     )
     for name, x in shapes.items()
   }
-
-
-def objective_of(config: ConfigDict) -> Objective:
-  """Returns the objective of a config, with its model."""
-  size = size_of(config.data.image_size)
-  made = objective_type(config).from_config(config, size)
-  return made.on_data(config, _FACTS)

@@ -3,36 +3,34 @@
 import functools
 import importlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import timm_config
-from vit_jax.data import cores, images
-from vit_jax.models import variants
+from vit_jax.data import cores
+from vit_jax.experiment import Experiment
+from vit_jax.models import flops
 from vit_jax.tools.bench import race, step
 from vit_jax.tools.bench.race import Contender
 
 
-def arguments(config: ConfigDict) -> dict[str, Any]:
-  """Returns the arguments of `timm.create_model` for the model of a config.
+def arguments(experiment: Experiment) -> dict[str, Any]:
+  """Returns the arguments of `timm.create_model` for an experiment's model.
 
   Raises:
     ValueError: if timm lacks the model.
   """
-  model = step.objective_of(config).model
-  image_size = images.size_of(config.data.image_size)
-  shapes = jax.eval_shape(
-    lambda: variants.init(model, jax.random.key(0), image_size)
-  )
+  model, size = experiment.objective.model, experiment.image_size
   # Broadcast arrays take no memory; only names and shapes matter here.
   params = jax.tree.map(
-    lambda x: np.broadcast_to(np.float32(0), x.shape), shapes
+    lambda x: np.broadcast_to(np.float32(0), x.shape),
+    flops.param_shapes(model, size),
   )
-  weights = opening.Checkpoint('', model, params, image_size).weights()
+  weights = opening.Checkpoint('', model, params, size).weights()
   found = timm_config.config(weights, {})
   return {
     'model_name': found['architecture'],
@@ -41,11 +39,21 @@ def arguments(config: ConfigDict) -> dict[str, Any]:
   }
 
 
-def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
+def peers(training: bool) -> dict[str, Callable[[Experiment], Contender]]:
+  """Returns functions that make timm's contenders, by their names in `--vs`."""
+  return {
+    name: functools.partial(contender, training=training, compiled=compiled)
+    for name, compiled in (('timm', True), ('timm-eager', False))
+  }
+
+
+def contender(
+  experiment: Experiment, training: bool, compiled: bool
+) -> Contender:
   """Returns timm's training or inference step; bfloat16 uses autocast.
 
   Args:
-    config: gives model, batch size and dtype.
+    experiment: gives model, batch size and dtype.
     training: True for AdamW and cross-entropy with the batch on the device;
       False for images in host memory to logits.
     compiled: whether to use `torch.compile`.
@@ -57,12 +65,13 @@ def contender(config: ConfigDict, training: bool, compiled: bool) -> Contender:
   torch = libraries()
   import timm
 
+  config = experiment.config
   on_gpu = torch.cuda.is_available()
   device = 'cuda' if on_gpu else 'cpu'
-  model: Any = timm.create_model(**arguments(config)).train(training)
+  model: Any = timm.create_model(**arguments(experiment)).train(training)
   # The fastest layout for convolutions on GPUs, and that of the images.
   model = model.to(device, memory_format=torch.channels_last)
-  batch = step.random_batch(config)
+  batch = step.random_batch(experiment)
   images = torch.from_numpy(batch['image'])
   mean, std = (
     torch.tensor([255 * x for x in values], device=device)[:, None, None]

@@ -21,50 +21,10 @@ If a batch does not fit into memory, this is printed and the grid continues.
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import numpy as np
-from ml_collections import ConfigDict
+from vit_jax.tools.bench import speed, torch_peer
 
-from vit_jax.tools.bench import race, speed, step, torch_peer
-from vit_jax.tools.bench.race import Contender
-from vit_jax.tools.plan import aot
-from vit_jax.training import sharding
-
-
-def _ours(config: ConfigDict, devices: Sequence[jax.Device]) -> Contender:
-  """Returns the training step of `train`, with its batch on the device."""
-  experiment = step.experiment_of(config, devices)
-  program = aot.training(experiment)
-  compiled, facts = speed.timed(lambda: program.lower().compile())
-  params = experiment.new_params()
-  fixed = experiment.with_body(
-    experiment.place(experiment.objective.fixed()), params
-  )
-  state = experiment.start(params)
-  batch = sharding.global_batch(step.random_batch(config), experiment.mesh)
-  metrics: Any = None
-  numbers = itertools.count()
-
-  def start() -> None:
-    nonlocal state, metrics
-    state, metrics = compiled(state, fixed, batch, np.int32(next(numbers)))
-
-  turn = race.paced(
-    start, lambda: jax.block_until_ready((state, metrics)), config.batch_size
-  )
-  mfu = speed.mfu_per_image_s(experiment.forward_flops, devices, passes=3)
-  return Contender('ours', turn, **facts, mfu_per_image_s=mfu)
-
-
-_timm = functools.partial(torch_peer.contender, training=True)
-PEERS: dict[str, Callable[[ConfigDict], Contender]] = {
-  'timm': functools.partial(_timm, compiled=True),
-  'timm-eager': functools.partial(_timm, compiled=False),
-}
+PEERS = torch_peer.peers(training=True)
 bench = functools.partial(
-  speed.bench, 'training', ('jax', 'flax', 'optax'), _ours, PEERS
+  speed.bench, 'training', ('jax', 'flax', 'optax'), PEERS
 )
