@@ -96,7 +96,7 @@ def write(tmp_path, photos, monkeypatch, capsys):
 @pytest.mark.parametrize('kind', KINDS)
 def test_images_labels_and_order_are_the_folders(write, photos, kind):
   name = write(kind)
-  for split in ('train', 'test', 'train[:50%]+test[3:]', 'val'):
+  for split in ('test', 'val', 'train[:50%]+test[3:]', 'train'):
     want = sources.open_source(str(photos), split)
     got = sources.open_source(name, split)
     assert got.class_names == want.class_names == ('cat', 'dog', 'eel')
@@ -107,6 +107,13 @@ def test_images_labels_and_order_are_the_folders(write, photos, kind):
       assert record['image'] == expected['image']
       assert record['label'] == expected['label']
     assert bad_images.checked(got, 'error') is got
+  if kind == 'tfrecord':
+    folder = name.removeprefix('tfrecord:')
+    assert {got[i]['name'] for i in range(20)} == {
+      f'{folder}/x-train.tfrecord-0000{shard}-of-00002/{i}'
+      for shard, size in enumerate((7, 13))
+      for i in range(size)
+    }
   if kind == 'arrayrecord':
     last_two = ['/'.join(x['name'].split('/')[-2:]) for x in (record, expected)]
     assert last_two[0] == last_two[1]

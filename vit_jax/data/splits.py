@@ -5,7 +5,7 @@ https://www.tensorflow.org/datasets/splits, without the unit `shard`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,11 @@ def select(
       )
     )
   return np.array(chosen, np.int64)
+
+
+def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
+  """Returns the names of the splits that `select` takes examples from."""
+  return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
 
 
 def _parts(

@@ -3,6 +3,7 @@
   python -m vit_jax.bench train --variants=ti16,b16 --vs=timm
   python -m vit_jax.bench inference --variants=b16 --vs=onnx,timm
   python -m vit_jax.bench input --vs=tf.data
+  python -m vit_jax.bench input --data ./photos arrayrecord:./photos-shards
 
 See COMMAND --help. Several variants, sizes and batches run as a grid, one
 combination after the other. Peers alternate with our code, so that other load
@@ -49,7 +50,14 @@ def _parser() -> argparse.ArgumentParser:
   )
   _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
   added['inference'].set_defaults(devices=1)
-  added['input'].add_argument(
+  compared = added['input'].add_mutually_exclusive_group()
+  compared.add_argument(
+    '--data',
+    nargs='+',
+    metavar='NAME',
+    help='data sets to measure, alternating; named as data.name in a config',
+  )
+  compared.add_argument(
     '--vs',
     choices=['tf.data'],
     help='also measure this peer, alternating with ours; needs TensorFlow',

@@ -1,6 +1,7 @@
 """Input pipeline on one core.
 
-It decodes photographs of 640x427 pixels and resizes random crops to 224x224.
+It decodes photographs of 640x427 pixels, or the images of data sets, and
+resizes random crops to 224x224.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from vit_jax.data import loader, transforms
+from vit_jax.data import loader, sources, transforms
 from vit_jax.data.source import Source
 from vit_jax.tools.bench import race
 from vit_jax.tools.bench.race import Contender
@@ -26,7 +27,7 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader and, with --vs, tf.data.
+  """Measures our loader and, with --vs, tf.data; with --data, data sets.
 
   Raises:
     ImportError: without TensorFlow, if tf.data is asked for.
@@ -34,7 +35,10 @@ def bench(args: argparse.Namespace) -> None:
   # Before TensorFlow and OpenCV count the cores for their thread pools.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
   photos = _Photos()
-  turns = {'ours': _our_batches(photos)}
+  named: dict[str, Source] = {'ours': photos}
+  if args.data:
+    named = {name: sources.open_source(name, 'train') for name in args.data}
+  turns = {name: _our_batches(source) for name, source in named.items()}
   packages = ['numpy', 'simplejpeg', 'opencv-python-headless', 'grain']
   if args.vs:
     turns |= {
@@ -43,7 +47,8 @@ def bench(args: argparse.Namespace) -> None:
     # The package may be called tensorflow or tensorflow-cpu.
     packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
   print(race.machine(packages))
-  print(f'one core, photographs of 640x427 pixels to {_IMAGE_SIZE}')
+  what = 'images' if args.data else 'photographs of 640x427 pixels'
+  print(f'one core, {what} to {_IMAGE_SIZE}')
   makers = [functools.partial(Contender, *pair) for pair in turns.items()]
   print(*race.race(makers), sep='\n')
 
@@ -82,12 +87,12 @@ class _Photos(Source):
     return None
 
 
-def _our_batches(photos: _Photos) -> Callable[[], float]:
+def _our_batches(source: Source) -> Callable[[], float]:
   seeds = itertools.count()
 
   def run() -> float:
     batches = loader.train_batches(
-      photos,
+      source,
       transforms.TrainTransform(_IMAGE_SIZE),
       batch_size=_BATCH_SIZE,
       seed=next(seeds),
