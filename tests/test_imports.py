@@ -80,7 +80,7 @@ def test_docstrings_begin_with_a_sentence():
 
 
 def loaded_by(*args):
-  """Returns the modules of the package that a fresh Python loads."""
+  """Returns the modules of the package, JAX and Grain that Python loads."""
   done = subprocess.run(
     [sys.executable, '-X', 'importtime', *args],
     cwd=ROOT,
@@ -88,7 +88,9 @@ def loaded_by(*args):
     text=True,
     check=True,
   )
-  return set(re.findall(r'\| +(vit_jax[\w.]*)$', done.stderr, re.MULTILINE))
+  return set(
+    re.findall(r'\| +(vit_jax[\w.]*|jax|grain)$', done.stderr, re.MULTILINE)
+  )
 
 
 def test_a_config_loads_little():
@@ -100,7 +102,13 @@ def test_a_config_loads_little():
 def test_help_loads_nothing_of_training():
   modules = loaded_by('-m', 'vit_jax.main', '--help')
   assert 'vit_jax.config' in modules
-  assert not modules & {'vit_jax.train', 'vit_jax.training.run'}
+  assert not modules & {'jax', 'vit_jax.train', 'vit_jax.training.run'}
+
+
+@pytest.mark.slow
+def test_predict_loads_no_data_loader():
+  modules = loaded_by('-m', 'vit_jax.predict', '--help')
+  assert 'jax' in modules and 'grain' not in modules
 
 
 @pytest.mark.slow

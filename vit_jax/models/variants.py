@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.models import fields as field_checks
 from vit_jax.register import Register, nearest
 
-if TYPE_CHECKING:  # `vit_jax.config` must not import Flax
+if TYPE_CHECKING:  # `vit_jax.config` imports neither JAX nor Flax
+  import jax
+
   from vit_jax.models.model import Model
 
 # Model classes by `config.model.name`.
@@ -278,7 +279,7 @@ def build(
   }
   model_fields['num_classes'] = num_classes
   field_checks.check(kind.own_fields(), model_fields)
-  model = kind(**model_fields | {'dtype': jnp.dtype(dtype)})
+  model = kind(**model_fields | {'dtype': np.dtype(dtype)})
   model.check(image_size)
   return model
 
@@ -315,7 +316,7 @@ def fields_of(model: 'Model') -> dict[str, Any]:
   found = {
     field.name: getattr(model, field.name) for field in model.own_fields()
   }
-  return {'name': model.kind} | found | {'dtype': jnp.dtype(model.dtype).name}
+  return {'name': model.kind} | found | {'dtype': np.dtype(model.dtype).name}
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
@@ -330,6 +331,7 @@ def cast_kernels(model: 'Model', params: Any) -> Any:
 
   This saves memory and does not change the results.
   """
+  import jax
 
   def cast(path: Any, x: jax.Array) -> jax.Array:
     name = jax.tree_util.keystr(path, simple=True, separator='/')
@@ -341,12 +343,12 @@ def cast_kernels(model: 'Model', params: Any) -> Any:
 
 
 def init(
-  model: 'Model', key: jax.Array, image_size: tuple[int, int]
+  model: 'Model', key: 'jax.Array', image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Initialises parameters, with equal values for scanned and unrolled layers.
 
   The image size (H, W) determines the number of position embeddings.
   """
-  images_1HWC = jnp.zeros((1, *image_size, 3))
+  images_1HWC = np.zeros((1, *image_size, 3), np.float32)
   params: Any = model.clone(scan=False).init(key, images_1HWC)['params']
   return model.stack_layers(params) if model.scan else params

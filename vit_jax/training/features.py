@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data import cores, loader
+from vit_jax.data import cores
 from vit_jax.data.images import Images
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.model import Model
@@ -31,6 +31,8 @@ def global_batches(
   Raises:
     Preempted: after SIGTERM, in a run that handles it.
   """
+  from vit_jax.data import loader  # imports Grain, which `predict` does without
+
   index, count = sharding.batch_share(mesh)
   for batch in loader.eval_batches(
     source, transform, process_index=index, process_count=count, **kwargs
