@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data import folder, hub_source, splits, vtab
+from vit_jax.data import folder, splits, vtab
 from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
 from vit_jax.register import Register
 
@@ -28,7 +28,7 @@ SOURCES = Register(
   'data.name',
   {
     '(arrayrecord|tfrecord):.*': 'vit_jax.data.shards:open_shards',
-    'parquet:.*': 'vit_jax.data.hub_source:HubSource',
+    '(hf://|parquet:).*': 'vit_jax.data.hub_source:HubSource',
     'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
     '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
   },
@@ -132,8 +132,6 @@ def open_source(
     return Digits(split, split_seed)
   if name.startswith(vtab.PREFIX):
     return vtab.open_task(name, split, data_dir)
-  if name.startswith('hf://'):
-    return hub_source.HubSource(name, split, split_seed)
   for pattern in SOURCES:
     if re.fullmatch(pattern, name, re.DOTALL):
       found: Source | None = SOURCES.load(pattern)(name, split, split_seed)
