@@ -59,8 +59,13 @@ def _run(args: argparse.Namespace) -> None:
     raise ValueError(f'--out={args.out} is a file. Name a folder.')
   said = ''
   made: dict[str, Callable[[], bytes]] = {}
-  subject = _subject(args)
-  checkpoint = subject.checkpoint
+  checkpoint = opening.open_checkpoint(args.checkpoint)
+  if args.image_size:
+    checkpoint = transfer.resized(
+      checkpoint, images.size_of(args.image_size, '--image_size')
+    )
+  given = predict.find_files(getattr(args, 'images', []))
+  subject = Subject(checkpoint, photos.load(given, checkpoint))
   about = checkpoint.model.describe(checkpoint.image_size)
   options = {k: v for k, v in vars(args).items() if k not in _COMMON}
   found = _KINDS[args.what](subject, **options)
@@ -80,17 +85,6 @@ def _run(args: argparse.Namespace) -> None:
     atomic_files.replace(out / name, made[name]())
   more = f' and {len(made) - 1} more' if len(made) > 1 else ''
   print(f'{said}model    {about}\nwritten  {out / next(iter(made))}{more}')
-
-
-def _subject(args: argparse.Namespace) -> Subject:
-  """Returns a checkpoint and the images, if the kind takes any."""
-  checkpoint = opening.open_checkpoint(args.checkpoint)
-  if args.image_size:
-    checkpoint = transfer.resized(
-      checkpoint, images.size_of(args.image_size, '--image_size')
-    )
-  given = predict.find_files(getattr(args, 'images', []))
-  return Subject(checkpoint, photos.load(given, checkpoint))
 
 
 def _parser() -> argparse.ArgumentParser:

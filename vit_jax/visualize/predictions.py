@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data.images import Images
@@ -61,7 +62,9 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     kind_L, other_L, predicted, target = jax.device_get(
       predict(checkpoint.on_device, photograph.seen_HWC, key)
     )
-    seen_LPPC = _patches(photograph.seen_HWC, h, w)
+    H, W, _ = photograph.seen_HWC.shape
+    cells_1LX = objective.cells(jnp.array(photograph.seen_HWC)[None], h, w)
+    seen_LPPC = np.reshape(cells_1LX, (h * w, H // h, W // w, 3))
     if model.target != 'pixels':
       predicted = predicted.argmax(-1)
     guess_LPPC, true_LPPC = (
@@ -80,7 +83,9 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     rows.append({title: _joined(x, h, w) for title, x in patches.items()})
 
   def line(n: int) -> dict[str, np.ndarray]:
-    return {title: _enlarged(x) for title, x in rows[n].items()}
+    # Enlarged by a whole factor, so that pixels are visible.
+    times = math.ceil(SMALLEST / max(checkpoint.image_size))
+    return {k: x.repeat(times, 0).repeat(times, 1) for k, x in rows[n].items()}
 
   columns = (np.stack(x) for x in zip(*(r.values() for r in rows), strict=True))
   return Section(
@@ -123,19 +128,7 @@ def colours_of(
   return cells.repeat(height // side, 1).repeat(width // side, 2)
 
 
-def _patches(image_HWC: np.ndarray, h: int, w: int) -> np.ndarray:
-  H, W, C = image_HWC.shape
-  x_hPwQC = image_HWC.reshape(h, H // h, w, W // w, C)
-  return x_hPwQC.swapaxes(1, 2).reshape(h * w, H // h, W // w, C)
-
-
 def _joined(patches_LPPC: np.ndarray, h: int, w: int) -> np.ndarray:
   _, P, Q, C = patches_LPPC.shape
   x_hwPQC = patches_LPPC.reshape(h, w, P, Q, C)
   return x_hwPQC.swapaxes(1, 2).reshape(h * P, w * Q, C)
-
-
-def _enlarged(image_HWC: np.ndarray) -> np.ndarray:
-  """Enlarges a small image by a whole factor, so that pixels are visible."""
-  times = math.ceil(SMALLEST / max(image_HWC.shape))
-  return image_HWC.repeat(times, 0).repeat(times, 1)

@@ -25,9 +25,9 @@ class Figure:
   """A picture.
 
   Attributes:
-    name: of its file, without extension.
+    name: name of its file, without extension.
     caption: a description.
-    draw: returns the PNG.
+    draw: function that returns the PNG.
   """
 
   name: str
@@ -40,9 +40,9 @@ class Section:
   """Arrays and pictures of one kind.
 
   Attributes:
-    title: a heading.
-    text: what the figures show, and how to read them.
-    arrays: by their names in the .npz file.
+    title: heading.
+    text: description of the figures and how to read them.
+    arrays: arrays by their names in the .npz file.
     figures: the pictures.
   """
 
@@ -61,10 +61,10 @@ def sheets(
   """Returns pictures with a line for each photograph, `SHEET` lines in each.
 
   Args:
-    name: of the file of the first picture; later pictures get a number.
-    caption: of all pictures.
-    photographs: their names label the lines.
-    line: maps the number of a photograph to images by title.
+    name: name of the first picture's file; later pictures get a number.
+    caption: caption of all pictures.
+    photographs: photographs, whose names label the lines.
+    line: function from the number of a photograph to images by title.
   """
 
   def draw_part(part: range) -> bytes:
@@ -153,17 +153,15 @@ def rollout_maps(
   class_N: np.ndarray | None = None,
 ) -> np.ndarray:
   """Returns the maps Nhw of all images, for the classes `class_N` if given."""
-  found = []
-  at = 0
+  found: list[np.ndarray] = []
   for layers, batch in subject.at_work('rollout'):
     class_B = None
     if class_N is not None:
-      class_B = np.zeros(len(layers.logits_BC), np.int32)
-      class_B[: len(batch)] = class_N[at : at + len(batch)]
+      class_B = class_N[len(found) : len(found) + len(batch)]
+      class_B = np.pad(class_B, (0, len(layers.logits_BC) - len(batch)))
     maps_Bhw = rollout_lib.rollout(layers, fusion, discard, class_B)
-    found.append(np.asarray(maps_Bhw)[: len(batch)])
-    at += len(batch)
-  return np.concatenate(found)
+    found += [*np.asarray(maps_Bhw)[: len(batch)]]
+  return np.stack(found)
 
 
 def attention(
@@ -182,7 +180,7 @@ def attention(
     ValueError: if the patch is outside of the grid.
   """
   class_token = 'cls' in subject.checkpoint.model.extra_tokens
-  found = []
+  found: list[np.ndarray] = []
   for layers, batch in subject.at_work('attention'):
     h, w = layers.grid
     if query is None and not class_token:
@@ -199,8 +197,7 @@ def attention(
       row = extra + query[0] * w + query[1] if query else 0
       to_patches_BNL = np.asarray(weights_BNLL[:, :, row, extra:])
       maps.append(to_patches_BNL.reshape(B, N, h, w))
-    found.append(np.stack(maps, axis=1)[: len(batch)])
-  maps_BXNhw = np.concatenate(found)
+    found += [*np.stack(maps, axis=1)[: len(batch)]]
   token = f'patch {query[0]},{query[1]}' if query else 'the class token'
 
   def of(photograph: Photograph, maps_XNhw: np.ndarray) -> Figure:
@@ -214,8 +211,8 @@ def attention(
     'Attention of every head',
     f'What {token} attends to. Each map has its own scale, from 0 to its '
     'largest weight.',
-    {'maps': maps_BXNhw, 'files': subject.files},
-    [*map(of, subject.photographs, maps_BXNhw)],
+    {'maps': np.stack(found), 'files': subject.files},
+    [*map(of, subject.photographs, found)],
   )
 
 

@@ -22,7 +22,7 @@ class Subject:
 
   Attributes:
     checkpoint: the model.
-    photographs: preprocessed for the model.
+    photographs: images, preprocessed for the model.
   """
 
   checkpoint: Checkpoint
@@ -42,7 +42,7 @@ class Subject:
     images of zeros, which callers drop.
 
     Args:
-      description: of the progress bar.
+      description: text of the progress bar.
     """
     model, image_size = self.checkpoint.model, self.checkpoint.image_size
     size = 1
@@ -71,10 +71,8 @@ class Subject:
     """Returns the likeliest classes of each image and their probabilities."""
     found = []
     for layers, batch in self.at_work('labels'):
-      p_BC = self.checkpoint.probabilities(layers.logits_BC)[: len(batch)]
-      values, indices = jax.lax.top_k(p_BC, min(count, p_BC.shape[1]))
-      found += [
-        [(int(c), float(p)) for c, p in zip(*row, strict=True)]
-        for row in zip(indices, values, strict=True)
-      ]
+      p_BC = np.asarray(self.checkpoint.probabilities(layers.logits_BC))
+      for p_C in p_BC[: len(batch)]:
+        order = np.argsort(-p_C, kind='stable')[:count]
+        found.append([(int(c), float(p_C[c])) for c in order])
     return found

@@ -101,12 +101,6 @@ class DINO(Objective):
     size = size_of(o.small_size, 'objective.small_size')
     try:
       found['model'].check(size)
-      jax.eval_shape(
-        lambda params: transfer.at_size(
-          found['model'], params, image_size, size
-        ),
-        flops.param_shapes(found['model'], image_size),
-      )
     except ValueError as e:
       raise ValueError(f'objective.small_size is {o.small_size!r}: {e}') from e
     return found

@@ -8,14 +8,11 @@ GPUs) and, if the device's peak is known, MFU: 3 x forward FLOPs x images/s
 divided by the peak in bfloat16.
 
 Steps run on the first device, or on --devices devices that share the batch.
-images/s is the total, memory is per device. On a CPU, XLA is fastest with one
-device per core, unless steps take only a few milliseconds.
+images/s is the total, memory is per device.
 
---vs names peers that alternate with ours, on the same images:
-
-  timm        timm's model of the same architecture with torch.compile, fused
-              AdamW, autocast if --dtype=bfloat16
-  timm-eager  the same without torch.compile
+--vs names peers that alternate with ours, on the same images: timm (timm's
+model of the same architecture with torch.compile, fused AdamW, and autocast if
+--dtype=bfloat16) and timm-eager (without torch.compile).
 
 If a batch does not fit into memory, this is printed and the grid continues.
 """

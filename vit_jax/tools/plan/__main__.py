@@ -6,26 +6,14 @@
   python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v5e:16x16 \
     --slices=2 --config.batch_size=8192
 
-compiles the real training step with the TPU's own compiler, which runs on any
-machine (`pip install -c requirements.txt -e '.[plan]'`). For each device it
-prints memory, the estimated time of a step, images/s, MFU, and the bytes sent.
-For the whole schedule it prints exaFLOPs and core-days.
-
-The compiler's estimate assumes that the batch is on the devices, and leaves out
-collectives. Their time is added in two ways: in full, or without the part that
-overlaps with computation in the compiled schedule. Both assume links at their
-advertised speed. With several slices, bytes between slices are listed
-separately. If the step does not fit into memory, the command prints by how much
-it exceeds it, and the exit status is 1.
-
-The last lines show the cost of losing a slice, and the best interval between
-checkpoints, for given --slice_mtbf_h, --restart_min and --save_s. Their
-defaults are not measured.
+It compiles the real training step with the TPU's own compiler, which runs on
+any machine (`pip install -c requirements.txt -e '.[plan]'`). It prints memory,
+the time of a step, images/s, MFU and the bytes that each device sends, the cost
+of the whole schedule, and the cost of losing a slice. If the step does not fit
+into memory, the exit status is 1. docs/guides/plan.md explains the output.
 
 A topology is a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its chips:
-v3:4x4, v4:2x2x4. A chip of v5e and v6e has one core, all other chips have two.
-A device is one core, except on v5p, where it is both cores of a chip. On v4 it
-is both cores in training, but one core in what this command compiles.
+v3:4x4, v4:2x2x4.
 """
 
 import functools
@@ -57,7 +45,7 @@ _TOPOLOGY = flags.DEFINE_string(
 _SLICES = flags.DEFINE_integer(
   'slices',
   1,
-  'TPU slices of that topology, joined by the data-centre network.',
+  'Number of TPU slices, joined by the data-centre network.',
   lower_bound=1,
 )
 _SLICE_MTBF_H = flags.DEFINE_float(
@@ -87,14 +75,14 @@ _EXAMPLES = flags.DEFINE_integer(
 _SLOWEST = flags.DEFINE_integer(
   'slowest',
   0,
-  'Prints so many of the slowest operations.',
+  'Number of slowest operations to print.',
   lower_bound=0,
 )
 
 
 def run(argv: list[str]) -> None:
   """Prints the plan of a config, or an error."""
-  del argv  # no arguments besides flags
+  del argv
   show_messages()
   # The few arrays of this process belong on its own CPU.
   jax.config.update('jax_platforms', 'cpu')

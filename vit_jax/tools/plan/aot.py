@@ -1,7 +1,7 @@
 """Programs to compile ahead of time, also for devices that are not attached.
 
 A program is the training step or inference, with the shapes and shardings of
-its arguments. `plan` describes programs and `bench` runs them.
+its arguments. `plan` reports the costs of programs, and `bench` runs them.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from vit_jax.data import device_augmentation
 from vit_jax.experiment import Experiment
 from vit_jax.models import attention
 from vit_jax.training import sharding
@@ -22,15 +21,15 @@ class Program:
   """A function and the shapes of its arguments.
 
   Attributes:
-    function: jitted.
-    shapes: of the arguments, with shardings.
+    function: a jitted function.
+    shapes: shapes of its arguments, with shardings.
   """
 
   function: Any
   shapes: tuple[Any, ...]
 
   def lower(self) -> jax.stages.Lowered:
-    """Traces it for the platform of its arguments' devices."""
+    """Lowers the program for the platform of its arguments' devices."""
     placed = jax.tree.leaves(self.shapes)[0].sharding
     (platform,) = {device.platform for device in placed.device_set}
     # A described TPU is not a backend of this process, so its platform is
@@ -59,17 +58,15 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
 
   Its arguments are the parameters and the images, BHWC.
   """
-  config, model = experiment.config, experiment.objective.model
+  objective = experiment.objective
 
   def apply(params: Any, images_BHWC: Any) -> Any:
-    images_BHWC = device_augmentation.normalize(
-      images_BHWC, config.data.mean, config.data.std
-    )
-    return model.apply({'params': params}, images_BHWC)[0]
+    images_BHWC = objective.images.normalize(images_BHWC)
+    return objective.model.apply({'params': params}, images_BHWC)[0]
 
   arguments = (
     experiment.state_shapes.params,
-    experiment.objective.batch_shapes(config.batch_size)['image'],
+    objective.batch_shapes(experiment.config.batch_size)['image'],
   )
   return Program(
     jax.jit(apply), _placed(arguments, SingleDeviceSharding(device))

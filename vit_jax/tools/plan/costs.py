@@ -53,7 +53,7 @@ class Step:
   """A compiled training step.
 
   Attributes:
-    program: its operations with their estimated cycles.
+    program: the operations with their estimated cycles.
     params_bytes: bytes of the parameters per device.
     optimizer_bytes: bytes of optimizer state and averaged parameters.
     peak_bytes: peak memory, including parameters and optimizer state.
@@ -189,7 +189,7 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
 
 def _size(data: ConfigDict) -> tuple[int, int, bool]:
-  """Returns numbers of classes and examples, and whether it is multi-label."""
+  """Returns the numbers of classes and examples, and `Facts.several_labels`."""
   name, split = data.name, data.split
   if name in _KNOWN:
     classes, size = _KNOWN[name]
@@ -214,7 +214,7 @@ class Cost:
     sent_bytes: bytes that each device sends inside its slice.
     network_bytes: bytes that each device sends to other slices.
     network_s: seconds for `network_bytes`.
-    flops: of the whole batch at the largest image size.
+    flops: FLOPs of a step at the largest image size.
     peak_flops: FLOP/s of all chips.
     hbm_bytes: memory of a device.
     images: images in the batch.
@@ -281,7 +281,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   """Returns the costs of a step, one per line."""
   total = experiment.durations.total
   size, objective = experiment.image_size, experiment.objective
-  # FLOPs of the mean step as a share of a step at the largest image size.
+  # FLOPs of the average step as a share of a step at the largest image size.
   share = experiment.forward_flops / flops.forward_flops(objective.model, size)
   a_core = cost.rate(cost.computing_s)
   bounds = (cost.least_s, cost.most_s)
