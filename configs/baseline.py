@@ -8,31 +8,31 @@ The first value is the variant of a ViT: s16 (the default), ti16 or b16. The
 second is the data: imagenet2012 (the default), any other TFDS name or a folder.
 `epochs` is the length of training: 90 (the default), 150 or 300.
 
-Published for S/16 on ImageNet's validation images: 76.5 % after 90 epochs,
-78.5 % after 150 and 80.0 % after 300; 76.7, 78.6 and 79.8 % with one linear
-layer as the head (`model.representation_size=0`). The authors' config expects 6
-to 7 hours for 90 epochs on a TPU v3-8. The note has S/16 only. Not measured
-here.
+Published accuracy of S/16 on ImageNet's validation images: 76.5 % after 90
+epochs, 78.5 % after 150 and 80.0 % after 300. With one linear layer as the head
+(`model.representation_size=0`) it is 76.7, 78.6 and 79.8 %. The authors' config
+expects 6 to 7 hours for 90 epochs on a TPU v3-8. The paper covers only S/16.
+Not measured here.
 
-The recipe is that of big_vision's vit_s16_i1k.py: fixed 2-D sine-cosine
-position embeddings, the mean of all tokens, a tanh layer before the head,
-softmax loss, no dropout, RandAugment(2, 10), mixup 0.2, Adam with a first
-moment in bfloat16, decoupled weight decay on kernels, clipping at norm 1, a
-warm-up of 10,000 steps, cosine decay, the first 99 % of the training images.
-These differences remain:
+The recipe is big_vision's vit_s16_i1k.py: fixed 2-D sine-cosine position
+embeddings, the mean of all tokens, a tanh layer before the head, softmax loss,
+no dropout, RandAugment(2, 10), mixup 0.2, Adam with a first moment in bfloat16,
+decoupled weight decay on kernels, clipping at norm 1, a warm-up of 10,000
+steps, cosine decay, and the first 99 % of the training images. These
+differences remain:
 
-  weight decay     The original multiplies 1e-4 by the schedule alone, ours
-                   multiplies 0.1 by the learning rate. Both are the same at the
-                   recipe's rate of 1e-3; another rate needs another
+  weight decay     The original multiplies 1e-4 by the schedule; this config
+                   multiplies 0.1 by the learning rate. Both are equal at the
+                   recipe's rate of 1e-3. Another rate needs another
                    `optimizer.weight_decay` here.
   learning rate    The warm-up is one step ahead: the first update has 1e-7, not
                    0.
-  Adam             b1 is 0.9. The original rounds 0.9 to bfloat16, 0.8984, where
+  Adam             b1 is 0.9. The original rounds it to bfloat16, 0.8984, when
                    it multiplies the moment.
   mixup            Pairs are neighbours in the whole batch; the original pairs
                    neighbours on the same device.
-  RandAugment      Draws and operations are big_vision's, as Pillow computes
-                   them. `data.augment='randaugment(2, 10)'` has torchvision's.
+  RandAugment      Pillow computes big_vision's draws and operations. For
+                   torchvision's, set `data.augment='randaugment(2, 10)'`.
   flip             After RandAugment, not before it.
   crop             Aspect ratios go up to 4/3, not 1.33. Resizing suppresses
                    aliasing; the original's bilinear resize does not.
@@ -41,15 +41,16 @@ These differences remain:
                    area.
   shuffling        Over all images, not in a buffer of 250,000.
 
-"ViT Baseline Revisited" (EIFY 2025) measured some of them with the linear head,
-90 epochs and all training images. PyTorch had 76.91 % with torchvision's
-RandAugment and crop, 77.27 % with big_vision's RandAugment except its contrast,
-and 76.94 % with TensorFlow's crop as well, whose distribution ours has.
-big_vision's code had 76.74 % as it is, and 76.77 to 76.87 % after changes to
-contrast, aliasing, JPEG decoding, the dtype of the first moment and shuffling.
-Runs of one recipe differed by 0.4 points.
+"ViT Baseline Revisited" (EIFY 2025) measured some of these differences, with
+the linear head, 90 epochs and all training images. A PyTorch implementation
+reached 76.91 % with torchvision's RandAugment and crop. It reached 77.27 % with
+big_vision's RandAugment except its contrast, and 76.94 % with TensorFlow's crop
+in addition; this config has the distribution of that crop. big_vision's code
+reached 76.74 % unchanged, and 76.77 to 76.87 % after changes to contrast,
+aliasing, JPEG decoding, the dtype of the first moment and shuffling. Runs of
+the same recipe differed by 0.4 points.
 
-Other data takes the splits train and test, and 10 % of the run as warm-up.
+Other data use the splits train and test, and a warm-up of 10 % of the run.
 """
 
 from vit_jax import config as config_lib

@@ -1,36 +1,37 @@
-"""CIFAR-10 from scratch: in an hour on 2 CPU cores, or for as long as it takes.
+"""CIFAR-10 from scratch: in an hour on 2 CPU cores, or with full training.
 
   export JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4
   python -m vit_jax.main --config=configs/cifar10.py:hybrid --workdir=...
   python -m vit_jax.main --config=configs/cifar10.py:deit,./cifar10,10 ...
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
-The first value is the recipe, the second a folder of images in classes, the
-third the minutes, which are 60 unless given; they say how many images are seen,
-by what 2 cores of an AMD EPYC do:
+The first value is the recipe and the second a folder with a sub-folder for each
+class. The third value is the training time in minutes, by default 60. It
+determines the number of training images, by the speed of 2 cores of an AMD
+EPYC. The recipes are:
 
   vit      a small ViT, patches of 4 pixels
   hybrid   the same behind two stages of a ResNet, at 48 pixels
-  deit     the same as vit, taught by a ResNet that takes the first third of
-           the time
+  deit     the same as vit, taught by a ResNet that is trained for the first
+           third of the time
   full     9 layers of width 192 for 300 epochs of strong augmentation, for an
-           accelerator: 93.6 % is published for a recipe like it (the ViT of
+           accelerator; 93.6 % is published for a similar recipe (the ViT of
            SPT_LSA_ViT, which crops with a margin of 4 pixels instead)
 
-Of the test images the hybrid got 83.3 % right after 63.9 minutes, the ViT
-77.9 % after 68.0, and DeiT 70.6 % after 75.1, its teacher 78.0 %, all beside
-other work (2026-11-25): a third of the hour for a teacher, and two models a
-step, cost more than its labels give. `full` would take 2 cores two days; its
-first epoch of 300 took them 15 minutes beside tests, to 28.2 % (2026-11-26).
+On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
+minutes, the ViT 77.9 % after 68.0, and DeiT 70.6 % after 75.1, with a teacher
+of 78.0 % (2026-11-25). DeiT is worse because the teacher takes a third of the
+time and each step runs two models. `full` would take 2 cores two days. Its
+first epoch took 15 minutes beside tests and reached 28.2 % (2026-11-26).
 
-Of the first three, Muon's rate, the size and the part before the patches were
-chosen on a tenth of the training images, in minutes each. The flags of the
-first line make a device of each core, a tenth to a quarter faster here.
+For the first three recipes, the learning rate, the model's size and the stem
+were chosen on a tenth of the training images. The environment variables above
+make each core a device, which was a tenth to a quarter faster here.
 """
 
 from vit_jax import config as config_lib
 
-# Images that are seen in a minute, between evaluations.
+# Training images per minute, without evaluations.
 A_MINUTE = {'vit': 16_700, 'hybrid': 16_700, 'deit': 8_000}
 TEACHER = {
   'objective': 'classification',

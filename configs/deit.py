@@ -1,30 +1,31 @@
-"""DeiT: from ImageNet alone, with a teacher (arXiv 2012.12877).
+"""DeiT: a ViT trained on ImageNet with a teacher (arXiv 2012.12877).
 
   python -m vit_jax.main --config=configs/deit.py:s16 --config.teacher=... \
       --workdir=...
   python -m vit_jax.main --config=configs/deit.py:small,./cifar10 \
       --config.teacher=runs/resnet --workdir=...
 
-The first value is the variant of a ViT, the second the data; the default is the
+The first value is the variant of a ViT, the second the data. The default is the
 paper's recipe on ImageNet: 300 epochs at batch 1024, AdamW at 1e-3 (5e-4 for
-512) with weight decay 0.05, RandAugment 9/0.5, mixup 0.8 and CutMix 1.0 in
-turns, random erasing 0.25, repeated augmentation 3, label smoothing 0.1 and
-stochastic depth 0.1. (Theirs applies each of RandAugment's operations every
-other time only.) `small` is a small ViT for minutes on a CPU, on a folder
+512) with weight decay 0.05, RandAugment 9/0.5, mixup 0.8 or CutMix 1.0, random
+erasing 0.25, repeated augmentation 3, label smoothing 0.1 and stochastic depth
+0.1. (The paper's code skips each of RandAugment's operations with probability
+one half.) `small` is a small ViT that trains in minutes on a CPU, on a folder
 of small images.
 
-The teacher is any checkpoint that opens, of any architecture and image size,
-that knows the same classes: a workdir, a converted file, a published name.
+The teacher is a checkpoint in any supported format, with any architecture and
+image size and with the same classes: a workdir, a file, or a published name.
 
-  objective.kind=hard              the label that the teacher finds, or soft:
-                                   its probabilities,
-  objective.temperature=3.0        at this temperature
-  objective.weight=0.5             the teacher's share; the paper's is 0.1 soft
+  objective.kind=hard              the student learns the teacher's likeliest
+                                   class; soft: its probabilities
+  objective.temperature=3.0        temperature of these probabilities
+  objective.weight=0.5             weight of the teacher's loss; the paper uses
+                                   0.1 for soft
   objective.teacher_dtype=float32  or bfloat16
   model=s16                        a ViT without a distillation token
 
-Published for Ti, S and B at 224 pixels with both heads: 74.5, 81.2 and 83.4 %;
-72.2, 79.8 and 81.8 % without a teacher. Not measured here.
+Published accuracy of Ti, S and B at 224 pixels: 74.5, 81.2 and 83.4 % with both
+heads, and 72.2, 79.8 and 81.8 % without a teacher. Not measured here.
 """
 
 from vit_jax import config as config_lib

@@ -1,44 +1,45 @@
-"""Objects found as a set: DETR (2005.12872), with COCO's measures.
+"""DETR: object detection as set prediction (2005.12872).
 
   python -m vit_jax.main --config=configs/detr.py:digits --workdir=runs/found
   python -m vit_jax.main --config=configs/detr.py:r50,./coco --workdir=... \
     --config.init=resnet50.pth
   python -m vit_jax.main --config=configs/detr.py:small,./mine --workdir=...
 
-The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5) or `small`,
-for few images and from nothing, the second a folder with COCO's annotations;
-`digits` are scikit-learn's, one to three on a canvas of 48x48 pixels, without a
-download.
+The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5), or `small`
+for few images and random initial parameters. The second value is a folder with
+COCO's annotations. `digits` needs no download: its images are canvases of 48x48
+pixels with one to three of scikit-learn's digits.
 
-The recipe is the original's: AdamW at 1e-4, the backbone's rate a tenth and its
-root and first stage as they are, 300 epochs of which the last 100 at a tenth,
-gradients clipped at .1, batch 64, whole images or parts of them with short
-sides of 480 to 800. For 500 epochs:
+The recipe is the original's: AdamW at 1e-4, a tenth of it for the backbone, a
+frozen root and first stage, 300 epochs with a tenth of the rates in the last
+100, gradients clipped at 0.1, batch 64, and whole images or parts of them with
+short sides of 480 to 800 pixels. For 500 epochs:
 
   ...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)
 
-Three things differ. Weight decay is that of kernels alone, here as everywhere.
-Batches have one of three shapes by the short sides of their images, squares of
-960, 1184 and 1333 pixels, more than the original's have; an image that is more
-than 5/3 as long as wide is smaller in the first two than in the original. The
-backbone starts from nothing unless --config.init is a DETR's checkpoint or that
-of a ResNet with its layers, width and version, and a frozen BatchNorm learns no
-statistics: without one, take model.backbone_version=1 and optimizer.frozen=().
+Three things differ from the original. Weight decay applies only to kernels.
+Batches have one of three shapes by the short sides of their images: squares of
+960, 1184 and 1333 pixels. They have more padding than the original's, and in
+the first two an image that is more than 5/3 as long as wide is smaller. The
+backbone has random initial parameters unless --config.init is a checkpoint of a
+DETR, or of a ResNet with the same layers, width and version. A frozen BatchNorm
+needs the statistics of a checkpoint: to start without one, set
+model.backbone_version=1 and optimizer.frozen=().
 
-Masks are learned with model.masks=True, and measured with
-evaluators.coco.masks=True; each object has to have one. The original learns
-them after the boxes, with all but the masks' head as it is; here what says the
-class is new with every --config.init, and learns too:
+model.masks=True learns masks, and evaluators.coco.masks=True measures them.
+Each object must have a mask. The original trains boxes first, then only the
+head of the masks. Here every --config.init gets a new class layer, which is
+trained as well:
 
   ...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()
     --config.objective.mask_stride=4
     --config.optimizer.frozen="('^(?!class_embed|bbox_attention|mask_head)',)"
 
-`digits` reaches an AP of .730 and an AP50 of .953 on 500 held-out canvases, in
-about half an hour of 2 cores beside much other work (one seed, 2026-11-24).
+`digits` reaches an AP of 0.730 and an AP50 of 0.953 on 500 test canvases, in
+about half an hour on 2 busy cores (one seed, 2026-11-24).
 
-Classes are counted by category id from 0 on. With evaluators.coco, which needs
-pip install -e '.[detection]', AP and its other rows are measured.
+Classes are numbered from 0 in the order of the category ids. evaluators.coco
+measures AP and COCO's other metrics; it needs pip install -e '.[detection]'.
 """
 
 from vit_jax import config as config_lib
@@ -92,7 +93,7 @@ def original(config, variant, data):
 
 
 def small(config, data):
-  from_nothing(
+  from_scratch(
     config, (1, 1, 2, 2), num_queries=50, width=128, heads=8, mlp_dim=256
   )
   config.objective.max_objects = 42
@@ -102,7 +103,7 @@ def small(config, data):
 
 
 def digits(config):
-  from_nothing(
+  from_scratch(
     config, (1, 2, 2), num_queries=10, width=64, heads=4, mlp_dim=128
   )
   config.objective.max_objects = 3
@@ -111,8 +112,8 @@ def digits(config):
   config.optimizer.lr = 1e-3
 
 
-def from_nothing(config, backbone_layers, **fields):
-  """A small model without a backbone of ImageNet, for few images."""
+def from_scratch(config, backbone_layers, **fields):
+  """Sets a small model without a pre-trained backbone, for few images."""
   config_lib.choose_model(config, 'detr_r50')
   config.model.update(
     encoder_layers=2,
@@ -123,7 +124,7 @@ def from_nothing(config, backbone_layers, **fields):
     backbone_width=32,
     **fields,
   )
-  # Without it, so few images teach nearly nothing in this time.
+  # Without the dense loss, few images teach nearly nothing in this time.
   config.objective.dense = 2.0
   config.batch_size = 16
   config.log_every = '20 steps'

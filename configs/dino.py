@@ -3,28 +3,32 @@
   python -m vit_jax.main --config=configs/dino.py:s16 --workdir=...
   python -m vit_jax.main --config=configs/dino.py:small,./cifar10 --workdir=...
 
-A student learns to say of small and large views of an image what its own moving
-average, the teacher, says of a large one. Evaluators measure the teacher, and
-the result of the run is the teacher. The first value is the variant of a ViT,
-the second the data. The default is the recipe of the authors for 300 epochs:
-AdamW, batch 1024, learning rate 5e-4 for every 256 of them, weight decay from
-0.04 to 0.4, teacher's temperature from 0.04 to 0.07 in 30 epochs, two views of
-224 pixels and eight of 96. Gradients are clipped by their global norm, where
-the original clips each parameter's. `small` is a small ViT for minutes on a
-CPU, on a folder of small images.
+The student sees small and large views of an image. It learns to predict the
+output of the teacher, its own moving average, for a large view. Evaluators
+measure the teacher, which is also the result of the run.
 
-  objective.small_views=8        with small_size and small_area
-  objective.momentum=0.996       of the teacher, higher for small batches
+The first value is the variant of a ViT, the second the data. The default is the
+authors' recipe for 300 epochs: AdamW, batch 1024, a learning rate of 5e-4 per
+256 images, weight decay from 0.04 to 0.4, a teacher's temperature from 0.04 to
+0.07 in 30 epochs, two views of 224 pixels and eight of 96. Gradients are
+clipped by their global norm; the original clips each parameter's gradient.
+`small` is a small ViT that trains in minutes on a CPU, on a folder of small
+images.
+
+  objective.small_views=8        number of small views, see small_size and
+                                 small_area
+  objective.momentum=0.996       momentum of the teacher, higher for small
+                                 batches
   objective.teacher_temperature=0.07
 
   --config.evaluators.knn.on --config.evaluators.knn.data=./cifar10
 
-measures k-NN with labels on the way, the best sign that it learns. Labels come
-later: configs/finetune.py, configs/small.py and any other start from the result
-with --config.init=WORKDIR.
+measures k-NN accuracy with labels during training, which is the best sign of
+progress. To learn classes afterwards, start configs/finetune.py,
+configs/small.py or another config with --config.init=WORKDIR.
 
-Published for S/16 with this recipe: k-NN 73.3 % on ImageNet, linear 76.0 %.
-The guide is docs/guides/self_supervised.md.
+Published for S/16 with this recipe: 73.3 % by k-NN and 76.0 % by a linear probe
+on ImageNet. The guide is docs/guides/self_supervised.md.
 """
 
 from vit_jax import config as config_lib
@@ -56,7 +60,7 @@ def paper(config, variant, data):
   )
   config_lib.choose_model(config, variant)
   config.model.update(dtype='bfloat16', gelu='exact', stochastic_depth=0.1)
-  # Small models do without the norm of the last layer.
+  # Small models train the scale of the last layer; large ones keep it at 1.
   config.objective.last_scale = variant.startswith(('ti', 's'))
   config.mesh.fsdp = -1
   config.optimizer.update(

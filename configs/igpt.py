@@ -5,23 +5,25 @@
       --workdir=...
   python -m vit_jax.main --config=configs/igpt.py:tiny,./cifar10 --workdir=...
 
-A transformer predicts the colour of every pixel of the pixels before it. The
-first value is a size (s, m, l, or tiny for minutes on a CPU), the second the
-data, and the third a palette of `vit_jax.palette`; without one it is 8 values
-each of red, green and blue.
+A transformer predicts the colour of every pixel from the pixels before it. The
+first value is a size: s, m, l, or tiny, which trains in minutes on a CPU. The
+second value is the data, and the third a palette from `vit_jax.palette`. The
+default palette has 8 values each of red, green and blue.
 
-  model.causal=False               BERT: objective.rate (.15) of the pixels are
-                                   hidden, and predicted of the others
+  model.causal=False               BERT: a fraction of the pixels,
+                                   objective.rate (0.15), is hidden and
+                                   predicted from the others
   objective.name=classification --config.init=WORKDIR
                                    fine-tuning on classes
 
-The default is the paper's: batch 128, a million steps, Adam with beta .9 and
-.95, a warm-up of one epoch, cosine decay to 0, neither dropout nor weight
-decay; rates .003 (S, M) and .001 (L). Its crops (the short side at random from
-256 to 384 pixels, 224 of them, down to 32) are inception crops of at least a
-third of the area here.
+The default is the paper's recipe: batch 128, a million steps, Adam with betas
+0.9 and 0.95, a warm-up of one epoch, cosine decay to 0, neither dropout nor
+weight decay, and learning rates 0.003 (S, M) and 0.001 (L). The paper resizes
+the short side to a random size from 256 to 384 pixels, crops 224 pixels and
+resizes them to 32. This config takes inception crops of at least a third of the
+area instead.
 
-Published: test NLL on 32 x 32 ImageNet 2.0895 nats a pixel (S), 2.0614 (M),
+Published test NLL on 32 x 32 ImageNet: 2.0895 nats per pixel (S), 2.0614 (M),
 2.0466 (L). Measured here: see docs/results/objectives.md.
 """
 

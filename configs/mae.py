@@ -6,17 +6,20 @@
 Three quarters of the patches are hidden. The encoder sees the rest, and a small
 decoder predicts the pixels of the hidden patches. The first value is the
 variant of a ViT, the second the data. The default is the published recipe:
-AdamW (0.9, 0.95), batch 4096, 1.5e-4 for every 256 of them, weight decay 0.05,
-800 epochs of cosine decay after 40 of warm-up, crops of at least a fifth of the
-image, flips. The paper's longer schedule is total='1600 epochs'. `small` is a
-small ViT for minutes on a CPU, on a folder of small images.
+AdamW (0.9, 0.95), batch 4096, a learning rate of 1.5e-4 per 256 images, weight
+decay 0.05, 800 epochs with cosine decay after a warm-up of 40, crops of at
+least a fifth of the image, and flips. The paper's longer schedule is
+total='1600 epochs'. `small` is a small ViT that trains in minutes on a CPU, on
+a folder of small images.
 
-  objective.rate=0.75            share of hidden patches
-  objective.normalized=True      pixels of each patch have mean 0, deviation 1
-  objective.decoder_depth=8      layers, decoder_width and decoder_heads
+  objective.rate=0.75            fraction of hidden patches
+  objective.normalized=True      normalises the pixels of each patch to mean 0
+                                 and deviation 1
+  objective.decoder_depth=8      layers of the decoder; see also decoder_width
+                                 and decoder_heads
 
-Labels come later: configs/finetune.py, configs/small.py and any other start
-from the result with --config.init=WORKDIR, which leaves the decoder behind.
+To learn classes afterwards, start configs/finetune.py, configs/small.py or
+another config with --config.init=WORKDIR, which drops the decoder.
 
 Published after fine-tuning on ImageNet: B/16 83.6 %, L/16 85.9 % (1600 epochs).
 The guide is docs/guides/self_supervised.md.

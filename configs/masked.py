@@ -4,24 +4,25 @@
   python -m vit_jax.main --config=configs/masked.py:small,./cifar10 \
       --workdir=...
 
-Half of the patches are corrupted, and the model tells the mean colour of each
-of them. The first value is the variant of a ViT, the second the data; the
-default is the paper's: Adam at 2e-4, batch 4096, 10,000 steps of warm-up,
-cosine decay, a million steps (14 epochs of JFT-300M; JFT is not public, the
-data is ImageNet-21k). It names no weight decay, and here is none. `small` is a
-small ViT for minutes on a CPU, on a folder of small images. Labels are not
-looked at, unless evaluators.fewshot measures with them on the way.
+Half of the patches are corrupted, and the model predicts the mean colour of
+each corrupted patch. The first value is the variant of a ViT, the second the
+data. The default is the paper's recipe: Adam at 2e-4, batch 4096, 10,000 steps
+of warm-up, cosine decay and a million steps, 14 epochs of JFT-300M. JFT is not
+public, so the data are ImageNet-21k. The paper does not mention weight decay,
+so this config has none. `small` is a small ViT that trains in minutes on a CPU,
+on a folder of small images. Only evaluators.fewshot reads labels, if it is on.
 
   objective.target=mean_colour     or downsized (4 x 4 colours), or pixels
-  objective.rate=0.5               share of the patches that are corrupted:
-  objective.mask=0.8               of these, replaced by the mask,
-  objective.other=0.1              by another patch; the rest stay
+  objective.rate=0.5               fraction of corrupted patches
+  objective.mask=0.8               fraction of these that the mask replaces
+  objective.other=0.1              fraction of these that another patch
+                                   replaces; the rest are unchanged
 
-Labels come later: configs/finetune.py, configs/small.py and any other start
-from the result with --config.init=WORKDIR.
+To learn classes afterwards, start configs/finetune.py, configs/small.py or
+another config with --config.init=WORKDIR.
 
-Published for B/16: 79.9 % on ImageNet after fine-tuning, 2 points over training
-from scratch and 4 under supervised pre-training. Measured here: see
+Published for B/16: 79.9 % on ImageNet after fine-tuning, 2 points above
+training from scratch and 4 below supervised pre-training. Measured here: see
 docs/results/objectives.md.
 """
 

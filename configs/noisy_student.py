@@ -1,31 +1,35 @@
-"""Noisy Student: a student of more images than have labels (arXiv 1911.04252).
+"""Noisy Student: self-training on unlabelled images (arXiv 1911.04252).
 
   python -m vit_jax.main --config=configs/noisy_student.py --workdir=...
   python -m vit_jax.main --config=configs/noisy_student.py:./cifar10 ...
   python -m vit_jax.main --config=configs/noisy_student.py:digits,compare ...
 
-The value is the data: digits, of which 40 count as labelled and the others as
-unlabelled, or a folder of small images or another data set, of which one in 200
-counts as labelled and all as unlabelled. A teacher learns the labelled, and
-labels the unlabelled; a student learns both with noise (RandAugment, crops,
-dropout, stochastic depth); and it becomes the teacher, three times. The same
-command resumes it in any generation:
+The value is the data. For digits, 40 images count as labelled and the others as
+unlabelled. For a folder of small images or another data set, one image in 200
+counts as labelled and all count as unlabelled.
+
+A teacher learns from the labelled images and predicts labels for the others. A
+student learns from both, with noise: RandAugment, crops, dropout and stochastic
+depth. Then the student becomes the teacher of the next one, up to the third
+student. The same command resumes in any generation:
 
   WORKDIR/stages/teacher/          the first teacher
-  WORKDIR/stages/teacher.npz       what it says of the unlabelled
+  WORKDIR/stages/teacher.npz       its labels of the unlabelled images
   WORKDIR/stages/student_1/ ...    the first student, and so on
   WORKDIR                          the last student
 
-`compare` does so with three seeds, and beside it without noise (three students
-of the same teacher) and with the labelled alone; of any generation as many
-images are seen.
+`compare` runs three methods with three seeds each: this one, the same without
+noise (three students of the same teacher), and training on the labelled images
+alone. All generations see the same number of images.
 
-  data.split=train[:40]            the labelled
-  objective.unlabelled=train[40:]  the unlabelled: a split of the same data,
+  data.split=train[:40]            the labelled images
+  objective.unlabelled=train[40:]  the unlabelled images: a split of the same
+                                   data
   objective.unlabelled_data=PATH   or of other data, with or without classes
-  objective.threshold=0.3          least probability of the likeliest class
-  objective.images_a_class=0       so many of each; 0: as the largest class has
-  objective.ratio=3                pseudo-labelled images to a labelled one
+  objective.threshold=0.3          minimum probability of the likeliest class
+  objective.images_a_class=0       unlabelled images per class; 0 means as many
+                                   as the largest class has
+  objective.ratio=3                pseudo-labelled images per labelled image
 """
 
 from vit_jax import config as config_lib
@@ -57,21 +61,21 @@ def get_config(argument='digits'):
   else:
     small(config, data)
   config.update_from_flattened_dict(NOISE)
-  # Of so few images a class would come twice as often as another.
+  # In so few images, one class may be twice as frequent as another.
   config.data.balance = 1.0
   config.optimizer.update(
     lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05
   )
   config.eval_every = '25%'
   config.checkpoint_every = '25%'
-  # Of the teacher too.
+  # The first call changes the fields that `generations` copies for the teacher.
   config_lib.override(config, pairs)
   generations(config)
   if what == 'compare':
     compare(config)
     axes.refuse_swept(config, pairs)
   elif what:
-    raise ValueError(f'{what!r} is no comparison: write compare, or nothing.')
+    raise ValueError(f'{what!r} is not a valid value: use compare or nothing.')
   config_lib.override(config, pairs)
   return config
 
@@ -90,7 +94,7 @@ def digits(config):
 def small(config, data):
   config.total = '3000 steps'
   if data == 'imagenet2012':
-    config.evaluators.test.split = 'validation'  # its test has no labels
+    config.evaluators.test.split = 'validation'  # the test split has no labels
   config.data.update(name=data, split='train[:0.5%]', image_size='32')
   config.model.update(
     patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
@@ -98,7 +102,7 @@ def small(config, data):
 
 
 def generations(config):
-  """Has each generation learn from the one before."""
+  """Sets the stages: each generation learns from the one before."""
   names = ['teacher', *(f'student_{n}' for n in range(1, GENERATIONS))]
   taught = [
     {'teacher': f'stages/{name}', 'objective.labels': f'stages/{name}.npz'}

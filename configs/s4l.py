@@ -1,19 +1,21 @@
-"""S4L: classes of a few images, and more of many (arXiv 1905.03670).
+"""S4L: few labels and a self-supervised loss on all images (arXiv 1905.03670).
 
   python -m vit_jax.main --config=configs/s4l.py:./cifar10 --workdir=...
   python -m vit_jax.main --config=configs/s4l.py:./cifar10,exemplar ...
 
-The first value is a folder of images or another data set. The second is what is
-learned of all images: rotation (the default), by how much they are turned, or
-exemplar, which augmented copies are of the same. One image in 200 counts as
-labelled, 250 of CIFAR-10, and all of them as unlabelled. A batch has as many of
-each, and each of them turned four ways or copied eight times: a step computes
-eight or sixteen times the images of `batch_size`.
+The first value is a folder of images or another data set. The second value is
+the self-supervised task: rotation (the default) predicts the rotation of an
+image, and exemplar recognises augmented copies of the same image. One image in
+200 counts as labelled (250 of CIFAR-10), and all count as unlabelled. A batch
+has equally many labelled and unlabelled images. Each image occurs in four
+rotations or eight copies, so a step processes 8 or 16 times `batch_size`
+images.
 
-  data.split=train[:0.5%]          the labelled
-  objective.unlabelled=train       the unlabelled: a split of the same data,
+  data.split=train[:0.5%]          the labelled images
+  objective.unlabelled=train       the unlabelled images: a split of the same
+                                   data
   objective.unlabelled_data=PATH   or of other data, with or without classes
-  objective.weight=1.0             the rotations' share, or that of the triplets
+  objective.weight=1.0             weight of the self-supervised loss
   model=b16                        another ViT; S4L's own is a ResNet-50 v2
 """
 
@@ -24,7 +26,7 @@ def get_config(argument='./cifar10'):
   defaults = ['./cifar10', 'rotation']
   (data, objective), pairs = config_lib.parse_argument(argument, defaults)
   if objective not in ('rotation', 'exemplar'):
-    raise ValueError(f'{objective!r} is not of S4L: use rotation or exemplar.')
+    raise ValueError(f'No task {objective!r} in S4L: use rotation or exemplar.')
   config = config_lib.base()
   config_lib.choose_objective(config, objective)
   config.total = '3000 steps'

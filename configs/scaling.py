@@ -1,29 +1,29 @@
-"""Scaling study: accuracy against the compute of pre-training, figure 5.
+"""Scaling study: accuracy against pre-training compute, as in figure 5.
 
   python -m vit_jax.main --config=configs/scaling.py --workdir=runs/scaling
   python -m vit_jax.main --config=configs/scaling.py:./cifar10 --workdir=...
   python -m vit_jax.main --config=configs/scaling.py:imagenet21k,imagenet2012 \
       --workdir=...
 
-Every model sees the same examples; then its representations are frozen and
-classified from 10 examples a class. The first value is the data of
-pre-training, the second that of the few examples, by default the same
-(ImageNet for ImageNet-21k). plot.png has the families' curves, table.md and
-results.csv the parameters and exaFLOPs.
+Every model is pre-trained on the same number of examples. Then 10-shot accuracy
+of its frozen features is measured. The first value is the data of pre-training.
+The second value is the data of the few-shot evaluation, by default the same
+(ImageNet for ImageNet-21k). plot.png has a curve for each family; table.md and
+results.csv have the parameters and exaFLOPs.
 
-digits and folders of small images take small ViTs, ResNets and hybrids, named
-by layers x width; digits three seeds. Any TFDS name takes the models of table 6
-with the learning rates that table 3 has for them on JFT-300M, at 224 pixels and
-batch 4096; R200x3, which table 3 lacks, takes R152x2's. JFT is not public, so
-that all see 30 epochs of ImageNet-21k, or 90 of anything else. As in table 3
-the decay is linear and the warm-up 10,000 steps, but of other data than
-ImageNet-21k 10 % of the run.
+On digits and folders of small images, the models are small ViTs, ResNets and
+hybrids, named by layers x width. Digits run with three seeds. On data of TFDS,
+the models are those of table 6, at 224 pixels and batch 4096, with the learning
+rates of table 3 for JFT-300M. R200x3 is missing in table 3 and has the rate of
+R152x2. JFT is not public, so models train for 30 epochs of ImageNet-21k, or 90
+of other data. As in table 3 the decay is linear and the warm-up 10,000 steps;
+on other data than ImageNet-21k the warm-up is 10 % of the run.
 
 Published for ViT-L/16, 7 epochs on JFT: 783 exaFLOPs, 86.30 % on ImageNet after
-fine-tuning (table 6). Measured here on digits, 3 seeds, 10 examples a class
+fine-tuning (table 6). Measured here on digits, 3 seeds, 10 examples per class
 (2026-11-21): ViTs 66.0, 78.2 and 66.4 %, ResNets 96.5, 96.4 and 98.6 %, hybrids
-88.8, 95.0 and 89.0 %. 112 steps are few for a Transformer, and the deepest
-would want a lower rate. 27 runs take half an hour on 2 CPU cores.
+88.8, 95.0 and 89.0 %. 112 steps are few for a transformer, and the deepest
+model needs a lower learning rate. The 27 runs take half an hour on 2 CPU cores.
 """
 
 from vit_jax import config as config_lib
@@ -52,9 +52,9 @@ TABLE_6 = {
 
 
 def small_models(patch_size):
-  """Returns the fields of small models for 32 pixels, by layers x width.
+  """Returns the fields of small models for images of 32 pixels, by name.
 
-  ResNets and hybrids make 4 x 4 positions of an image.
+  ResNets and hybrids turn an image into 4 x 4 positions.
   """
 
   def vit(depth, width):
@@ -94,7 +94,8 @@ def small_models(patch_size):
 def large_models(loss):
   """Returns the fields of table 6's models by name.
 
-  Choosing a ResNet replaces the group `model`: what all share is set in each.
+  Choosing a ResNet replaces the group `model`, so shared fields are repeated
+  for each model.
   """
   models = {}
   for name, (variant, rate) in TABLE_6.items():
@@ -112,7 +113,7 @@ def large_models(loss):
 
 
 def small(config, data):
-  """Sets what minutes on a CPU are enough for; returns the models."""
+  """Sets a run of minutes on a CPU; returns the models."""
   config.total = '5 epochs'
   config.batch_size = 64
   config.data.update(name=data, image_size='32')
@@ -121,12 +122,12 @@ def small(config, data):
     config.data.crop_min_area = 0.8
     return small_models(patch_size=4)
   config.data.update(crop_min_area=0.7, flip=False)
-  # The scans have 8 pixels, so that this is 2 of theirs.
+  # A patch covers 2 pixels of the scans, which have 8 x 8.
   return small_models(patch_size=8)
 
 
 def large(config, data):
-  """Sets what table 3 has for all models; returns them."""
+  """Sets the fields of table 3 that all models share; returns the models."""
   config.batch_size = 4096
   config.data.update(name=data, image_size='224', workers=8)
   config.optimizer.update(decay='linear', weight_decay=0.1)

@@ -1,21 +1,22 @@
-"""Teachers and unlabelled images: two tables, each by one command.
+"""Compares methods with teachers and unlabelled images, in two tables.
 
   python -m vit_jax.main --config=configs/teachers.py --workdir=...
   python -m vit_jax.main --config=configs/teachers.py:unlabelled,./cifar10 ...
   python -m vit_jax.main --config=configs/teachers.py:wrong_labels ...
 
-unlabelled: 40 digits have labels and the others none, or one image in 200 of a
-folder of small images. Every method has one budget of 1,200 steps of 64 images
-whatever time they take, of which teachers, students before the last and
-pre-training take their part: labels alone; DeiT, hard and soft, from a ResNet
-of the same labels; Noisy Student, four generations; S4L's rotations and
-exemplars; and masked patches of all, then labels.
+`unlabelled`: 40 digits have labels, or one image in 200 of a folder of small
+images. Every method has a budget of 1,200 steps of 64 images, which includes
+its teachers, earlier students and pre-training. The methods are training on
+labels alone; DeiT, hard and soft, from a ResNet trained on the same labels;
+Noisy Student with four generations; S4L's rotations and exemplars; and masked
+patches of all images before training on labels.
 
-wrong_labels: 40 % of the labels are wrong, and a teacher of the same recipe has
-right ones: no teacher, DeiT hard and soft.
+`wrong_labels`: 40 % of the labels are wrong. The methods are training without a
+teacher, and DeiT, hard and soft, with a teacher of the same recipe that learned
+from correct labels.
 
 Digits have three seeds, a folder one (--sweep=seed=0,1,2 runs more). The same
-command resumes, and leaves results.csv and table.md.
+command resumes; it writes results.csv and table.md.
 """
 
 from vit_jax import config as config_lib
@@ -41,7 +42,7 @@ NOISE = {
 def wrong_labels(config):
   config.total = '12 epochs'
   config.data.wrong_labels = 0.4
-  config.model.pool = 'cls'  # of all, because DeiT has no other
+  config.model.pool = 'cls'  # for all methods, because DeiT needs it
   right = LABELS_ALONE | {'model.name': 'vit', 'data.wrong_labels': 0.0}
   taught = DISTILLED | {'stages': (('teacher', right),)}
   methods = {'none': {}, 'hard': taught, 'soft': taught | SOFT}
@@ -53,7 +54,7 @@ def unlabelled(config):
     few, rest = 'train[:40]', 'train[40:]'
   else:
     few, rest = 'train[:0.5%]', 'train[0.5%:]'
-  # Of so few images a class would come twice as often as another.
+  # In so few images, one class may be twice as frequent as another.
   config.data.update(split=few, balance=1.0)
   config.total = f'{STEPS} steps'
   methods = {
@@ -75,7 +76,7 @@ def unlabelled(config):
 
 
 def deit():
-  """Returns half the budget for a ResNet, and half for what it teaches."""
+  """Returns half the budget for a ResNet, and half for its student."""
   total = {'total': f'{STEPS // 2} steps'}
   resnet = {
     'model': 'r50x1',
@@ -112,7 +113,7 @@ def noisy_student(rest):
 
 
 def masked():
-  """Returns half the budget for all images, and half for the labels."""
+  """Returns half the budget for masked patches, and half for the labels."""
   first = {
     'objective': 'masked',
     'best_metric': 'test/loss',

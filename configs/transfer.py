@@ -2,27 +2,27 @@
 
   python -m vit_jax.main --config=configs/transfer.py:MODEL,SUITE --workdir=...
 
-MODEL is a variant, whose weights --config.init=CHECKPOINT brings, or the
-checkpoint itself. SUITE is table2 (ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers
-and VTAB), vtab (its 19 tasks), natural, specialised or structured (a part of
-them), or data sets joined by +: TFDS names, vtab/TASK, folders.
+MODEL is a variant together with --config.init=CHECKPOINT, or the checkpoint
+itself. SUITE is table2 (ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers and VTAB),
+vtab (its 19 tasks), natural, specialised or structured (groups of VTAB), or
+data sets joined by +: TFDS names, vtab/TASK, folders.
 
-On each data set the learning rates of table 4 are tried on a part of the
-training set and measured on the rest of it; the best one is then trained on all
-of it with three seeds. The table has their mean and deviation beside the
-published numbers. The same command resumes; table.md, results.csv and
-tune.csv grow with every run.
+For each data set, every learning rate of table 4 is trained on a part of the
+training set and measured on the rest. The best rate is then trained on the
+whole training set with three seeds. The table has their mean and deviation
+beside the published numbers. The same command resumes; table.md, results.csv
+and tune.csv grow with every run.
 
     l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json
     l16,imagenet2012,evaluators.objectnet.on=True,evaluators.objectnet.data=DIR
     runs/mine,./data,data.image_size=64,total=200 steps,batch_size=64
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
-averaging 0.9999, as the paper did for its table 2; all else is at 384.
+averaging 0.9999, as the paper did for its table 2. All other data sets have 384
+pixels.
 
 Published for L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB 72.72 %.
-Not measured here: TFDS's data sets were not at hand. docs/guides/fine_tune.md
-has a small example on CIFAR-10.
+Not measured here. docs/guides/fine_tune.md has a small example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib
@@ -32,7 +32,7 @@ from vit_jax.sweeps import axes
 from vit_jax.tools.paper import recipe
 
 SEEDS = ('0', '1', '2')
-# Only ImageNet's models can be measured by these, which are off for others.
+# These evaluators measure only models of ImageNet; for other data they are off.
 IMAGENET_ONLY = {
   'evaluators.real.on': False,
   'evaluators.real.labels': '',
@@ -59,19 +59,20 @@ def get_config(argument='b16,table2'):
   (model, suite), pairs = config_lib.parse_argument(argument, ['b16', 'table2'])
   config = config_lib.base()
   recipe.fine_tuning(config, model)
-  config.eval_every = '100%'  # the test set once, when all is chosen
+  config.eval_every = '100%'  # the test set is used only once, at the end
   config_lib.override(config, pairs)
   names = benchmarks.SUITES.get(suite) or tuple(suite.split('+'))
   tasks = {}
   for name in names:
-    # What is asked for goes before the recipe, but not where it cannot work.
+    # The user's values override the recipe, except for evaluators that cannot
+    # work on this data set.
     tasks[name] = {
       field: value
       for field, value in fields_on(config, name, suite).items()
       if field not in pairs or (field in IMAGENET_ONLY and not value)
     }
   if len(tasks) == 1:
-    # Not on an axis, so that --config.FIELD can still change them.
+    # Fields of an axis could not be changed by --config.FIELD.
     config.update_from_flattened_dict(*tasks.values())
     tasks = {names[0]: {}}
   config.report = 'transfer'

@@ -1,23 +1,25 @@
-"""The plain ViT of today from ImageNet alone: ViT-5 and DeiT III.
+"""Current recipes for plain ViTs on ImageNet: ViT-5 and DeiT III.
 
   python -m vit_jax.main --config=configs/vit5.py:vit5_s16 --workdir=...
   python -m vit_jax.main --config=configs/vit5.py:s16,imagenet2012 --workdir=...
   python -m vit_jax.main --config=configs/vit5.py:small,./cifar10 --workdir=...
 
-The first value is the variant: `vit5_s16`, `vit5_b16` and `vit5_l16` are those
-of ViT-5 (arXiv 2602.08071), `s16`, `b16`, `l16` and `h14` those of DeiT III
-(arXiv 2204.07118), a ViT with LayerScale. `small` is a ViT-5 for minutes on a
-CPU, on a folder of small images.
+The first value is the variant: `vit5_s16`, `vit5_b16` and `vit5_l16` are models
+of ViT-5 (arXiv 2602.08071); `s16`, `b16`, `l16` and `h14` are models of DeiT
+III (arXiv 2204.07118), a ViT with LayerScale. `small` is a ViT-5 that trains in
+minutes on a CPU, on a folder of small images.
 
-DeiT III's recipe, which both have: 800 epochs at batch 2048, binary cross
-entropy, 3-Augment, mixup 0.8 and CutMix 1.0 in turns, repeated augmentation 3,
-weight decay 0.05, stochastic depth 0.05, 0.2, 0.45 and 0.6 for S, B, L and H,
-and LAMB at 4e-3, or at 3e-3 from a width of 768. What differs from theirs:
-stochastic depth grows from 0 over the layers, where theirs is the same in all;
-mixed labels are shares, where theirs are 1 for both classes; the cross entropy
-is summed over classes, where theirs is their mean, so that clip_norm cuts off
-sooner; and all sizes are trained at 224 pixels, where theirs are from B on
-trained at fewer and fine-tuned at 224.
+Both use DeiT III's recipe: 800 epochs at batch 2048, binary cross-entropy,
+3-Augment, mixup 0.8 or CutMix 1.0, repeated augmentation 3, weight decay 0.05,
+stochastic depth 0.05, 0.2, 0.45 and 0.6 for S, B, L and H, and LAMB at 4e-3, or
+at 3e-3 from a width of 768. Four things differ from the published recipe:
+
+  stochastic depth  grows from 0 over the layers; theirs is the same in all
+  mixed labels      are fractions; theirs are 1 for both classes
+  cross-entropy     is summed over classes; theirs is the mean, so that here
+                    clip_norm clips sooner
+  image size        is 224 pixels throughout; theirs is smaller for B and above,
+                    before fine-tuning at 224
 
 Published for S, B and L at 224 pixels: 82.2, 84.2 and 84.9 % (ViT-5), 81.4,
 83.8 and 84.9 % (DeiT III). Not measured here.
@@ -25,7 +27,7 @@ Published for S, B and L at 224 pixels: 82.2, 84.2 and 84.9 % (ViT-5), 81.4,
 
 from vit_jax import config as config_lib
 
-# By width.
+# Stochastic depth by width of the model.
 STOCHASTIC_DEPTH = {384: 0.05, 768: 0.2, 1024: 0.45, 1280: 0.6}
 
 

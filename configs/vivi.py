@@ -1,20 +1,21 @@
-"""VIVI: classes of a few images, and invariances of videos (arXiv 1912.02783).
+"""VIVI: few labels and a self-supervised loss on videos (arXiv 1912.02783).
 
   python -m vit_jax.main --config=configs/vivi.py:./cifar10,./clips ...
 
-The first value is the data whose classes are learned: digits, of which 40 count
-as labelled, or a folder of small images or another data set, of which one in
-200 does. The second is a folder with a folder of frames for each video,
+The first value is the data whose classes are learned. For digits, 40 images
+count as labelled; for a folder of small images or another data set, one in 200.
+The second value is a folder with a folder of frames for each video:
 ./clips/NAME/000001.jpg and so on. A batch has as many videos as labelled
-images, of each `shots` times `frames` times `copies` images, 8 unless told: a
-step computes nine times the images of `batch_size`.
+images. Each video gives `shots` x `frames` x `copies` images, by default 8, so
+a step processes nine times `batch_size` images.
 
-  data.split=train[:40]            the labelled
-  objective.shots=2                in their order, each in its part of a video
-  objective.frames=2               of a shot
-  objective.length=16              neighbouring frames that a shot goes over
-  objective.copies=2               of a frame, each augmented anew
-  objective.weight=1.0             the share of frames, shots and videos
+  data.split=train[:40]            the labelled images
+  objective.shots=2                shots per video, in order; each lies in its
+                                   own part of the video
+  objective.frames=2               frames per shot
+  objective.length=16              length of a shot in frames
+  objective.copies=2               copies of a frame, each augmented anew
+  objective.weight=1.0             weight of the loss on videos
   model=b16                        another ViT; VIVI's own is a ResNet-50 v2
 """
 

@@ -806,9 +806,9 @@ def test_recipes_are_those_that_they_say(name):
   ('file', 'argument', 'message'),
   [
     ('igpt', 'xl', "No size 'xl'. Did you mean l"),
-    ('s4l', './cifar10,jigsaw', "'jigsaw' is not of S4L: use rotation or exe"),
+    ('s4l', './cifar10,jigsaw', "No task 'jigsaw' in S4L: use rotation or"),
     ('transfer', 'b16,cifar10,seed=1', 'seed is set by the axis .seed'),
-    ('noisy_student', 'digits,all', "'all' is no comparison: write compare"),
+    ('noisy_student', 'digits,all', "'all' is not a valid value: use comp"),
   ],
 )
 def test_arguments_that_files_do_not_know(file, argument, message):

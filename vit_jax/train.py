@@ -238,7 +238,7 @@ def _train(
       # Raises if a host array would be copied to the devices in every step.
       with run.compiling(batch), jax.transfer_guard('disallow'):
         state, metrics = train_step(state, fixed, batch, steps_taken)
-      run.take(step, metrics)
+      run.add_metrics(step, metrics)
       if run.is_eval_step(step):
         run.evaluate(step, state)
       if run.is_checkpoint_step(step):

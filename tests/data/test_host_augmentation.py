@@ -279,7 +279,7 @@ def test_texts_of_configs(text, want):
 def test_other_texts_are_refused(text):
   with pytest.raises(ValueError) as e:
     host_augmentation.parse(text)
-  assert str(e.value).startswith(f'data.augment is {text!r}: write randaugment')
+  assert str(e.value).startswith(f'data.augment is {text!r}: use randaugment')
 
 
 @pytest.mark.parametrize('text', ['randaugment', '3augment'])

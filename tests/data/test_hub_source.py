@@ -124,7 +124,7 @@ def test_which_column_has_the_classes_must_be_clear(write):
     [[x] for x in numbers()],
     column='label',
   )
-  with pytest.raises(ValueError, match='one class each; .* img, label'):
+  with pytest.raises(ValueError, match='one column of images .* img, label'):
     sources.open_source(several, 'all')
 
 
@@ -165,7 +165,9 @@ def test_images_may_lie_beside_the_table_or_be_missing(write, tmp_path):
   source._table = [{'img': x} for x in (beside, None)]
   source._rows = np.array([0, 1])
   assert source[0]['image'] == b'pixels'
-  with pytest.raises(decode.UnreadableImage, match='all/1: There is no image'):
+  with pytest.raises(
+    decode.UnreadableImage, match='all/1: the record has no image'
+  ):
     source[1]
 
 

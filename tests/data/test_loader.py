@@ -183,9 +183,9 @@ def test_random_crops_differ_between_epochs(digits):
 
 
 def test_training_refusals(digits):
-  with pytest.raises(ValueError, match='batch_size=30 .* the 4 processes'):
+  with pytest.raises(ValueError, match='batch_size is 30: .* processes, 4'):
     _train(digits, 1, batch_size=30, process_count=4)
-  with pytest.raises(ValueError, match='batch_size=0 must be a positive'):
+  with pytest.raises(ValueError, match='batch_size is 0: it must be a pos'):
     _train(digits, 1, batch_size=0)
   with pytest.raises(ValueError, match='source has no examples'):
     _train(_Numbers(0), 1)
@@ -252,7 +252,7 @@ def test_eval_workers_change_nothing(count):
 
 
 def test_eval_refusals():
-  with pytest.raises(ValueError, match='batch_size=9 .* the 2 processes'):
+  with pytest.raises(ValueError, match='batch_size is 9: .* processes, 2'):
     _evaluate(_Numbers(3), batch_size=9, process_count=2)
   with pytest.raises(ValueError, match='source has no examples'):
     _evaluate(_Numbers(0), batch_size=8)
@@ -381,7 +381,7 @@ def test_balanced_batches_are_a_function_of_the_step(monkeypatch):
 
 def test_a_class_without_examples_is_not_drawn():
   labels_N = np.array([0, 0, 3, 3, 3, 3])
-  balance = loader._Balance(labels_N, 1.0, 0)
+  balance = loader._BalancedOrder(labels_N, 1.0, 0)
   drawn = labels_N[[balance(i, 0) for i in range(60)]]
   assert np.bincount(drawn).tolist() == [30, 0, 0, 30]
 

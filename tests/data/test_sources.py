@@ -237,12 +237,12 @@ def test_what_lies_beside_is_said(tmp_path, png, caplog):
 def test_empty_folders(tmp_path, png):
   with pytest.raises(FileNotFoundError, match='no folder .*nowhere; give a'):
     _open(tmp_path / 'nowhere')
-  with pytest.raises(ValueError, match='gs://my/x.csv: images are read from'):
+  with pytest.raises(ValueError, match='gs://my/x.csv is a bucket or URL, but'):
     _open('gs://my/x.csv')
   with pytest.raises(ValueError, match='and no images; the layout must be'):
     _open(tmp_path)
   _write(tmp_path / 'val' / 'a', 2, png)
-  with pytest.raises(ValueError, match='has val and no train: call so'):
+  with pytest.raises(ValueError, match='has val but no train: rename'):
     _open(tmp_path)
   _write(tmp_path / 'a', 2, png)
   # A class may be called so.

@@ -174,7 +174,7 @@ def test_image_and_class_are_found_where_that_is_clear(keys, features, want):
   if want:
     assert tfds_source._keys('x', info) == want
     return
-  said = f'its features are {", ".join(sorted(features))}\\. Objects are'
+  said = f'its features are {", ".join(sorted(features))}\\. For objects'
   with pytest.raises(ValueError, match=said):
     tfds_source._keys('x', info)
 
@@ -276,5 +276,7 @@ def test_datasets_that_tfds_does_not_know(tmp_path, encode):
 def test_not_a_classification_dataset(tmp_path, encode, monkeypatch):
   monkeypatch.setitem(_FEATURES, 'label', tfds.features.Scalar(np.int64))
   data_dir = _prepare(tmp_path, encode)
-  with pytest.raises(ValueError, match='pets is not one of images with one cl'):
+  with pytest.raises(
+    ValueError, match='pets does not have one image and one cl'
+  ):
     _open('pets', 'train', data_dir)

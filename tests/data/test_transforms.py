@@ -286,7 +286,9 @@ def test_eval_accepts_files_and_names_bad_ones(photo, encode):
 
 def test_refusals():
   for small in ((7, 9), (9, 7)):
-    with pytest.raises(ValueError, match='is smaller than image_size=.8, 8'):
+    with pytest.raises(
+      ValueError, match='is smaller than the crop of image_size=.8, 8'
+    ):
       transforms.TrainTransform((8, 8), resize=small)
   with pytest.raises(ValueError, match='resize_small is 31, .* at least 32'):
     transforms.EvalTransform((8, 32), Preprocessing(31))
@@ -395,9 +397,12 @@ def test_several_classes_of_an_image_stay_what_they_are(photo):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'mean': (0.5, 0.5)}, 'give one number a channel, red, green and blue'),
+    ({'mean': (0.5, 0.5)}, 'give a number for red, green and blue each'),
     ({'std': (0.5, 0, 0.5)}, r'data.std is \(0.5, 0, 0.5\): .* must be above'),
-    ({'crop_resize': 0.9}, 'resize=.22, 29. is smaller than image_size=.24, 3'),
+    (
+      {'crop_resize': 0.9},
+      'resize=.22, 29. is smaller than the crop of image_size=.24, 3',
+    ),
     ({'resize_small': 31}, 'data.resize_small is 31, less than the crop'),
   ],
 )
@@ -418,5 +423,5 @@ def test_a_size_is_height_and_width(text, size):
 
 @pytest.mark.parametrize('text', ['0', '1x', '1x2x3', '-3'])
 def test_what_is_no_size_is_refused(text):
-  with pytest.raises(ValueError, match=f"^--size is '{text}': write the side"):
+  with pytest.raises(ValueError, match=f"^--size is '{text}': give the side"):
     size_of(text, '--size')

@@ -215,7 +215,7 @@ def test_what_finds_objects_gives_no_class_to_an_image():
     random_checkpoint(None, (64, 64), name='detr', **layers)
   )
   for ask in (finder.logits, finder.predict):
-    with pytest.raises(ValueError, match='a DETR, finds objects and gives no'):
+    with pytest.raises(ValueError, match='a DETR, finds objects and does not'):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 

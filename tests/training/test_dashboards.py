@@ -226,7 +226,7 @@ def test_a_stuck_writer_does_not_hold_up_the_end(warned):
   assert dashboard._thread.daemon
   for _ in range(2):  # at the end of a run, and once more around it
     dashboard.close(0.1)
-  assert len(warned) == 1 and 'Not all was written' in warned[0]
+  assert len(warned) == 1 and 'did not write everything' in warned[0]
   recorder.gate.set()
 
 
@@ -242,7 +242,7 @@ def test_a_failing_writer_is_reported_once(warned):
   dashboard.write(5, {'loss': 5})
   assert dashboard._queue.qsize() == left  # which nobody would empty
   assert warned == [
-    'Board logs end here, metrics.csv goes on. OSError: disk full'
+    'Board logs end here, but metrics.csv continues. OSError: disk full'
   ]
   assert (1, {'loss': 1}) in recorder.calls and 'close' not in recorder.calls
 

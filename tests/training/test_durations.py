@@ -69,7 +69,7 @@ def test_what_is_less_than_a_step_is_done_after_each():
   assert (found.total, found.eval_every, found.checkpoint_every) == (4, 1, 1)
   for never in ('0', '0 steps', '0.0%', '.0 epochs'):
     with pytest.raises(
-      ValueError, match=f"eval_every is '{never}', which does n"
+      ValueError, match=f"eval_every is '{never}', but 0 does n"
     ):
       of(eval_every=never)
 

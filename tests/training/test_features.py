@@ -119,14 +119,14 @@ def test_what_gives_an_image_no_class_is_refused():
     encoder_layers=1,
     decoder_layers=1,
   )
-  with pytest.raises(ValueError, match='a DETR, finds objects and gives no cl'):
+  with pytest.raises(ValueError, match='a DETR, finds objects and does not cl'):
     features.top_k(detr, 5)
   for name in ('pre_logits', 'logits'):
     with pytest.raises(ValueError, match=f"'{name}'. For a DETR use .*block_0"):
       features.layer(detr, name)
   features.layer(detr, 'block_0')
   headless, _ = model_of(0)
-  with pytest.raises(ValueError, match='a ViT, has no head and gives no class'):
+  with pytest.raises(ValueError, match='a ViT, has no head and does not cla'):
     features.top_k(headless, 5)
 
 

@@ -241,7 +241,9 @@ def test_other_data_in_one_of_them_are_refused(training, tmp_path):
     results = results_of(both)
   for status, err in results:
     assert status == 2
-    assert 'error: The processes see other data: 1,437 and 1,436 images.' in err
+    assert (
+      'error: The processes see different data: 1,437 and 1,436 images.' in err
+    )
 
 
 LACKS_SPACE = """

@@ -192,11 +192,11 @@ def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
   books = Books(monkeypatch, durations=every_third)
   for step in range(1, 8):
     books.run.wait_for(iter([{}]))
-    books.run.take(step, numbers(step))
+    books.run.add_metrics(step, numbers(step))
     # Three are in flight, and no more.
     assert books.moved == max(0, step - run.MAX_IN_FLIGHT)
   assert [step for step, _ in books.rows] == [3]
-  books.run._settle(0)
+  books.run._wait(0)
   assert books.begun == [1]
   # Of the steps after the row before, and those of the last one for itself.
   assert [(step, row['train/loss']) for step, row in books.rows] == [
@@ -213,8 +213,8 @@ def test_rows_are_means_and_waits_are_those_between_them(monkeypatch):
 def test_a_resumed_run_goes_on_with_the_row_that_was_begun(monkeypatch):
   meta = META | {'since_log': [{'loss': 9.0}]}
   books = Books(monkeypatch, meta=meta, start_step=3)
-  books.run.take(4, {'loss': 1.0})
-  books.run._settle(0)
+  books.run.add_metrics(4, {'loss': 1.0})
+  books.run._wait(0)
   assert books.rows == [(4, {'train/loss': 5.0})] and books.begun == [4]
   assert meta['since_log'] == [{'loss': 9.0}]
 
@@ -224,19 +224,19 @@ def test_a_resumed_run_goes_on_with_the_row_that_was_begun(monkeypatch):
 def test_what_is_not_finite_ends_the_run(monkeypatch, saved, name):
   books = Books(monkeypatch)
   books.saved = saved
-  books.run.take(4, numbers(0.5))
-  books.run.take(5, numbers(0.25) | {name: float('inf')})
+  books.run.add_metrics(4, numbers(0.5))
+  books.run.add_metrics(5, numbers(0.25) | {name: float('inf')})
   shown = {'loss': 0.25, 'grad_norm': 2.0, 'param_norm': 3.0, name: 'inf'}
-  last = 'No checkpoint had been saved yet.'
+  last = 'The run has no checkpoint yet.'
   if saved:
     last = 'The last good checkpoint is checkpoints/3.'
   with pytest.raises(run.Diverged) as e:
-    books.run._settle(0)
+    books.run._wait(0)
   assert str(e.value) == (
     f'Step 5: the loss is {shown["loss"]}, the norm of the gradient '
-    f'{shown["grad_norm"]}, and that of the parameters {shown["param_norm"]}. '
-    f'{last} In a new --workdir, lower optimizer.lr, lengthen optimizer.warmup '
-    'or set optimizer.clip_norm.'
+    f'{shown["grad_norm"]} and the norm of the parameters '
+    f'{shown["param_norm"]}. {last} In a new --workdir, lower optimizer.lr, '
+    'lengthen optimizer.warmup or set optimizer.clip_norm.'
   )
 
 
@@ -265,7 +265,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
     evaluators=[evaluator('test/examples', 1360.0), evaluator('a/b', 0.25)],
   )
   state = experiment.TrainState('p', 'o', 'a')
-  books.run.take(4, numbers(1.0))
+  books.run.add_metrics(4, numbers(1.0))
   books.run.evaluate(4, state)
   assert books.moved == 1 + 2  # the step, and each evaluator
   assert seen == ['a', 'a']
@@ -276,7 +276,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
     'step 4 evaluated: test/examples 1,360, a/b 0.2500',
   ]
   books.now_s += 30
-  books.run.take(5, numbers(8.0))
+  books.run.add_metrics(5, numbers(8.0))
   books.run.save(4, state)
   # What was trained before, and all that has gone by since.
   (step, _, meta, metrics) = books.saved[0]
@@ -292,7 +292,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
 
 def test_a_checkpoint_has_the_steps_that_no_row_has_yet(monkeypatch):
   books = Books(monkeypatch)
-  books.run.take(1, numbers(1.0))
+  books.run.add_metrics(1, numbers(1.0))
   books.run.save(1, experiment.TrainState('p', 'o'))
   assert books.saved[0][2]['since_log'] == [numbers(1.0)]
 

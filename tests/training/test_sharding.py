@@ -331,9 +331,9 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
 @pytest.mark.parametrize(
   ('sizes', 'message'),
   [
-    ((1, 2, -1, -1), 'set one of .* to -1'),
-    ((1, 0, 1, 8), 'Sizes are at least 1'),
-    ((1, 0, -1, 8), 'Sizes are at least 1'),
+    ((1, 2, -1, -1), 'Set one of .* to -1'),
+    ((1, 0, 1, 8), 'Sizes must be at least 1'),
+    ((1, 0, -1, 8), 'Sizes must be at least 1'),
     ((1, 16, 1, 1), 'does not multiply to the 8 devices'),
     ((1, -1, 3, 1), 'does not multiply to the 8 devices'),
     ((2, 8, 1, 1), 'does not multiply to the 4 devices of each of 2 slices'),
@@ -467,7 +467,7 @@ def test_arrays_of_several_processes_are_placed_if_they_are_alike(
   (first, refusal), (second, _) = compared
   assert len(first) == len(second) == 2
   assert first[0] != second[0] and first[1] == second[1]
-  assert 'start from other parameters' in refusal
+  assert 'start from different parameters' in refusal
 
 
 def test_each_device_works_off_its_own_rows():

@@ -133,7 +133,7 @@ def test_a_bucket_has_no_lock_and_says_who_was_there():
     [sys.executable, '-c', BUCKET], cwd=ROOT, capture_output=True, text=True
   )
   assert done.returncode == 0, done.stderr
-  assert 'run in gs://bucket/run did not end by itself: proc' in done.stderr
+  assert 'run in gs://bucket/run did not end normally: proc' in done.stderr
   assert done.stderr.count('stop one of the two') == 1
 
 
@@ -152,7 +152,7 @@ def test_the_file_says_who_is_there_and_nothing_of_who_was(
     # All processes see it, if their workdir is the same.
     ((there, refusal, patience_s),) = looked
     assert there == [True] and patience_s == processes.SEEN_S
-    assert refusal.startswith(f'{tmp_path} of the first process is not that')
+    assert refusal.startswith(f'Not all processes see the {tmp_path} of')
     assert text.count('\n') == 1 and text.endswith(')\n')
     assert text.startswith(f'process {os.getpid()} on ')
 

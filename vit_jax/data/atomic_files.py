@@ -1,6 +1,6 @@
 """Write files and folders atomically.
 
-They are written to a hidden temporary path beside the target and renamed at the
+Each is written to a hidden temporary path beside the target and renamed at the
 end. If an error is raised, the temporary path is removed. A killed process
 leaves only the temporary path behind.
 """

@@ -2,8 +2,8 @@
 
 Every image is decoded once, in full, by the decoder of training. A hash of each
 readable file's path, size and time is kept in `~/.cache/vit_jax` (or under
-`$XDG_CACHE_HOME`) and in the workdir, so that a restart checks only files that
-are new or changed, and all of them if the decoder changed.
+`$XDG_CACHE_HOME`) and in the workdir. A restart checks only files that are new
+or changed; it checks all files if the decoder changed.
 """
 
 import contextlib
@@ -34,9 +34,14 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True, order=True)
 class BadImage:
-  """An unreadable image: its position in the source, its file, and why.
+  """An unreadable image.
 
-  If `in_its_bytes` is false, the next attempt may succeed.
+  Attributes:
+    index: position in the source.
+    name: the file.
+    reason: why it cannot be read.
+    in_its_bytes: whether the content is damaged; otherwise the next attempt to
+      read the file may succeed.
   """
 
   index: int
@@ -48,10 +53,12 @@ class BadImage:
 def open_checked(
   data: ConfigDict, split: str, others: Iterable[str] = ()
 ) -> Source:
-  """Opens a split of `config.data`, and checks its images.
+  """Opens a split of `config.data`, and checks its images; see `checked`.
 
-  A refusal lists the unreadable images of the splits `others` too. Raises the
-  errors of `sources.open_source` and `checked`.
+  Raises:
+    ValueError: as `checked`, or as `sources.open_config`. The message lists the
+      unreadable images of the splits `others` too.
+    FileNotFoundError: as `sources.open_source`.
   """
   opened = functools.partial(sources.open_config, data)
   return checked(opened(split), data.on_bad_image, map(opened, others))
@@ -64,16 +71,16 @@ def checked(
 
   All processes call it together, share the work and drop the same images. With
   `skip`, images that become unreadable later are skipped too. A source of
-  decoded pixels is returned itself.
+  decoded pixels is returned as it is.
 
   Raises:
     ValueError: `on_bad_image` is `error` and there are unreadable images, or it
-      is `skip` and no image is left, or it is neither. Lists the unreadable
-      images of the `others` too.
+      is `skip` and no image is left, or it has another value. The message lists
+      the unreadable images of the `others` too.
   """
   if on_bad_image not in ('error', 'skip'):
     raise ValueError(
-      f"on_bad_image={on_bad_image!r} is unknown; use 'error' or 'skip'"
+      f"on_bad_image is {on_bad_image!r}: use 'error' or 'skip'."
     )
   bad = _find_in_all_processes(source)
   if bad is None or (not bad and on_bad_image == 'error'):
@@ -81,7 +88,7 @@ def checked(
   if on_bad_image == 'skip':
     others = ()
   elsewhere = [x for o in others for x in _find_in_all_processes(o) or ()]
-  # Splits may have images in common.
+  # A set, because splits may have images in common.
   lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
   listed = '\n'.join(lines[:_LISTED])
   if len(lines) > _LISTED:
@@ -91,11 +98,11 @@ def checked(
     summary += f', and {len(lines) - len(bad)} of other splits'
   if on_bad_image == 'error':
     raise ValueError(
-      f'{summary}:\n{listed}\nRepair or remove them, or go on without them: '
+      f'{summary}:\n{listed}\nRepair or remove them, or continue without them: '
       '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
     )
   if len(bad) == len(source):
-    raise ValueError(f'{summary}, so none is left:\n{listed}')
+    raise ValueError(f'{summary}:\n{listed}\nRepair or replace them.')
   if bad:
     _log.warning('%s and left out:\n%s', summary, listed)
   dropped = {b.index for b in bad}
@@ -120,24 +127,25 @@ def _refuse_different(source: Source) -> None:
   if any(other != mine for other in seen):
     counts = ' and '.join(f'{count:,}' for count, _ in seen)
     raise ValueError(
-      f'The processes see other data: {counts} images'
-      + (', and other classes' if len({x for _, x in seen}) > 1 else '')
-      + '. Give all of them the same, in a folder that they share.'
+      f'The processes see different data: {counts} images'
+      + (', and different classes' if len({x for _, x in seen}) > 1 else '')
+      + '. Give all processes the same data, in a folder that they share.'
     )
 
 
 def find_bad_images(source: Source) -> list[BadImage] | None:
   """Returns the unreadable images of this process' share, ascending.
 
-  Of N processes each decodes every N-th image, on all cores, unless it was
-  found readable before and is unchanged. None if there is nothing to check.
+  Each of N processes decodes every N-th image, on all cores. It leaves out
+  images that were readable before and have not changed. Returns None if the
+  source needs no check.
   """
   index, count = jax.process_index(), jax.process_count()
   share = range(index, len(source), count)
   texts = source.states(share)
   if texts is None:
     return None
-  # Whatever could change the verdict on a file.
+  # Another version of a decoder may accept or refuse other files.
   decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
@@ -160,9 +168,9 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
 
 @contextlib.contextmanager
 def kept_in(workdir: str) -> Iterator[None]:
-  """Keeps the results of checks inside in a workdir too.
+  """Keeps the results of checks inside this context in a workdir too.
 
-  So other hosts, and containers that start with an empty home, find them.
+  Other hosts, and containers that start with an empty home, find them there.
   """
   _workdirs.append(epath.Path(workdir) / 'checked_images')
   try:
@@ -185,7 +193,7 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _read(place: epath.Path) -> np.ndarray:
-  """Returns the hashes in the files of a folder that are not damaged."""
+  """Returns the hashes in the files of a folder; ignores damaged files."""
   hashes = [np.empty(0, np.uint64)]
   for path in place.glob('*.npy'):
     with contextlib.suppress(OSError, ValueError, EOFError):
@@ -205,7 +213,7 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
   try:
     place.mkdir(parents=True, exist_ok=True)
     atomic_files.replace(place / f'{name}.npy', data.getvalue())
-  except OSError as e:  # a read-only home must not keep one from training
+  except OSError as e:  # training works with a read-only home too
     _log.warning('The result of the image check is not kept: %s', e)
 
 
@@ -231,11 +239,11 @@ def _examine(source: Source, index: int) -> BadImage | None:
   except decode.UnreadableImage as error:
     in_its_bytes = not isinstance(error, decode.UnreadFile)
     return BadImage(index, error.name, error.reason, in_its_bytes)
-  said = record.get('size', (height, width))
-  if said != (height, width):
+  annotated = record.get('size', (height, width))
+  if annotated != (height, width):
     reason = (
-      f'is {width}x{height} pixels and annotated as {said[1]}x{said[0]}, so '
-      'that its boxes may be wrong'
+      f'the image has {width}x{height} pixels, but its annotation says '
+      f'{annotated[1]}x{annotated[0]}, so its boxes may be wrong'
     )
     return BadImage(index, record['name'], reason)
   return None

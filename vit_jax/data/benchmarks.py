@@ -11,7 +11,7 @@ class Benchmark:
 
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
-    title: in the paper's tables.
+    title: the name in the paper's tables.
     num_classes: C.
     tune_train: training split of the grid's candidates.
     tune_val: split that chooses the candidate.

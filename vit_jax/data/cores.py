@@ -1,4 +1,4 @@
-"""Work on all CPU cores, with a progress bar."""
+"""Threads on all CPU cores, with a progress bar."""
 
 import os
 import sys
@@ -12,20 +12,20 @@ _T = TypeVar('_T')
 
 
 def usable_cores() -> int:
-  """Cores this process may run on, which containers and pinning restrict."""
-  if hasattr(os, 'sched_getaffinity'):  # Linux only.
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):  # only on Linux
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
 
 def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
-  """Returns a bar that appears when something takes more than a second."""
+  """Returns a progress bar that appears after a second."""
   return tqdm(
     total=total,
     desc=what,
     unit=f' {unit}',
     delay=1,
-    # Without a terminal every update is a new line, so they are rare.
+    # In a log file every update is a new line, so updates are rare.
     mininterval=0.5 if sys.stderr.isatty() else 30,
     disable=not shown,
   )
@@ -36,7 +36,7 @@ def in_threads(
 ) -> Iterator[_T]:
   """Yields a function's results in order; reading and decoding free the GIL."""
   with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
-    # In chunks, since pending results of an epoch would be millions of objects.
+    # Chunks bound the number of pending results.
     for start in range(0, len(indices), 4096):
       for result in pool.map(function, indices[start : start + 4096]):
         bar.update()

@@ -1,15 +1,15 @@
-"""Encoded bytes to RGB pixels, by content and never by file extension.
+"""Decodes image files to RGB pixels, by content and never by file extension.
 
 libjpeg-turbo (simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that
-is enough, and no row below the part that is needed. Pillow decodes all other
+is enough. It stops below the last row that is needed. Pillow decodes all other
 formats, and JPEGs in CMYK. Both give the same pixels.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
   - the orientation of EXIF is applied, or of XMP if EXIF has none;
   - transparency is composited on white, as viewers show it;
-  - 16-bit grey is scaled to 8 bits, by the bits that a TIFF says it has;
+  - 16-bit grey is scaled to 8 bits, by the number of bits that a TIFF declares;
   - CMYK is converted with the inversion that Adobe files need;
-  - the first frame of an animation counts.
+  - only the first frame of an animation is read.
 """
 
 import contextlib
@@ -33,22 +33,21 @@ from PIL import Image
 from vit_jax.data import orientation
 from vit_jax.data.orientation import Box, Turn
 
-# Pillow's own limit against decompression bombs, at which Pillow only warns.
+# The size at which Pillow warns of decompression bombs; here it is a limit.
 MAX_PIXELS = 89_478_485
 
-# Bump when a change here could make another set of files unreadable: the
-# results of `check` are cached under it.
+# Increase it when a change here could make other files unreadable: the results
+# of the image check are cached under it.
 DECODER_VERSION = 2
 
-# What 16-bit grey of 4095 is of 8 bits.
+# The value in 8 bits of 4095 in 16 bits.
 _DARKEST = 16
 
 HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
 
-# In each process.
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-# As `warnings.filterwarnings` keeps it.
+# The entry that `warnings.filterwarnings` adds for Pillow's warnings.
 _PILLOW_FILTER = ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
 
 
@@ -56,7 +55,7 @@ class UnreadableImage(ValueError):
   """An image that cannot be decoded: `name` is the file, `reason` says why."""
 
   def __init__(self, name: str, reason: str):
-    # Both go into `args`, which is how exceptions travel between processes.
+    # Both go into `args`, so that the exception can be pickled.
     super().__init__(name, reason)
     self.name = name
     self.reason = reason
@@ -66,14 +65,14 @@ class UnreadableImage(ValueError):
 
 
 class UnreadFile(UnreadableImage):
-  """An image that cannot be read now, but maybe later."""
+  """An image that cannot be read now; a later attempt may succeed."""
 
 
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
   Raises:
-    UnreadFile: for errors that may pass, such as missing rights.
+    UnreadFile: for errors that may pass, such as a denied permission.
     UnreadableImage: the path is missing, or is a folder, a pipe or a device.
   """
   try:
@@ -83,13 +82,13 @@ def read_file(path: str) -> bytes:
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    lasts = isinstance(error, (FileNotFoundError, IsADirectoryError))
-    kind = UnreadableImage if lasts else UnreadFile
+    permanent = isinstance(error, (FileNotFoundError, IsADirectoryError))
+    kind = UnreadableImage if permanent else UnreadFile
     raise kind(path, error.strerror or str(error)) from None
 
 
 def state_of_files(paths: Iterable[str], about: str = '') -> str:
-  """Returns a hash of paths, sizes and modification times, and of a text."""
+  """Returns a hash of `about` and of files' paths, sizes and times."""
   digest = hashlib.sha256(about.encode(errors='surrogateescape'))
   for path in paths:
     digest.update(f'{state_of(path)}\n'.encode(errors='surrogateescape'))
@@ -97,7 +96,7 @@ def state_of_files(paths: Iterable[str], about: str = '') -> str:
 
 
 def names_and_sizes(paths: Iterable[str]) -> str:
-  """Returns a hash of the last two parts of paths, and of sizes."""
+  """Returns a hash of files' sizes and of the last two parts of their paths."""
   digest = hashlib.sha256()
   for path in paths:
     name = '/'.join(path.split('/')[-2:])
@@ -113,13 +112,15 @@ def state_of(path: str) -> str:
   """Returns a file's path, size and modification time."""
   try:
     found = os.stat(path)
-  except OSError:  # A broken link, say, which the check will report.
+  except OSError:  # such as a broken link, which the check will report
     return f'{path}\0unreadable'
   return f'{path}\0{found.st_size} {found.st_mtime_ns}'
 
 
 class Picture:
-  """An image whose size is known; the pixels of this one are decoded already.
+  """An image of known size, from which parts are read.
+
+  This class holds decoded pixels; `_JpegPicture` decodes when it is read.
 
   Attributes:
     height: Rows of the upright image.
@@ -144,8 +145,8 @@ class Picture:
       size: The (height, width) to which the caller will resize that part. The
         result may be smaller than the part by a factor of 2, 4 or 8, but is not
         smaller than `size`. None asks for full size.
-      exact: False allows a faster inverse DCT, good enough for training: its
-        pixels are off by one grey level on average.
+      exact: False allows a faster inverse DCT, good enough for training: pixels
+        differ by one grey level on average.
 
     Raises:
       UnreadableImage: The data is damaged or truncated.
@@ -164,16 +165,16 @@ def open_image(
   formats: Sequence[str] = (),
   max_pixels: int = 0,
 ) -> Picture:
-  """Opens an image, or pixels uint8 [H, W, 3]; a JPEG without decoding it.
+  """Opens an encoded image or pixels; a JPEG is decoded only when it is read.
 
   Args:
-    data: the file, or pixels.
-    name: of the file, for errors.
-    formats: the formats that are read, JPEG included; empty for all.
+    data: the bytes of a file, or pixels uint8 [H, W, 3].
+    name: the name of the file in errors.
+    formats: the formats that may be read, JPEG included; empty for all.
     max_pixels: limit of pixels; 0 for `MAX_PIXELS`.
 
   Raises:
-    UnreadableImage: Not an image, damaged, or of too many pixels.
+    UnreadableImage: The data is damaged, not an image, or has too many pixels.
   """
   if isinstance(data, np.ndarray):
     if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3:
@@ -215,11 +216,11 @@ class JpegHeader(NamedTuple):
     height: Rows as stored.
     width: Columns as stored.
     height_at: Position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early, because rows do not come top to bottom in one scan, or
-      restart markers are missing then, which would look like damage.
+      cannot stop early. It cannot if rows do not come top to bottom in one
+      scan, or if restart markers would be missing, which looks like damage.
     lookahead: How many decoded rows below a row can influence it: 0, unless
       chroma has fewer rows than brightness and is interpolated.
-    has_metadata: Whether there is EXIF or XMP, hence maybe an orientation.
+    has_metadata: Whether the file has EXIF or XMP, and so may be rotated.
   """
 
   height: int
@@ -230,16 +231,19 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-  """Reads the segments up to the first scan; None if damaged, or for CMYK."""
+  """Reads the segments up to the first scan.
+
+  Returns None if the data is damaged, a JPEG in CMYK or not a JPEG.
+  """
   if data[:3] != b'\xff\xd8\xff':
     return None
   at, frame_at, has_metadata, restarts = 2, 0, False, False
   while at + 4 <= len(data) and data[at] == 0xFF:
     marker = data[at + 1]
     length = data[at + 2] << 8 | data[at + 3]
-    if marker == 0xDA:  # Start of scan.
+    if marker == 0xDA:  # start of scan
       break
-    # Start of frame: C0 to CF, but for C4, C8 and CC, which are tables.
+    # C0 to CF start a frame, except C4, C8 and CC.
     if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
       frame_at = at
     elif marker == 0xE1:
@@ -254,7 +258,7 @@ def read_header(data: bytes) -> JpegHeader | None:
   height, width, components = struct.unpack_from('>HHB', data, frame_at + 5)
   if not height or not width or components not in (1, 3):
     return None
-  # Three bytes per component, the middle one with the sampling factors.
+  # Each component has three bytes; the second has the sampling factors.
   sampling = data[frame_at + 11 : frame_at + 10 + 3 * components : 3]
   tallest = max((factors & 15 for factors in sampling), default=1)
   sequential = data[frame_at + 1] in (0xC0, 0xC1)
@@ -277,7 +281,7 @@ class _JpegPicture(Picture):
     self._header = header
     self._turn = Turn()
     if header.has_metadata:
-      # The segments show no fault, but Pillow may find one.
+      # Pillow may find a fault that `read_header` does not see.
       with naming_errors(name):
         self._turn = orientation.turn_of(_pillow_open(data, ('JPEG',)))
     self.height, self.width = header.height, header.width
@@ -310,8 +314,6 @@ class _JpegPicture(Picture):
     data: bytes | bytearray = self._data
     rows = self._header.height
     if self._header.height_at:
-      # A sequential JPEG is decoded from top to bottom: with a smaller height
-      # in its header the decoder stops there, and saves the work below.
       rows = min(rows, bottom + self._header.lookahead * factor)
       data = bytearray(data)
       struct.pack_into('>H', data, self._header.height_at, rows)
@@ -330,7 +332,7 @@ class _JpegPicture(Picture):
     except ValueError as error:
       reason = str(error)
     if rows < self._header.height and 'extraneous bytes before' in reason:
-      return image  # Those bytes are the rows below, left out on purpose.
+      return image  # these bytes are the rows below, left out on purpose
     if 'remature end' in reason:
       # libjpeg fills the missing rows with grey.
       raise UnreadableImage(self._name, f'truncated: {reason}')
@@ -340,8 +342,8 @@ class _JpegPicture(Picture):
 @contextlib.contextmanager
 def naming_errors(name: str):
   """Turns Pillow's errors about a damaged file into UnreadableImage."""
-  # Pillow warns of bombs and odd metadata, which are handled here. Loader
-  # threads run this, and `catch_warnings` is not thread-safe.
+  # Pillow warns of bombs and of damaged metadata, which this module handles.
+  # `catch_warnings` is not thread-safe, and loader threads run this.
   if _PILLOW_FILTER not in warnings.filters:
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
@@ -350,8 +352,8 @@ def naming_errors(name: str):
     raise
   except MemoryError as error:
     raise UnreadFile(name, 'not enough memory') from error
-  # Pillow's plugins let through OSError, SyntaxError, struct.error, IndexError,
-  # EOFError, ValueError and more; all of them mean that the file is damaged.
+  # Pillow's plugins raise OSError, SyntaxError, struct.error, IndexError,
+  # EOFError, ValueError and more if a file is damaged.
   except Exception as error:
     if isinstance(error, Image.UnidentifiedImageError):
       reason = 'not an image of a known format'
@@ -362,9 +364,10 @@ def naming_errors(name: str):
 
 @functools.cache
 def pillow_formats() -> tuple[str, ...]:
-  """The formats that Pillow reads, and HEIC if pillow-heif is installed.
+  """Returns the formats that Pillow reads, and HEIC with pillow-heif.
 
-  Without EPS, which starts Ghostscript, and formats without a decoder.
+  EPS is left out, because it starts Ghostscript, and so are formats without a
+  decoder.
   """
   Image.init()
   if importlib.util.find_spec('pillow_heif'):
@@ -374,10 +377,10 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
-  """Opens a file of one of the formats; of any format if the list is empty.
+  """Opens a file in one of the formats, or in any format if the list is empty.
 
-  Pillow refuses a PNG whose text is damaged or longer than 1 MiB: it is opened
-  without its text.
+  Pillow refuses a PNG if its text is damaged or longer than 1 MiB. Such a PNG
+  is opened without its text.
   """
   known = [x for x in pillow_formats() if not formats or x in formats]
   try:
@@ -387,7 +390,7 @@ def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
       raise
   parts, at = [data[:8]], 8
   while at < len(data):
-    # A length, a name, that many bytes and a checksum.
+    # A chunk has a length, a name, that many bytes and a checksum.
     end = at + 12 + int.from_bytes(data[at : at + 4])
     if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
       parts.append(data[at:end])
@@ -410,19 +413,20 @@ def _decode_with_pillow(
     pixels = from_pillow(image)
   if image.mode.startswith('I') and 0 < pixels.max() <= _DARKEST:
     _warn_once(
-      f'Images of 16 bits in {os.path.dirname(name)} are nearly black, such as '
-      f'{name}: their values are below 4096, as those of 12 bits. Write them '
-      'as 8 bits, or as TIFFs that say BitsPerSample=12 or MaxSampleValue=4095.'
+      f'16-bit images in {os.path.dirname(name)} are nearly black, such as '
+      f'{name}: their values are below 4096, so they may have 12 bits. Write '
+      'them with 8 bits, or as TIFF with BitsPerSample=12 or '
+      'MaxSampleValue=4095.'
     )
   return pixels
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:
-  """Returns an opened image as `decode` does a file, uint8 [H, W, 3].
+  """Returns the upright pixels of an opened image, uint8 [H, W, 3].
 
   Raises:
-    ValueError: its values have no defined colours.
-    OSError: Pillow cannot read it to the end.
+    ValueError: pixels are floats, or exceed 16 bits.
+    OSError: the file is truncated or damaged.
   """
   pixels = orientation.rgb(image)
   turn = orientation.turn_of(image)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Map values from [0, 1] to [-1, 1], as in the paper.
+# These values map pixels from [0, 1] to [-1, 1], as in the paper.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -15,7 +15,7 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Subtracts a mean and divides by a deviation, both of values in [0, 1]."""
+  """Subtracts a mean and divides by a deviation, given for pixels in [0, 1]."""
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
   )

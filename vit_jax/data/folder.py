@@ -1,4 +1,4 @@
-"""Folders and tables of images, with or without classes."""
+"""Opens folders and tables of images, with or without classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vit_jax.data.source import Source
 
 _log = logging.getLogger(__name__)
 
-# The cells of a table's line by column, None if the line is too short.
+# Maps the columns of a table to the cells of a line; None if a cell is missing.
 Row = dict[str, Any]
 
 _YOLO = (
@@ -55,8 +55,8 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  The folder has `train/`, and any of `val/` and `test/` (see `splits.SAME` for
-  other names). Otherwise a fifth of the images, or of each class, becomes
+  The folder has `train/`, and optionally `val/` and `test/` (see `splits.SAME`
+  for other names). If `train/` is missing, a fifth of each class becomes
   `test`. Images have labels if `train/` has sub-folders, one for each class.
 
   Raises:
@@ -71,12 +71,12 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   inside = set(sub_folders(root))
   found = {name: root / name for name in splits.NAMES if name in inside}
-  # Alone, `training` may be a class.
+  # A folder `training` without `test` or `val` may be a class.
   has_train = 'train' in found or ('training' in found and len(found) > 1)
   if found and not has_train and inside <= set(found):
     raise ValueError(
-      f'{root} has {", ".join(found)} and no train: call so what there is to '
-      'learn from, or give one of these folders, if its folders are classes'
+      f'{root} has {", ".join(found)} but no train: rename the folder of '
+      'training images to train, or give a folder whose sub-folders are classes'
     )
   if (beside := inside - set(found)) and has_train:
     _log.warning(
@@ -85,7 +85,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
-  # One class where names differ in the form of accents alone.
+  # Names that differ only in the Unicode form of accents are one class.
   class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
   paths: list[str] = []
   labels: list[int] = []
@@ -118,23 +118,24 @@ def list_files(
 ) -> tuple[list[tuple[str, int]], Counter]:
   """Lists the images of a folder with their labels, and counts other files.
 
-  Sub-folders give the labels; without `class_names` all are 0.
+  Sub-folders give the labels; without `class_names` all labels are 0.
 
   Raises:
-    ValueError: There are no images, or a class has none or is unknown.
+    ValueError: The folder or a class has no images, or a class is unknown.
   """
   if not class_names:
     paths, others = list_images(folder)
     if not paths:
       raise ValueError(
         f'{folder} has no class folders and no images{counted(others)}; the '
-        f'layout must be {_LAYOUTS}, or the same without classes'
+        f'layout must be {_LAYOUTS}. Images without classes may lie in '
+        '<folder> itself'
       )
     return [(path, 0) for path in paths], others
   if loose := sum(map(len, by_stem(folder).values())):
     _log.warning(
-      f'{loose} images beside the class folders of {folder} are left out: they '
-      'have no class'
+      f'{loose} images beside the class folders of {folder} are left out, '
+      'because they have no class'
     )
   label_of = {nfc(name): i for i, name in enumerate(class_names)}
   files: list[tuple[str, int]] = []
@@ -143,7 +144,7 @@ def list_files(
     if nfc(name) not in label_of:
       raise ValueError(
         f'class {name!r} of {folder} is not among the {len(label_of)} classes '
-        f'of the train side; add it there, or remove {folder / name}'
+        f'of the training split; add it there, or remove {folder / name}'
       )
     paths, others = list_images(folder / name)
     left_out += others
@@ -161,7 +162,7 @@ def _warn_of_few(
   members: Mapping[str, Sequence[int]],
   class_names: Sequence[str],
 ) -> None:
-  """Warns of classes with too few images to learn or to measure."""
+  """Warns of classes with too few images for training or evaluation."""
   for split, indices in members.items():
     counts = collections.Counter(labels[i] for i in indices)
     least = 2 if split in splits.SAME[0] else 1
@@ -193,11 +194,11 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def fingerprint(self) -> str:
-    """A hash of the paths, sizes and modification times of the files."""
+    """Returns a hash of the files' paths, sizes and modification times."""
     return f'folder {decode.state_of_files(self._paths)}'
 
   def identity(self) -> str:
-    """A hash of the files' folders, names and sizes, in their order."""
+    """Returns a hash of the files' folders, names and sizes, in order."""
     return decode.names_and_sizes(self._paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
@@ -206,18 +207,18 @@ class Files(Source):
 
 
 class LabelledFiles(Files):
-  """Image files with a class each, an int."""
+  """Image files, each with one class, an int."""
 
   def __getitem__(self, index: int) -> dict:
     return super().__getitem__(index) | {'label': self._labels[index]}
 
   def labels(self) -> np.ndarray:
-    """The classes of all images, int32 [N]."""
+    """Returns the classes of all images, int32 [N]."""
     return np.array(self._labels, np.int32)
 
 
 class MultiLabelFiles(Files):
-  """Image files with a list of classes each."""
+  """Image files, each with a list of classes."""
 
   several_labels = True
 
@@ -230,14 +231,14 @@ class MultiLabelFiles(Files):
 def open_table(name: str, split: str, split_seed: int) -> Files:
   """Opens the images of a CSV file; see `sources.open_source`.
 
-  Its columns are `file`, relative to the folder of the table; `label`, the name
+  The columns are `file`, relative to the folder of the table; `label`, the name
   of the class, or `labels`, any number of names with `;` between them; and
-  maybe `split`, a name of `splits.SAME`. Without it a fifth of the images, or
-  of each class, becomes `test`.
+  optionally `split`, a name of `splits.SAME`. Without `split`, a fifth of each
+  class, or of all images if they have several classes, becomes `test`.
 
   Raises:
     FileNotFoundError: The file is missing.
-    ValueError: A line is wrong; the message names it.
+    ValueError: A line is invalid; the message has its number.
   """
   path = pathlib.Path(os.path.expanduser(name))
   rows, column = _read_table(path)
@@ -247,7 +248,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
   if not several and '' in cells:
     i = cells.index('')
     raise ValueError(
-      f'{path}, image {i + 1}: label is {rows[i][column]!r}: name its class'
+      f'{path}, image {i + 1}: label is {rows[i][column]!r}: give a class'
     )
   named = [
     {name.strip() for name in cell.split(';')} - {''} if several else {cell}
@@ -255,7 +256,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
   ]
   class_names = tuple(sorted(set().union(*named)))
   if not class_names:
-    raise ValueError(f'{path}: the column labels names no class')
+    raise ValueError(f'{path}: the column labels is empty: give classes')
   if not several or not any(';' in cell for cell in cells):
     _refuse_combinations(path, column, class_names)
   label_of = {name: label for label, name in enumerate(class_names)}
@@ -273,7 +274,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
 
 
 def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
-  """Returns the rows of a table, and which column has its classes."""
+  """Returns the rows of a table and the name of its column of classes."""
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
@@ -281,26 +282,25 @@ def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
       reader = csv.DictReader(file, strict=True)
       rows: list[Row] = list(reader)
   except (UnicodeDecodeError, csv.Error) as e:
-    raise ValueError(f'{path} is no CSV file in UTF-8: {e}') from e
+    raise ValueError(f'{path} is not a CSV file in UTF-8: {e}') from e
   if not rows:
     raise ValueError(f'{path} has no rows: give a line for each image')
   for i, row in enumerate(rows, 1):
-    # What DictReader has no column for.
+    # DictReader puts cells beyond the last column under None.
     surplus = row.pop(None, [])  # type: ignore[call-overload]
     if any(cell.strip() for cell in surplus):
       raise ValueError(
         f'{path}, image {i}: more cells than columns, {surplus}: put a name '
-        'with a comma in it into double quotes; several classes have ; between '
-        'them'
+        'that has a comma into double quotes, and ; between several classes'
       )
   columns = reader.fieldnames or ()
   given = [column for column in columns if column in ('label', 'labels')]
   others = [column for column in columns if column in ('file', 'split')]
   if len(given) != 1 or 'file' not in others or len(set(others)) < len(others):
     raise ValueError(
-      f'{path} has the columns {", ".join(map(repr, columns))}: its first line '
-      "names 'file' and 'label', or 'labels' where images have several "
-      'classes, each once'
+      f'{path} has the columns {", ".join(map(repr, columns))}: the first line '
+      "must have 'file', 'label' (or 'labels' if images have several classes) "
+      "and optionally 'split', each once"
     )
   return rows, given[0]
 
@@ -308,30 +308,16 @@ def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
 def _refuse_combinations(
   path: pathlib.Path, column: str, names: Sequence[str]
 ) -> None:
-  """Refuses names that combine classes by another separator than `;`.
-
-  Combinations share parts. So may names of one class ('red car', 'red bus'): in
-  the column `label`, a comma or a blank separates only if there are at most
-  half as many parts as names.
-  """
-  for separator in ';|, ':
-    parts_of = {name: set(name.split(separator)) for name in names}
-    times = collections.Counter(x for parts in parts_of.values() for x in parts)
-    shared = [
-      name
-      for name, parts in parts_of.items()
-      if len(parts) > 1 and any(times[x] > 1 for x in parts)
-    ]
-    certain = separator in ';|' or column == 'labels'
-    if shared and (certain or 2 * len(times) <= len(names)):
-      keep = f'replace {separator!r} in it'
-      if column == 'labels':
-        keep = "write ';' behind it"
-      raise ValueError(
-        f'{path}: {shared[0]!r} in the column {column} looks like several '
-        f"classes with {separator!r} between them. Separate them by ';' in a "
-        f'column called labels. If it is one class, {keep}.'
-      )
+  """Refuses a name that looks like several classes with a wrong separator."""
+  keep = "write ';' behind it" if column == 'labels' else 'rename it'
+  for separator in '|,' if column == 'labels' else ';|':
+    for name in names:
+      if separator in name:
+        raise ValueError(
+          f'{path}: {name!r} in the column {column} looks like several classes '
+          f"with {separator!r} between them. Separate them by ';' in a column "
+          f'called labels. If it is one class, {keep}.'
+        )
 
 
 def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
@@ -340,16 +326,15 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
   for i, row in enumerate(rows, 1):
     if not (row['file'] or '').strip():
       raise ValueError(
-        f'{path}, image {i}: file is {row["file"]!r}: give its path'
+        f'{path}, image {i}: file is {row["file"]!r}: give a path'
       )
     paths.append(str(find(path.parent, row['file'])))
     before = lines.setdefault(os.path.normpath(paths[-1]), i)
     if before != i:
       raise ValueError(
-        f'{path}, image {i}: {row["file"]!r} is image {before} too, and could '
-        'be learned and tested both: give each a line of its own; where images '
-        "have several classes, a column 'labels' has all of one image, with ; "
-        'between them'
+        f'{path}, image {i}: {row["file"]!r} is also image {before}, so it '
+        'could be in the training and the test split: give one line for each '
+        "image, and several classes in a column 'labels' with ; between them"
       )
   return paths
 
@@ -357,7 +342,7 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
 def _members_of(
   path: pathlib.Path, rows: list[Row], labels: list[int], split_seed: int
 ) -> dict[str, list[int]]:
-  """Returns the images of each split that a table names, or of both."""
+  """Returns the rows of each split, as the table says or else 80/20."""
   if 'split' not in rows[0]:
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}

@@ -1,9 +1,10 @@
-"""Augmentation of single training images on the CPU.
+"""Augments single training images on the CPU.
 
-Pillow applies the operations and ranges of AutoAugment (1805.09501, table 6).
-Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end of the range), as in
-torchvision and DeiT. `BIG_VISION` has the operations of big_vision, the code of
-the paper's authors, in which some magnitudes go the other way.
+The operations and their ranges are AutoAugment's (1805.09501, table 6), and
+Pillow applies them. Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end
+of the range), as in torchvision and DeiT. `BIG_VISION` has the operations of
+big_vision, the code of the paper's authors. Some of its operations change an
+image less at higher magnitudes.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 _MOST = 10
 _GREY = (128, 128, 128)  # fills the empty area
 
-# Changes uint8 pixels HWC with random numbers of the example's own.
+# Takes uint8 pixels HWC and the example's generator, returns uint8 pixels.
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -41,9 +42,9 @@ class Operation:
   """An operation on an image.
 
   Attributes:
-    apply: takes an image and a value; 0 changes nothing.
+    apply: takes an image and a value; 0 changes nothing in `OPERATIONS`.
     end: the value of magnitude 10; 0 if the operation has no magnitude.
-    signed: whether the value may be negative, as likely as not.
+    signed: whether the value is negative with probability one half.
   """
 
   apply: Callable[[Image.Image, float], Image.Image]
@@ -53,7 +54,7 @@ class Operation:
   def __call__(
     self, image: Image.Image, magnitude: float, rng: np.random.Generator
   ) -> Image.Image:
-    """Applies it at a magnitude, in a random direction if it has two."""
+    """Applies the operation at a magnitude, with a random sign if `signed`."""
     value = self.end * min(max(magnitude, 0.0), _MOST) / _MOST
     if self.signed and rng.random() < 0.5:
       value = -value
@@ -68,7 +69,7 @@ OPERATIONS = {
   'Identity': Operation(lambda image, _: image, signed=False),
   'ShearX': Operation(lambda image, v: _moved(image, 1, v, 0, 0, 1, 0), 0.3),
   'ShearY': Operation(lambda image, v: _moved(image, 1, 0, 0, v, 1, 0), 0.3),
-  # A share of the side; the paper says 150 pixels of 331.
+  # The value is a fraction of the side; the paper says 150 pixels of 331.
   'TranslateX': Operation(
     lambda image, v: _moved(image, 1, 0, -int(v * image.width), 0, 1, 0),
     150 / 331,
@@ -98,7 +99,7 @@ OPERATIONS = {
 
 
 def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
-  """Transforms pixel indices, not centres, to those of the nearest pixels."""
+  """Transforms an image by a matrix of pixel indices instead of centres."""
   a, b, c, d, e, f = matrix
   centred = a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
   return image.transform(
@@ -107,7 +108,7 @@ def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
 
 
 def _blends(start: Callable[[Image.Image], Image.Image]) -> Operation:
-  """Goes from `start` at 0.1 over the image at 1 to beyond it at 1.9."""
+  """Blends `start` and the image; the image's weight is from 0.1 to 1.9."""
   return Operation(
     lambda image, v: Image.blend(start(image), image, 0.1 + v),
     1.8,
@@ -116,9 +117,10 @@ def _blends(start: Callable[[Image.Image], Image.Image]) -> Operation:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-  """The grey of big_vision's contrast: pixels over 256, in place of the mean.
+  """Returns the grey image that big_vision's Contrast blends with.
 
-  That is 196 for images of 224 x 224 pixels, whatever is in them.
+  The grey is the number of pixels divided by 256, instead of the mean grey: 196
+  for every image of 224 x 224 pixels.
   """
   grey = min(image.width * image.height // 256, 255)
   return Image.new('RGB', image.size, (grey,) * 3)
@@ -143,9 +145,10 @@ def _cut_out(
   return image
 
 
-# Of big_vision's `randaug`, made for images of 224 pixels: three more and no
-# Identity; colours and sharpness change in one direction; coordinates are
-# rounded; TranslateX and Y move by pixels.
+# The operations of big_vision's `randaug`, which is made for images of 224
+# pixels. Identity is missing, and Invert, Cutout and SolarizeAdd are added.
+# Colours and sharpness change in one direction. ShearX to TranslateY and Rotate
+# take the nearest pixels. TranslateX and Y move by pixels.
 BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'AutoContrast': OPERATIONS['AutoContrast'],
   'Equalize': OPERATIONS['Equalize'],
@@ -153,10 +156,10 @@ BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'Rotate': Operation(
     lambda image, v: image.rotate(v, fillcolor=_GREY), OPERATIONS['Rotate'].end
   ),
-  'Posterize': Operation(  # the bits that stay
+  'Posterize': Operation(  # keeps as many bits as the value says
     lambda image, v: ImageOps.posterize(image, int(v)), 4, signed=False
   ),
-  'Solarize': Operation(  # a threshold in 8 bits: 256 is 0, and inverts all
+  'Solarize': Operation(  # the threshold wraps: 256 is 0 and inverts all pixels
     lambda image, v: ImageOps.solarize(image, int(v) % 256), 256, signed=False
   ),
   'Color': _blends(lambda image: image.convert('L').convert('RGB')),
@@ -178,13 +181,13 @@ BIG_VISION: dict[str, Callable[..., Image.Image]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-  """Several operations in a row, drawn from all (1909.13719).
+  """Applies several randomly drawn operations in a row (1909.13719).
 
   Attributes:
     count: number of operations, N of the paper.
     magnitude: M of the paper, from 0 to 10.
     deviation: standard deviation of each operation's magnitude; 0.5 in DeiT.
-    operations: whose operations: torchvision's or big_vision's.
+    operations: 'torchvision' for `OPERATIONS`, or 'big_vision'.
   """
 
   count: int = 2
@@ -214,9 +217,9 @@ class RandAugment:
 
 @dataclasses.dataclass(frozen=True)
 class ThreeAugment:
-  """Grey, solarized or blurred, each as likely; then colours are jittered.
+  """Greys, solarizes or blurs an image, then jitters its colours.
 
-  DeiT III (2204.07118, section 3.2).
+  Each of the three is equally likely: DeiT III (2204.07118, section 3.2).
 
   Attributes:
     jitter: brightness, contrast and saturation are each multiplied by a number
@@ -247,10 +250,10 @@ class ThreeAugment:
 
 
 def parse(text: str) -> Augmentation | None:
-  """Returns the augmentation that `config.data.augment` names, if any.
+  """Returns the augmentation that `config.data.augment` names; None for ''.
 
   Raises:
-    ValueError: for an unknown name or numbers out of range.
+    ValueError: if the name is unknown or a number is out of range.
   """
   if not text:
     return None
@@ -270,8 +273,7 @@ def parse(text: str) -> Augmentation | None:
     return kinds[name](*filter(None, parts), **named)
   except (AttributeError, KeyError, TypeError, ValueError):
     raise ValueError(
-      f'data.augment is {text!r}: write randaugment(n, m), with n of 1 or more '
-      f'and m from 0 to {_MOST}, maybe with a deviation of 0 or more behind '
-      'them and as=torchvision or as=big_vision at the end; 3augment(j), with '
-      'j from 0 to 1; or nothing.'
+      f'data.augment is {text!r}: use randaugment(N, M), with N of 1 or more '
+      f'and M from 0 to {_MOST}; randaugment(N, M, DEVIATION, as=big_vision); '
+      "3augment(J), with J from 0 to 1; or ''."
     ) from None

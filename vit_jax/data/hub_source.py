@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, and Parquet files as the hub has them.
+"""Reads datasets of the Hugging Face hub, and Parquet files like the hub's.
 
   hf://datasets/OWNER/NAME[:CONFIG]
   parquet:./folder or a pattern, see `shards`
@@ -19,14 +19,15 @@ PREFIX = 'hf://datasets/'
 
 
 class HubSource(Source):
-  """One split of a dataset, with images still encoded.
+  """One split of a dataset, with encoded images.
 
-  If `train` is the only split, a fifth of each class becomes `test`. Slices
-  refer to an order by `split_seed`, because many datasets are sorted by class.
+  If `train` is the only split, a fifth of each class becomes `test`. Many
+  datasets are sorted by class, so `split_seed` shuffles them before slices are
+  taken.
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Fetches all splits and takes one.
+    """Downloads all splits and keeps one.
 
     Raises:
       ImportError: The extra `hf` is not installed.
@@ -35,7 +36,7 @@ class HubSource(Source):
     """
     if not importlib.util.find_spec('datasets'):
       raise ImportError(
-        f'{name} takes the library datasets: '
+        f'{name} needs the library datasets: '
         "pip install -c requirements.txt -e '.[hf]'"
       )
     import datasets
@@ -50,14 +51,14 @@ class HubSource(Source):
       given_names = shards.class_file(fs, next(iter(files.values()))[0])
     try:
       tables = datasets.load_dataset(path, config or None, data_files=files)
-    except Exception as e:  # its own, and those of several clients
+    except Exception as e:  # errors of the library and of its HTTP clients
       said = str(e).strip().partition('\n')[0]
       raise ValueError(f'{name} cannot be loaded: {said:.300}') from e
     first = next(iter(tables.values()))
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
-    # A column of plain names or numbers has the classes themselves.
+    # A column without `names` has class names or numbers as values.
     names = getattr(first.features[self._label], 'names', None) or given_names
     labels_N, self.class_names = shards.numbered(whole[self._label][:], names)
     sizes = {split_name: len(table) for split_name, table in tables.items()}
@@ -65,11 +66,11 @@ class HubSource(Source):
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):
       raise ValueError(
-        f'{lacking:,} images of {name} {split} have no class, as where classes '
-        'are kept back: name another split'
+        f'{lacking:,} images of {name} {split} have no class: give a split '
+        'whose classes are published'
       )
     self._title = f'{name}/{split}'
-    # The hash of what was loaded.
+    # `first._fingerprint` is the library's hash of the loaded data.
     self._fingerprint = f'{name} {first._fingerprint} {split} {split_seed}'
     self._table = whole.cast_column(
       self._image, datasets.Image(decode=False)
@@ -82,23 +83,23 @@ class HubSource(Source):
     found = self._table[int(self._rows[index])][self._image]
     name = f'{self._title}/{index}'
     if not found:
-      raise decode.UnreadableImage(name, 'There is no image')
+      raise decode.UnreadableImage(name, 'the record has no image')
     data = found['bytes']
     if data is None:
       data = decode.read_file(found['path'])
     return {'image': data, 'label': int(self._labels_N[index]), 'name': name}
 
   def labels(self) -> np.ndarray:
-    """The classes of all records, int32 [N]."""
+    """Returns the classes of all records, int32 [N]."""
     return self._labels_N
 
   def fingerprint(self) -> str:
-    """The library's hash of the loaded data, which do not change."""
+    """Returns the library's hash of the data, with the split and its seed."""
     return self._fingerprint
 
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
-  """The columns that hold the image and its class."""
+  """Returns the names of the columns of the image and of its class."""
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
   # Files that the library has not written do not say that they have images.
   images = images or [k for k in features if k in ('image', 'img', 'jpg')]
@@ -111,7 +112,7 @@ def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   ]
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(
-      f'{name} is not one of images with one class each; its columns are '
-      f'{", ".join(features)}'
+      f'{name} must have one column of images and one of classes; its columns '
+      f'are {", ".join(features)}'
     )
   return images[0], labels[0]

@@ -1,4 +1,4 @@
-"""The image files of folders, for training, `predict` and annotations alike."""
+"""Finds the image files of folders, for training, `predict` and annotations."""
 
 import collections
 import functools
@@ -16,8 +16,8 @@ Counter = collections.Counter[str]
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-# First bytes of JPEG, PNG, GIF, WebP and AVIF. Not TIFF, since raw files of
-# cameras begin like TIFF.
+# The first bytes of JPEG, PNG, GIF, WebP and AVIF. TIFF is left out, because
+# cameras' raw files begin like TIFF.
 _BEGINNINGS = re.compile(
   rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
 )
@@ -46,12 +46,13 @@ def nfc(text: str) -> str:
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the path of a file that a table or an annotation names.
 
-  Blanks around the name, backslashes and the form of accents may differ.
+  The name may differ in blanks around it, backslashes and the Unicode form of
+  accents.
   """
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)
   names = dict.fromkeys([name, name.strip(), plain, nfc(plain), nfd])
-  if len(names) > 1:  # a missing file is named later
+  if len(names) > 1:  # the image check reports missing files
     for spelling in names:
       if (folder / spelling).exists():
         return folder / spelling
@@ -81,12 +82,12 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   for parent, folders, names in os.walk(
     folder, onerror=_raise, followlinks=True
   ):
-    # A link to a folder above would never end.
+    # Following a link to a parent folder would never end.
     if (place := os.path.realpath(parent)) in seen:
       folders.clear()
       continue
     seen.add(place)
-    # A folder is called by its own name rather than by a link.
+    # Real folders come before links, so that paths have the real name.
     folders[:] = sorted(
       (x for x in folders if not is_hidden(x)),
       key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
@@ -107,7 +108,7 @@ def _raise(error: OSError) -> None:
 
 
 def _begins_as_image(path: str) -> bool:
-  # Copies by editors and browsers would be the same image twice.
+  # Backups of editors and browsers would be the same image twice.
   if path.lower().endswith(_COPIES) or not os.path.isfile(path):
     return False
   try:
@@ -126,7 +127,7 @@ def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
 
 
 def counted(others: Counter) -> str:
-  """Returns how many files there are by extension, in brackets."""
+  """Returns the number of files by extension, in brackets, for a message."""
   if not others:
     return ''
   listed = ', '.join(f'{count} {name}' for name, count in others.most_common())
@@ -135,7 +136,7 @@ def counted(others: Counter) -> str:
 
 
 def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Returns the file names of a folder's images by name without extension."""
+  """Maps names without extension to the names of a folder's image files."""
   found: dict[str, list[str]] = {}
   for entry in visible(folder):
     if is_image_name(entry.name):
@@ -155,6 +156,6 @@ def _image_extensions() -> frozenset[str]:
   return frozenset(
     extension
     for extension, name in Image.registered_extensions().items()
-    # MPO are JPEGs of several pictures, which Pillow opens as JPEG.
+    # MPO files are JPEGs with several pictures; Pillow opens them as JPEG.
     if name in (*decode.pillow_formats(), 'MPO')
   )

@@ -1,4 +1,4 @@
-"""Images of records, as a config's `data` brings them to a model."""
+"""How the fields of `config.data` bring images to a model."""
 
 import dataclasses
 import re
@@ -18,12 +18,13 @@ class Images:
 
   Attributes:
     size: (H, W) in pixels.
-    preprocessing: of evaluation; training has the same mean and std.
+    preprocessing: for evaluation; training uses its mean and std.
     crop_min_area: smallest share of an image that the inception crop takes.
-    crop_resize: 0, or how many times the size BiT's crop resizes to.
+    crop_resize: 0 for the inception crop. Otherwise BiT's crop resizes images
+      to so many times `size`.
     flip: whether training images are mirrored at random.
     augment: further operations, see `host_augmentation.parse`.
-    erasing: probability that a part of a training image becomes noise.
+    erasing: probability that a rectangle of a training image becomes noise.
   """
 
   size: tuple[int, int]
@@ -39,7 +40,7 @@ class Images:
     """Reads `config.data`, for images of a size (H, W).
 
     Raises:
-      ValueError: for fields that cannot work.
+      ValueError: if a field is invalid.
     """
     names = {f.name for f in dataclasses.fields(cls)} - {
       'size',
@@ -73,20 +74,18 @@ class Images:
     return jax.ShapeDtypeStruct((size, *self.size, 3), np.uint8)
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
-    """Returns uint8 images as float32 with the mean 0 and deviation 1."""
+    """Subtracts the mean from uint8 images and divides by std, in float32."""
     mean, std = self.preprocessing.mean, self.preprocessing.std
     return device_augmentation.normalize(images_BHWC, mean, std)
 
   def flipped(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns training images, each mirrored or not where `flip` is set."""
-    return (
-      device_augmentation.random_flip(key, images_BHWC)
-      if self.flip
-      else images_BHWC
-    )
+    """Mirrors training images at random if `flip` is set."""
+    if not self.flip:
+      return images_BHWC
+    return device_augmentation.random_flip(key, images_BHWC)
 
   def varied(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns normalised training images, mirrored and erased as is set."""
+    """Applies `flip` and `erasing` to normalised training images."""
     images_BHWC = self.flipped(images_BHWC, key)
     if self.erasing:
       key = jax.random.fold_in(key, 1)
@@ -97,15 +96,16 @@ class Images:
 
 
 def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
-  """Returns (height, width) of '224' or '384x512'.
+  """Returns the (height, width) that a text such as '224' or '384x512' means.
 
   Raises:
-    ValueError: if it is neither; says `what` is.
+    ValueError: if the text has another form; the message names the field,
+      `what`.
   """
   match = re.fullmatch(r'([1-9][0-9]*)(?:x([1-9][0-9]*))?', str(text))
   if not match:
     raise ValueError(
-      f'{what} is {text!r}: write the side in pixels, as in 224, or height x '
+      f'{what} is {text!r}: give the side in pixels, as in 224, or height x '
       'width, as in 384x512.'
     )
   return int(match[1]), int(match[2] or match[1])

@@ -57,47 +57,48 @@ def train_batches(
       workers. A `PerStep` gives a transform for each step, so that batches may
       differ in shape.
     batch_size: Examples per step over all processes.
-    seed: Of the order and of the transform.
+    seed: Decides the order and the random numbers of the transform.
     start_step: The step of the first batch.
-    process_index: Of this process. The local batches of all processes, in their
-      order, make up the global batch.
+    process_index: The index of this process. The global batch is made of the
+      local batches in the order of the processes.
     process_count: How many processes share each batch.
     workers: Worker processes of this process; 0 uses threads, which is enough
       up to about a dozen cores. A script with workers needs an
-      `if __name__ == '__main__'` guard, because they import it anew.
+      `if __name__ == '__main__'` guard, because workers import the script.
     repeats: How many times each batch has the same example, transformed anew
       each time.
     balance: 0 for every example once an epoch, 1 for every class equally often.
-      An example of a class of n comes in proportion to n^-balance.
+      An example whose class has n examples is drawn in proportion to
+      n^-balance.
 
   Returns:
     An iterator of arrays with a leading axis of b = batch_size // process_count
     examples. Close it to stop its threads and workers.
 
   Raises:
-    ValueError: `batch_size` is not a multiple of `process_count`, the source is
-      empty, or has no labels to balance.
-    UnreadableImage: While iterating, unless the source skips them.
+    ValueError: `batch_size` is not a multiple of `process_count`, or the source
+      is empty or has no labels to balance.
+    UnreadableImage: While iterating, unless the source skips unreadable images.
   """
   local_size = _local_batch_size(source, batch_size, process_count)
-  # Grain's own use of a seed s in epoch e equals that of s + 1 in epoch e - 1.
+  # Grain would give epoch e of seed s the same order as epoch e - 1 of s + 1.
   order_seed, transform_seed, step_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(3)
   )
   order = grain.MapDataset.range(len(source))
   if balance:
     labels_N = labelled(source, 'the source for data.balance').labels()
-    drawn = _Balance(labels_N, balance, order_seed)
-    order = order.repeat().map_with_index(drawn)
+    balanced = _BalancedOrder(labels_N, balance, order_seed)
+    order = order.repeat().map_with_index(balanced)
   else:
     order = order.shuffle(order_seed).repeat()
   if repeats > 1:
     repeated = functools.partial(_repeated, order, batch_size, repeats)
     order = grain.MapDataset.range(len(order)).map(repeated)
   order = order.map_with_index(lambda i, index: (index, i // batch_size))
-  made = functools.partial(_transformed, source, transform, step_seed)
-  examples = order.random_map(made, seed=transform_seed)
-  # Grain counts batches with floats, of which the largest is past sys.maxsize.
+  make = functools.partial(_transformed, source, transform, step_seed)
+  examples = order.random_map(make, seed=transform_seed)
+  # Grain counts batches with floats: half keeps `len()` below sys.maxsize.
   batches = examples[: sys.maxsize // 2].batch(local_size)
   return _iterate(batches[process_index::process_count][start_step:], workers)
 
@@ -109,26 +110,20 @@ def _transformed(
   place: tuple[int, int],
   rng: np.random.Generator,
 ) -> dict[str, Any]:
-  """An example by its index and the step of its batch.
-
-  Grain's own sources would log every record that they read.
-  """
+  """Returns the example of `place`, an (index, step of its batch)."""
   index, step = place
-  of_step: Transform
   if isinstance(transform, PerStep):
-    of_step = transform.of_batch(np.random.default_rng((step_seed, step)))
-  else:
-    of_step = transform
-  return _example(source, index, lambda record: of_step(record, rng))[0]
+    transform = transform.of_batch(np.random.default_rng((step_seed, step)))
+  return _example(source, index, lambda record: transform(record, rng))[0]
 
 
 def _example(
   source: Source, index: int, transform: Callable[[Any], Any]
 ) -> tuple[dict[str, Any], bool]:
-  """Returns a transformed example, and whether it has that index.
+  """Returns a transformed example, and whether it is the one of `index`.
 
-  If unreadable images are skipped, the next one takes the place of one that has
-  become unreadable.
+  If the source skips unreadable images, the next readable image takes their
+  place.
   """
   for tried in range(min(len(source), _MOST_SKIPPED)):
     try:
@@ -141,16 +136,16 @@ def _example(
   raise last
 
 
-# Not the object's, which travels to worker processes.
+# A lock cannot be pickled, so it is not an attribute of `_BalancedOrder`.
 _DRAWING = threading.Lock()
-_EPOCHS_KEPT = 3  # where one ends, threads are in several at once
+_EPOCHS_KEPT = 3  # at the end of an epoch, threads are in several at once
 
 
-class _Balance:
+class _BalancedOrder:
   """Draws the examples of each epoch by class, instead of each once.
 
-  Systematic resampling: the count of an example, and of a class, differs from
-  its share of the epoch by less than one.
+  Uses systematic resampling: the count of each example and of each class
+  differs from its expectation by less than one.
   """
 
   def __init__(self, labels_N: np.ndarray, balance: float, seed: int):
@@ -161,17 +156,17 @@ class _Balance:
 
   def __call__(self, index: int, _: int) -> int:
     epoch, position = divmod(index, len(self._labels_N))
-    with _DRAWING:  # or each thread would draw the epoch
+    with _DRAWING:  # without the lock, every thread would draw the epoch
       if epoch not in self._kept:
         if len(self._kept) == _EPOCHS_KEPT:
           del self._kept[next(iter(self._kept))]
-        self._kept[epoch] = self._drawn(epoch)
+        self._kept[epoch] = self._draw(epoch)
       return int(self._kept[epoch][position])
 
-  def _drawn(self, epoch: int) -> np.ndarray:
+  def _draw(self, epoch: int) -> np.ndarray:
     N = len(self._labels_N)
     rng = np.random.default_rng((self._seed, epoch))
-    # Others of a class are left out in every epoch.
+    # Each epoch leaves out other examples of a large class.
     rows_N = rng.permutation(N)
     rows_N = rows_N[np.argsort(self._labels_N[rows_N], kind='stable')]
     edges_N = np.cumsum(self._weights_N[rows_N])
@@ -182,10 +177,10 @@ class _Balance:
 def _repeated(
   order: grain.MapDataset, batch_size: int, repeats: int, index: int
 ) -> int:
-  """The example at an index, if each batch repeats a smaller one.
+  """Returns the example at an index if each batch repeats a smaller batch.
 
-  So neighbours, which are mixed, are different examples. The last repeat is cut
-  off if need be.
+  Neighbours in a batch, which mixup and CutMix mix, are different examples. The
+  last repeat is shorter if `repeats` does not divide the batch.
   """
   step, position = divmod(index, batch_size)
   different = -(-batch_size // repeats)
@@ -201,11 +196,11 @@ def eval_batches(
   process_count: int = 1,
   workers: int = 0,
 ) -> grain.DatasetIterator[Batch]:
-  """Every example exactly once over all processes, in the source's order.
+  """Yields every example exactly once over all processes, in order.
 
   All processes yield the same number of full batches, padded with examples of
   mask 0. A skipped image counts as padding. Arguments and errors are those of
-  `train_batches`; the transform takes a record alone.
+  `train_batches`, except that the transform takes only a record.
 
   Returns:
     An iterator of batches as in `train_batches`, with 'mask' float32 [b] of 1
@@ -221,10 +216,10 @@ def eval_batches(
 
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
-  """An example; after the last one its copies as padding, of the same shape."""
+  """Returns an example; copies of the last example are the padding."""
   position = min(index, len(source) - 1)
-  example, is_it = _example(source, position, transform)
-  real = is_it and position == index
+  example, is_own = _example(source, position, transform)
+  real = is_own and position == index
   return {
     **example,
     'mask': np.float32(real),
@@ -236,11 +231,11 @@ def _local_batch_size(
   source: Source, batch_size: int, process_count: int
 ) -> int:
   if not len(source):
-    raise ValueError('the source has no examples')
+    raise ValueError('The source has no examples: give a split with images.')
   if batch_size < 1 or batch_size % process_count:
     raise ValueError(
-      f'batch_size={batch_size} must be a positive multiple of the '
-      f'{process_count} processes'
+      f'batch_size is {batch_size}: it must be a positive multiple of the '
+      f'number of processes, {process_count}.'
     )
   return batch_size // process_count
 
@@ -250,7 +245,8 @@ def _iterate(
 ) -> grain.DatasetIterator[Batch]:
   """Makes batches ahead of time, in threads or in worker processes.
 
-  The unit of work is a batch: less overhead per image, a few batches in memory.
+  A thread or worker makes a whole batch, which has less overhead than making
+  single images.
   """
   if not workers:
     threads = min(cores.usable_cores(), 16)

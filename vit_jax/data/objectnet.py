@@ -15,12 +15,12 @@ from vit_jax.data import decode, folder, image_files
 
 _log = logging.getLogger(__name__)
 
-# Pixels on every side, red, by which the authors mark their test images.
+# The authors mark their test images by a red border of so many pixels.
 BORDER = 2
 
-# ImageNet classes (positions among the sorted WordNet ids) by folder name, from
-# the archive's mappings/: folder_to_objectnet_label.json, then
-# objectnet_to_imagenet_1k.json, whose names are those of WordNet.
+# Maps folder names to ImageNet classes (positions among the sorted WordNet
+# ids). The source is the archive's mappings/: folder_to_objectnet_label.json,
+# then objectnet_to_imagenet_1k.json, which has WordNet's names.
 IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
   name: tuple(classes)
   for name, classes in json.loads(
@@ -85,5 +85,5 @@ class ObjectNet(folder.LabelledFiles):
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}
 
   def fingerprint(self) -> str:
-    """Differs from the fingerprint of the files with their red border."""
+    """Returns another fingerprint than that of the files with their border."""
     return f'objectnet {super().fingerprint()}'

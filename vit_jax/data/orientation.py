@@ -6,9 +6,10 @@ import numpy as np
 from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
-# Tags of TIFF: bits, brightest value (white, if it is the largest of so many
-# bits), and 0 if the value 0 is white.
+# TIFF's BitsPerSample, MaxSampleValue, and PhotometricInterpretation, which is
+# 0 if 0 means white.
 _BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
+# Values of MaxSampleValue that are the white of 9 to 15 bits.
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
 
@@ -32,8 +33,9 @@ class Turn(NamedTuple):
 def turn_of(image: Image.Image) -> Turn:
   """Returns the orientation of EXIF, or of XMP if EXIF has none, as in Pillow.
 
-  Damaged EXIF is ignored, as in every viewer. Pixels of PNG and TIFF have to be
-  loaded before: EXIF may follow them in a PNG, and Pillow turns a TIFF itself.
+  Damaged EXIF is ignored, as in every viewer. Load the pixels of a PNG or TIFF
+  before: a PNG may have EXIF behind its pixels, and Pillow turns a TIFF itself
+  while loading.
   """
   try:
     tag = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -52,10 +54,10 @@ def upright(
   """Cuts a part out of stored pixels [H, W, 3] and turns it upright.
 
   Args:
-    image: decoded at 1/factor, at least to the part's last row.
-    turn: makes it upright.
-    box: the part, rounded outwards.
-    size: (height, width) of the whole image, upright.
+    image: pixels decoded at 1/factor, at least to the part's last row.
+    turn: the operations that make the image upright.
+    box: the part of the upright image; it is rounded outwards.
+    size: (height, width) of the whole upright image.
     factor: 1, 2, 4 or 8.
   """
   top, left, height, width = stored(box, size, turn)
@@ -75,7 +77,7 @@ def upright(
 
 
 def stored(box: Box, size: tuple[int, int], turn: Turn) -> Box:
-  """Returns the place of a part in the stored image, before it is turned."""
+  """Returns the box in the stored image of a box in the upright image."""
   top, left, height, width = box
   if turn.flip_rows:
     top = size[0] - top - height
@@ -87,18 +89,19 @@ def stored(box: Box, size: tuple[int, int], turn: Turn) -> Box:
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-  """Returns an opened image as uint8 [H, W, 3], not yet upright.
+  """Returns the stored pixels of an opened image, uint8 [H, W, 3].
 
   Raises:
-    ValueError: its values have no defined colours.
-    OSError: Pillow cannot read it to the end.
+    ValueError: pixels are floats, or exceed 16 bits.
+    OSError: the file is truncated or damaged.
   """
   image.load()
   if image.mode.startswith('I'):
     image = _grey16_to_grey8(image)
   elif image.mode == 'F':
     raise ValueError(
-      'floating point pixels have no defined white; save it with 8 or 16 bits'
+      'floating point pixels have no defined white; save the image with 8 or '
+      '16 bits'
     )
   # 'transparency' is a colour or palette index that counts as transparent.
   if image.has_transparency_data:
@@ -114,25 +117,26 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
   low, high = int(pixels.min()), int(pixels.max())
   if low < 0 or high > 65535:
     raise ValueError(
-      f'grey values {low}..{high} exceed 16 bits; save it with 8 or 16 bits'
+      f'grey values {low}..{high} exceed 16 bits; save the image with 8 or 16 '
+      'bits'
     )
   tags = getattr(image, 'tag_v2', {})
-  said = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
-  white = _WHITES.get(said, 65535)
+  declared = (4095,) if tags.get(_BITS_TAG) == (12,) else tags.get(_MOST_TAG)
+  white = _WHITES.get(declared, 65535)
   if high > white:
     white = 65535
-  if tags.get(_COLOURS_TAG) == 0:  # Pillow inverts 8 bits by itself
+  if tags.get(_COLOURS_TAG) == 0:  # Pillow inverts only images of 8 bits
     pixels = white - pixels
   grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
-  # One value may be transparent, of which the 8 bits know nothing.
+  # One 16-bit value may be transparent; it becomes white.
   grey[pixels == image.info.get('transparency', -1)] = 255
   return Image.fromarray(grey)
 
 
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
-  """Returns the largest of 1, 2, 4, 8 that leaves a part as large as a size.
+  """Returns the largest factor by which a part may shrink and still be `size`.
 
-  libjpeg has no vector code for other scales, such as 3/8.
+  The factor is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
   """
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
@@ -141,13 +145,13 @@ def scale_factor(box: Box, size: tuple[int, int]) -> int:
 def fitted(
   size: tuple[int, int], most: tuple[int, int], short: int = 0
 ) -> tuple[int, int]:
-  """Returns the (height, width) to which DETR resizes an image, as it rounds.
+  """Returns the (height, width) to which DETR resizes an image.
 
   Args:
-    size: of the image.
-    most: of the array that it has to fit in.
-    short: pixels of the shorter side, if the longer side then fits; 0 for the
-      largest that fits.
+    size: (height, width) of the image.
+    most: (height, width) of the array that must hold the resized image.
+    short: pixels of the shorter side; less if the longer side would not fit. 0
+      means the largest that fits.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

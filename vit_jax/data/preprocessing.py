@@ -1,7 +1,7 @@
-"""How an image becomes the pixels that a model was trained on.
+"""How an image becomes the input of a model.
 
-One description for training, evaluation, prediction, serving and every
-checkpoint format.
+Training, evaluation, prediction, serving and every checkpoint format use this
+description.
 """
 
 import dataclasses
@@ -15,19 +15,24 @@ from PIL import Image
 from vit_jax.data.orientation import Box
 
 INTERPOLATIONS = ('bilinear', 'bicubic')
-# 'dinov3' is transformers' processor of that name, which resizes floats.
+# 'dinov3' is the processor of that name in transformers, which resizes floats.
 RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
-# Pixels of the longest side of an image, far beyond any model's.
+# Limit of an image's longest side, far above the size of any model.
 MAX_SIDE = 1 << 16
-# Largest mean, and one over the smallest deviation: beyond that, float32 cannot
-# tell pixels apart.
+# Limit of the mean and of 1 / std: beyond it, float32 cannot tell pixels apart.
 _MOST = 1e6
 
 _Size = tuple[int, int]
 
 
 class Plan(NamedTuple):
-  """The part of an image to resize, its new size, and the crop in that."""
+  """How one image is resized and cropped.
+
+  Attributes:
+    box: the part of the image to resize.
+    part: the (height, width) of that part after resizing.
+    cut: the (top, left) of the crop in the resized part.
+  """
 
   box: Box
   part: _Size
@@ -39,10 +44,10 @@ class Preprocessing:
   """How images are resized and scaled for a model of any image size.
 
   Attributes:
-    resize_small: 0 to resize the whole image to the model's size; else the
-      pixels of the shorter side, before the centre is cut out.
-    mean: of each channel (RGB), subtracted from values in [0, 1].
-    std: of each channel, divided by.
+    resize_small: 0 to resize the whole image to the model's size. Otherwise the
+      shorter side is resized to so many pixels, and the centre is cut out.
+    mean: a value for each channel (RGB), subtracted from pixels in [0, 1].
+    std: a value for each channel; the difference is divided by it.
     interpolation: 'bilinear' or 'bicubic', antialiased.
     squash: with `resize_small`, whether the resized image has the model's
       aspect ratio instead of its own, as in DeiT's processor.
@@ -63,7 +68,7 @@ class Preprocessing:
     size = self.resize_small
     if type(size) is not int or not 0 <= size <= MAX_SIDE:
       raise ValueError(
-        f'resize_small is {size!r}: it should be 0, or pixels up to '
+        f'resize_small is {size!r}: it must be 0, or a number of pixels up to '
         f'{MAX_SIDE:,}.'
       )
     for name, values in (('mean', self.mean), ('std', self.std)):
@@ -71,14 +76,11 @@ class Preprocessing:
         isinstance(x, int | float) and abs(x) <= _MOST for x in values
       ):
         raise ValueError(
-          f'{name} is {values!r:.200}: give one number a channel, red, green '
-          'and blue, of the size of pixels from 0 to 1.'
+          f'{name} is {values!r:.200}: give a number for red, green and blue '
+          'each, for pixels from 0 to 1.'
         )
     if min(self.std) < 1 / _MOST:
-      raise ValueError(
-        f'std is {self.std}: pixels from 0 to 1 are divided by it, so all must '
-        'be above 0.'
-      )
+      raise ValueError(f'std is {self.std}: all values must be above 0.')
     for name, valid in (
       ('interpolation', INTERPOLATIONS),
       ('squash', (False, True)),
@@ -92,7 +94,7 @@ class Preprocessing:
 
   @classmethod
   def of(cls, data: Mapping[str, Any]) -> Self:
-    """Reads the fields from `config.data`, or from JSON, old files included."""
+    """Reads the fields from `config.data` or from JSON; some may be missing."""
     found: dict[str, Any] = {
       field.name: tuple(value) if isinstance(value, list) else value
       for field in dataclasses.fields(cls)
@@ -101,14 +103,14 @@ class Preprocessing:
     return cls(**found)
 
   def describe(self) -> str:
-    """Returns how images are resized, for people."""
+    """Returns a description for people of how images are resized."""
     sides = 'both sides' if self.squash else 'the shorter side'
     part = f'{sides} to {self.resize_small} pixels, then the centre'
     way = part if self.resize_small else 'the whole image'
     return f'{way}, {self.interpolation}'
 
   def scaled(self, old: _Size, new: _Size) -> Self:
-    """Returns the same for another image size: the resize grows with it."""
+    """Returns a copy for another image size, with `resize_small` in scale."""
     scale = max(n / o for n, o in zip(new, old, strict=True))
     return dataclasses.replace(
       self, resize_small=round(self.resize_small * scale)
@@ -124,12 +126,12 @@ class Preprocessing:
       )
 
   def plan(self, shape: _Size, size: _Size) -> Plan:
-    """Returns how an image of (height, width) gets to the model's `size`."""
+    """Returns how an image of `shape` (height, width) becomes one of `size`."""
     box, is_ours = Box(0, 0, *shape), self.resize_like == 'vit_jax'
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # Cutting it shorter would change the rounding of most photographs.
+      # In other libraries' modes, 2 would change the rounding of photographs.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (
@@ -137,7 +139,7 @@ class Preprocessing:
       for side in sides
     )
     halves = (height - size[0]) / 2, (width - size[1]) / 2
-    # torchvision rounds a half to the even number, transformers down.
+    # torchvision rounds a half to the even number; transformers rounds down.
     rounds = round if self.resize_like == 'torchvision' else int
     return Plan(box, (height, width), (rounds(halves[0]), rounds(halves[1])))
 
@@ -150,8 +152,8 @@ class Preprocessing:
     """Returns uint8 pixels [*size, 3] of a decoded `plan.box`.
 
     Args:
-      image: uint8 [H, W, 3], maybe decoded at a reduced size.
-      plan: of this image.
+      image: uint8 [H, W, 3], decoded at full or reduced size.
+      plan: the plan for this image.
       size: (height, width) of the result.
     """
     (top, left), (height, width) = plan.cut, plan.part
@@ -167,8 +169,8 @@ class Preprocessing:
     else:
       pillow = Image.fromarray(image)
       if self.resize_like == 'transformers':
-        # PyTorch changes the width first. Pillow 13 begins with the height
-        # where that is faster. Both round to 8 bits in between.
+        # PyTorch resizes the width first, and Pillow 13 the height if that is
+        # faster. The order matters: both round to 8 bits in between.
         pillow = pillow.resize((width, pillow.height), filter_)
       image = np.asarray(pillow.resize((width, height), filter_))
     if plan.part == size:
@@ -179,13 +181,13 @@ class Preprocessing:
 
 
 def _central(height: int, width: int, longest: int) -> Box:
-  """Returns the image, or its middle if one side is over `longest` the other.
+  """Returns the middle of an image, at most `longest` times as long as wide.
 
-  A central crop never sees further, and a strip of 30,000 x 1 pixels, resized
-  as a whole, would fill the memory.
+  A central crop needs no more. Without this limit, resizing a strip of
+  30,000 x 1 pixels would fill the memory.
   """
   most = longest * min(height, width)
-  # What is cut off is even, which leaves the centre where it was.
+  # Both ends lose the same number of pixels, which keeps the centre.
   top, left = (max(side - most, 0) // 2 for side in (height, width))
   return Box(top, left, height - 2 * top, width - 2 * left)
 
@@ -193,13 +195,13 @@ def _central(height: int, width: int, longest: int) -> Box:
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Bilinear resize of uint8 [H, W, 3], antialiased along sides that shrink.
 
-  Close to Pillow's BILINEAR at a quarter of its time. Its triangle filter grows
-  with the scale n/m; relative to plain bilinear sampling it blurs with a
-  variance of ((n/m)^2 - 1) / 6, which is 1/2 at the scale of two. So are the
-  three taps 1/4, 1/2, 1/4: sides that are closer to that than to none get them
-  before they are sampled. Sides more than twice too long are averaged down to
-  twice the size first. An image that has the `size` (height, width) is returned
-  itself.
+  The result is close to Pillow's BILINEAR and takes a quarter of the time.
+  Pillow's triangle filter grows with the scale n/m. Compared with plain
+  bilinear sampling, it adds a blur of variance ((n/m)^2 - 1) / 6, which is 1/2
+  at a scale of 2. The taps 1/4, 1/2, 1/4 have the same variance. Sides whose
+  variance is nearer to 1/2 than to 0 are blurred by these taps and then
+  sampled. Sides more than twice too long are first averaged down to twice the
+  size. An image that has the `size` (height, width) is returned as it is.
   """
   if image.shape[:2] == tuple(size):
     return image
@@ -210,7 +212,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   variances = [((n / m) ** 2 - 1) / 6 for n, m in zip(twice, size, strict=True)]
   taps = [3 if variance > 1 / 4 else 1 for variance in variances]
   if max(taps) > 1:
-    # sigmaX=0 asks for the taps above, for which OpenCV has the fastest code.
+    # sigmaX=0 selects the taps above, for which OpenCV has its fastest code.
     image = cv2.GaussianBlur(
       image, taps[::-1], sigmaX=0, borderType=cv2.BORDER_REPLICATE
     )
@@ -219,8 +221,8 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @functools.cache
 def _opencv() -> Any:
-  """Imports OpenCV on first use: the server's own process does without."""
+  """Imports OpenCV on first use, because the server's process needs none."""
   import cv2
 
-  cv2.setNumThreads(1)  # the loader already runs one image on every core
+  cv2.setNumThreads(1)  # the loader already uses every core
   return cv2

@@ -10,7 +10,7 @@ Record = dict[str, Any]
 
 
 class Source(Protocol):
-  """Records that the loader and the image check read; sources derive from it.
+  """Records that the loader and the image check read; a base class.
 
   Attributes:
     class_names: a name for each label; empty if records have no labels.
@@ -28,17 +28,20 @@ class Source(Protocol):
   def __getitem__(self, index: int) -> Record: ...
 
   def fingerprint(self) -> str | None:
-    """Changes whenever the images may have; None if they need no check."""
+    """Returns a text that changes when images change; None to skip checks."""
     ...
 
   def identity(self) -> str | None:
-    """Is the same wherever the data lie; None if only their name says it."""
+    """Returns a hash that does not depend on the folder of the data, or None.
+
+    None means that `data.name` identifies the data.
+    """
     return None
 
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
-    """Returns a text for each record, which changes as the fingerprint does.
+    """Returns a text for each record, which changes when the record changes.
 
-    The check is repeated for records whose text is new.
+    Records are checked again if their text is new.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)
@@ -49,7 +52,7 @@ class LabelledSource(Source, Protocol):
   """A source whose records have a class."""
 
   def labels(self) -> np.ndarray:
-    """The classes of all records, int32 [N], without decoding an image."""
+    """Returns the classes of all records, int32 [N]; decodes no image."""
     ...
 
 
@@ -58,25 +61,27 @@ class BoxedSource(Source, Protocol):
   """A source whose records have objects, each with a class and a box."""
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """The objects of an image, without decoding it.
+    """Returns the objects of an image, without decoding the image.
 
-    `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels` int32 N; `crowd`
-    bool N, true for a box around many objects of a class; `area` float N, in
-    pixels; `size`, the image's (height, width); and `masks`, if there are any,
-    an argument of `segments.mask` or None for each object.
+    Returns:
+      A mapping with `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels`
+      int32 N; `crowd` bool N, true for a box around many objects of a class;
+      `area` float N, in pixels; `size`, the image's (height, width); and
+      optionally `masks`, an argument of `segments.mask` or None for each
+      object.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """How a record of TFDS gets its class.
+  """The rule that gives a record of TFDS its class.
 
   Attributes:
     class_names: a name for each class.
-    fields: the names of the fields that are read. For a list, the names of its
-      own fields; () is all of them.
-    classify: these fields of a record -> the class; picklable.
+    fields: the names of the fields to read. The value names the inner fields of
+      a list of objects; () reads all of them.
+    classify: takes these fields of a record, returns the class; picklable.
   """
 
   class_names: tuple[str, ...]

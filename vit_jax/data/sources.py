@@ -1,4 +1,4 @@
-"""Datasets as random access: digits, folders, TFDS, VTAB and the hub's.
+"""Opens datasets with random access: digits, folders, TFDS, VTAB, the hub.
 
 A source has a length, and `source[i]` is a record
 
@@ -22,8 +22,8 @@ from vit_jax.data import folder, splits, vtab
 from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
 from vit_jax.register import Register
 
-# By a regular expression of `data.name`: a function of (name, split,
-# split_seed) that opens a source, or returns None if the name means another.
+# Maps a regular expression of `data.name` to a function of (name, split,
+# split_seed). The function opens a source, or returns None if it cannot.
 SOURCES = Register(
   'data.name',
   {
@@ -39,13 +39,13 @@ def labelled(source: Source, name: str) -> LabelledSource:
   """Returns the source itself, or raises ValueError if it has no labels."""
   if source.several_labels:
     raise ValueError(
-      f'{name} has images with several classes, and this needs one each: give '
-      'a table with the column label in place of labels'
+      f'{name} has images with several classes, but one class per image is '
+      'needed: give a table with the column label instead of labels.'
     )
   if not isinstance(source, LabelledSource):
     raise ValueError(
-      f'{name} has images without classes, and this needs classes: put the '
-      'images of each class in a folder of its own'
+      f'{name} has images without classes, but classes are needed: put the '
+      'images of each class into a folder of its own.'
     )
   return source
 
@@ -62,10 +62,11 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
 
 
 def open_config(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, its classes in `data.class_order`.
+  """Opens a split of `config.data`, with its classes in `data.class_order`.
 
   Raises:
-    ValueError: as `open_source`, or if its classes have no such order.
+    ValueError: as `open_source`, or if `data.class_order` is unknown or class
+      names are not numbers.
     FileNotFoundError: as `open_source`.
   """
   source = open_source(
@@ -78,10 +79,10 @@ def open_config(data: ConfigDict, split: str) -> Source:
     raise ValueError(f'data.class_order is {order!r}: use text or number.')
   if not all(map(_is_number, names)) or not isinstance(source, LabelledSource):
     raise ValueError(
-      f'data.class_order is {order!r}, which is for images with one class each '
-      f'whose names are numbers; {data.name} has the class '
-      f'{next((x for x in names if not _is_number(x)), names[0])!r}. Leave it '
-      'empty.'
+      f'data.class_order is {order!r}, which needs one class per image and '
+      f'numbers as class names; {data.name} has the class '
+      f'{next((x for x in names if not _is_number(x)), names[0])!r}. Leave '
+      'data.class_order empty.'
     )
   key = int if order == 'number' else str
   ordered = tuple(sorted(names, key=key))
@@ -89,7 +90,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
 
 
 def has_two_orders(names: Sequence[str]) -> bool:
-  """Whether names are numbers, sorted as text and not by value."""
+  """Whether names are numbers that are sorted as text but not by value."""
   return (
     all(map(_is_number, names))
     and list(names) == sorted(names)
@@ -108,25 +109,25 @@ def open_source(
   data_dir: str | None = None,
   split_seed: int = 0,
 ) -> Source:
-  """Opens one split of a dataset, its images unread: see `bad_images`.
+  """Opens one split of a dataset; `bad_images` checks its images.
 
   Args:
-    name: `digits` or `digits_canvas` (digits to be found); a folder (a path
-      with a separator, or one that starts with `.` or `~`), see `folder` and
+    name: `digits` or `digits_canvas` (digits with boxes); a folder (a path with
+      a separator, or one that starts with `.` or `~`), see `folder` and
       `projects.detr.coco`; a CSV file, see `folder.open_table`;
       `hf://datasets/OWNER/NAME` or `parquet:PLACE`, see `hub_source`;
       `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a dataset of TFDS
       such as `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of
       VTAB-1k such as `vtab/dtd`, see `vtab`.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
-      VTAB has `train800`, `val200`, `train800val200` and `test` alone.
-    data_dir: Where TFDS has its datasets; None is TFDS' own default.
-    split_seed: Decides which images are held out if a dataset has no test
-      split, and the order that slices of digits and folders refer to.
+      VTAB has only `train800`, `val200`, `train800val200` and `test`.
+    data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
+    split_seed: Decides which images become the test split if a dataset has
+      none, and the order that slices of digits and folders refer to.
 
   Raises:
-    ValueError: An argument is wrong; says the way out.
-    FileNotFoundError: There is no such folder or prepared dataset.
+    ValueError: An argument is wrong.
+    FileNotFoundError: The folder, file or prepared dataset is missing.
   """
   if name == 'digits':
     return Digits(split, split_seed)
@@ -139,23 +140,24 @@ def open_source(
         return found
   if '://' in name:
     raise ValueError(
-      f'{name}: images are read from disk alone, and no bucket or URL: copy or '
+      f'{name} is a bucket or URL, but images are read only from disk: copy or '
       'mount them first.'
     )
   if name.lower().endswith('.csv'):
     return folder.open_table(name, split, split_seed)
   if folder.is_folder_name(name):
     return folder.open_folder(name, split, split_seed)
-  # TFDS takes a second to import, which only its users should pay.
+  # TFDS takes a second to import.
   from vit_jax.data import tfds_source
 
   return tfds_source.open_dataset(name, split, data_dir)
 
 
 class Digits(Source):
-  """The 1,797 handwritten digits of scikit-learn, 8x8, with a fifth as test.
+  """The 1,797 handwritten digits of scikit-learn, 8x8 pixels.
 
-  The grey values 0..16 become 0..255 in three equal channels.
+  A fifth is the test split. The grey values 0..16 become 0..255 in three equal
+  channels.
   """
 
   def __init__(self, split: str, split_seed: int):
@@ -196,7 +198,7 @@ class Digits(Source):
 
 
 class Subset(Source):
-  """Some records of another source, in the order given."""
+  """Some records of another source, in a given order."""
 
   def __init__(self, source: Source, indices: Sequence[int]):
     self._source: Any = source
@@ -256,7 +258,7 @@ class BoxedSubset(Subset):
 
 
 def subset(source: Source, indices: Sequence[int]) -> Subset:
-  """Some records of a source, with its labels or objects if it has such."""
+  """Returns some records of a source, with the source's labels or objects."""
   if isinstance(source, BoxedSource):
     return BoxedSubset(source, indices)
   if isinstance(source, LabelledSource):

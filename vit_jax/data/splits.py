@@ -1,4 +1,4 @@
-"""Split strings such as `train[:98%]+test` for sources that are not of TFDS.
+"""Split strings such as `train[:98%]+test` for all sources but TFDS's.
 
 The syntax and its arithmetic are those of TensorFlow Datasets,
 https://www.tensorflow.org/datasets/splits, without the unit `shard`.
@@ -18,8 +18,7 @@ _HELP = (
   'see https://www.tensorflow.org/datasets/splits'
 )
 
-# Names of the same split. If there is no test split, val is used, and the other
-# way round.
+# Names that mean the same split.
 SAME = (
   ('train', 'training'),
   ('val', 'valid', 'validation'),
@@ -31,11 +30,11 @@ NAMES = tuple(name for names in SAME for name in names)
 def select(
   split: str, splits: Mapping[str, Sequence[int]], owner: str
 ) -> np.ndarray:
-  """The examples that a split string names, int64, in its order.
+  """Returns the examples that a split string names, int64, in its order.
 
-  Splits have several names, see `SAME`. `test` finds `val` where there is no
-  `test`, and the other way round, unless it is joined to others: `train+val`
-  would learn what is tested. `all` is everything.
+  Splits have several names, see `SAME`. `test` means `val` if there is no
+  `test`, and the other way round. This does not hold in sums: if only `test`
+  exists, `train+val` would train on it. `all` means all splits.
 
   Args:
     split: the split string.
@@ -43,8 +42,8 @@ def select(
     owner: the name of the dataset in messages.
 
   Raises:
-    ValueError: The syntax is wrong, there is no such split, a bound exceeds the
-      split, or nothing is selected.
+    ValueError: The syntax is wrong, a split does not exist, a bound exceeds the
+      split, or no example is selected.
   """
   chosen: list[int] = []
   for name, part in _parts(split, splits, owner):
@@ -60,7 +59,7 @@ def select(
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
-  """Returns the names of the splits that `select` takes examples from."""
+  """Returns the names of the splits from which `select` takes examples."""
   return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
 
 
@@ -117,11 +116,11 @@ def _slice(part: re.Match[str], size: int) -> slice:
 def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
   """Splits examples 80/20 into `train` and `test`, each class by itself.
 
-  Positions are ascending. A class of one example has it on the train side,
-  every other class is on both.
+  Positions are ascending. The only example of a class goes to `train`; larger
+  classes are in both splits.
   """
-  # RandomState and not Generator, here and below: its numbers are frozen for
-  # all versions of NumPy, and a split must be the same next year.
+  # RandomState instead of Generator, because its numbers never change between
+  # versions of NumPy.
   rng = np.random.RandomState(seed)
   labels_array = np.asarray(labels)
   held_out = np.zeros(len(labels_array), bool)
@@ -167,7 +166,7 @@ def select_rows(
 def permuted(
   splits: Mapping[str, Sequence[int]], seed: int
 ) -> dict[str, list[int]]:
-  """Each split in a fixed order, so that a slice is not one class."""
+  """Shuffles each split by a seed, so that a slice has all classes."""
   return {
     name: np.random.RandomState(seed).permutation(examples).tolist()
     for name, examples in splits.items()

@@ -13,20 +13,20 @@ import tensorflow_datasets as tfds
 from vit_jax.data import cores, decode
 from vit_jax.data.source import Label, Source
 
-# What `tfds build` needs, some of it undeclared. Only preparing a dataset does.
+# The requirements of `tfds build`, some of which TFDS does not declare.
 _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'
 )
 
-# Names of the field that has an image's file name.
+# Fields that may hold an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
-# Records of large images stay below a GB.
+# So many records of large images stay below a GB.
 _READ_TOGETHER = 512
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
-  """The class is a field; neighbouring ones of its values may share a class."""
+  """Makes classes of the values of a field; neighbours may share a class."""
   classify = functools.partial(_class_of, field, values, len(names))
   return Label(names, {field: ()}, classify)
 
@@ -37,14 +37,14 @@ def _class_of(
   value = int(record[field])
   if not 0 <= value < values:
     raise ValueError(
-      f'A record has {field} {value}, which is not a class: its split has no '
-      'labels. Use another.'
+      f'A record has {field} {value}, which is not a class: the split has no '
+      'labels. Use another split.'
     )
   return value * classes // values
 
 
 class TfdsSource(Source):
-  """One split of a prepared dataset, images still encoded, a class each."""
+  """One split of a prepared dataset, with encoded images and a class each."""
 
   def __init__(
     self,
@@ -58,12 +58,12 @@ class TfdsSource(Source):
     """Opens the split.
 
     Args:
-      builder: of the dataset.
-      split: of TFDS.
+      builder: the builder of the dataset.
+      split: a split string of TFDS.
       label: how a record gets its class.
-      title: names of records begin with it.
+      title: the beginning of the records' names.
       image: the field of the image.
-      scale: of pixels; images are decoded if it is not 1.
+      scale: a factor for pixels; images are decoded if it is not 1.
 
     Raises:
       ValueError: The split does not exist, or is empty.
@@ -79,15 +79,15 @@ class TfdsSource(Source):
       f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
     )
     names = {self._file_name: ()} if self._file_name else {}
-    # Other images of a record, such as masks, are not even looked at.
-    self._fields = _some(features, {image: (), **label.fields, **names})
-    self._label_fields = _some(features, label.fields)
+    # The other fields, such as masks, are not parsed.
+    self._fields = _subset(features, {image: (), **label.fields, **names})
+    self._label_fields = _subset(features, label.fields)
     try:
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
       )
       if not len(self._records):
-        raise ValueError('it selects no example')
+        raise ValueError('the split selects no example')
     except ValueError as error:
       sizes = ', '.join(
         f'{key}: {info.num_examples}'
@@ -102,9 +102,9 @@ class TfdsSource(Source):
     return len(self._records)
 
   def fingerprint(self) -> str:
-    """The folder with its version, its bytes and the split.
+    """Returns the folder, which has the version, its size and the split.
 
-    TFDS writes the files once and never changes them.
+    TFDS writes files once and never changes them.
     """
     return self._fingerprint
 
@@ -121,7 +121,7 @@ class TfdsSource(Source):
     return {'image': image, 'label': self._label.classify(record), 'name': name}
 
   def labels(self) -> np.ndarray:
-    """The classes of all records, int32 [N]; every record is read."""
+    """Reads every record and returns their classes, int32 [N]."""
     labels = np.empty(len(self), np.int32)
     with cores.progress('Reading labels', len(self), 'records') as bar:
       for start in range(0, len(self), _READ_TOGETHER):
@@ -138,7 +138,7 @@ def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
   """Opens one split of a dataset; see `sources.open_source`.
 
   Raises:
-    FileNotFoundError: It is not prepared, or not in a random access format.
+    FileNotFoundError: The dataset is not prepared as array_record.
     ValueError: The dataset or its split does not exist, or its images do not
       have one class each.
   """
@@ -151,21 +151,21 @@ def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
 def is_known(name: str) -> bool:
   """Whether TFDS has a dataset of that name, prepared or not."""
-  return re.split('[/:]', name)[0] in _known_names()
+  return re.split('[/:]', name)[0] in _all_names()
 
 
-def _known_names() -> list[str]:
+def _all_names() -> list[str]:
   return tfds.list_builders(with_community_datasets=False)
 
 
 def prepared_builder(
   name: str, data_dir: str | None
 ) -> tfds.core.DatasetBuilder:
-  """The builder of a dataset whose files can be read at random.
+  """Returns the builder of a dataset that is prepared as array_record.
 
   Raises:
-    FileNotFoundError: It is not prepared, or not in a random access format.
-    ValueError: TFDS knows no such dataset.
+    FileNotFoundError: The dataset is not prepared, or in another format.
+    ValueError: TFDS has no dataset of that name.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'
@@ -173,7 +173,7 @@ def prepared_builder(
     builder = tfds.core.read_only_builder.builder_from_files(
       name, data_dir=data_dir
     )
-  except ValueError:  # with twenty lines of rules if it is about the name
+  except ValueError:  # TFDS's own message has twenty lines of naming rules
     if not is_known(name):
       raise ValueError(_unknown(name, places)) from None
     in_data_dir = f' --data_dir={data_dir}' if data_dir else ''
@@ -181,13 +181,13 @@ def prepared_builder(
       f'dataset {name} is not prepared in {places}. Prepare it once:\n'
       f'  {_INSTALL}\n'
       f'  tfds build {name} --file_format=array_record{in_data_dir}\n'
-      'TensorFlow is needed for that only, and may live in another environment'
+      'Only these commands need TensorFlow; another environment will do.'
     ) from None
   formats = sorted(f.value for f in builder.info.available_file_formats())
   if 'array_record' not in formats:
     raise FileNotFoundError(
       f'dataset {name} in {builder.data_dir} is prepared as '
-      f'{", ".join(formats)}, which has no random access. Convert it once:\n'
+      f'{", ".join(formats)}, but must be array_record. Convert it once:\n'
       f'  {_INSTALL}\n'
       f'  tfds convert_format --dataset_version_dir={builder.data_dir} '
       '--out_file_format=array_record'
@@ -196,9 +196,8 @@ def prepared_builder(
 
 
 def _unknown(name: str, places: str) -> str:
-  # Unknown names with a slash are folders.
   base = name.partition(':')[0]
-  close = difflib.get_close_matches(base, [*_known_names(), 'digits'], n=3)
+  close = difflib.get_close_matches(base, [*_all_names(), 'digits'], n=3)
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
     f'unknown dataset {name!r}{hint} Valid are digits, the datasets of TFDS '
@@ -209,7 +208,7 @@ def _unknown(name: str, places: str) -> str:
 
 
 def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
-  """The features that hold the image and its class."""
+  """Returns the names of the features that hold the image and its class."""
   features = dict(info.features)
   keys = info.supervised_keys
   kinds = (tfds.features.Image, tfds.features.ClassLabel)
@@ -220,19 +219,19 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
     isinstance(features.get(k), t) for k, t in zip(keys, kinds, strict=True)
   ):
     raise ValueError(
-      f'dataset {name} is not one of images with one class each; its features '
-      f'are {", ".join(sorted(features))}. Objects are read from a folder with '
-      "COCO's or Pascal VOC's annotations"
+      f'dataset {name} does not have one image and one class per record; its '
+      f'features are {", ".join(sorted(features))}. For objects, give a folder '
+      "with COCO's or Pascal VOC's annotations."
     )
   return keys[0], keys[1]
 
 
-def _some(
+def _subset(
   features: tfds.features.FeaturesDict, fields: Mapping[str, tuple[str, ...]]
 ) -> tfds.features.FeaturesDict:
-  """The features to parse some fields with.
+  """Returns the features that parse only some fields, without TensorFlow.
 
-  `tfds.decode.PartialDecoding` needs TensorFlow for this.
+  `tfds.decode.PartialDecoding` would need TensorFlow.
   """
   chosen = {}
   for field, inner in fields.items():

@@ -1,9 +1,9 @@
-"""From a record to the pixels that a model sees.
+"""Transforms of records into the pixels that a model sees.
 
-Both transforms turn a record {'image', 'name'} of a source into {'image': uint8
-[H, W, 3]}. A 'label' becomes int32, or stays uint8 [C] if images have several
-classes. Scaling to [-1, 1] and flips happen on the device. A transform raises
-UnreadableImage if the image cannot be decoded.
+They turn a record {'image', 'name'} of a source into {'image': uint8 [H, W,
+3]}. A 'label' becomes int32, or stays uint8 [C] if images have several classes.
+The devices normalise and flip images later. A transform raises UnreadableImage
+if the image cannot be decoded.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from vit_jax.data.host_augmentation import Augmentation
 from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Preprocessing, resize
 
-_ASPECTS = (3 / 4, 4 / 3)  # Width over height.
+_ASPECTS = (3 / 4, 4 / 3)  # width over height
 _CROP_ATTEMPTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """A random part of the image: the "inception crop", or BiT's.
+  """Cuts a random part out of an image: the "inception crop", or BiT's.
 
-  The inception crop has a uniform aspect ratio in (3/4, 4/3) and a uniform
-  height, from the height of a crop of `min_area` to the largest that fits. The
+  The inception crop has a uniform aspect ratio in (3/4, 4/3). Its height is
+  uniform between that of a crop of `min_area` and the largest that fits. The
   crop is then resized. The paper's models were trained with this distribution,
-  by tf.image.sample_distorted_bounding_box. A uniform area, as in other
+  that of tf.image.sample_distorted_bounding_box. A uniform area, as in other
   libraries, would give larger crops on average.
 
   BiT's crop (arXiv 1912.11370) resizes the whole image, whatever its aspect
@@ -57,15 +57,14 @@ class TrainTransform:
       a < b for a, b in zip(self.resize, self.image_size, strict=True)
     ):
       raise ValueError(
-        f'resize={tuple(self.resize)} is smaller than image_size='
-        f'{tuple(self.image_size)}, which is cut out of it; use None or at '
-        'least that size'
+        f'resize={tuple(self.resize)} is smaller than the crop of '
+        f'image_size={tuple(self.image_size)}; use None or at least that size'
       )
 
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record and its own generator to {'image'} and maybe 'label'."""
+    """Returns {'image'} and the 'label', if there is one, of a record."""
     picture = decode.open_image(record['image'], record['name'])
     if self.resize:
       image = self._cut(picture, self.resize, rng)
@@ -97,8 +96,8 @@ class TrainTransform:
       return Box(0, 0, height, width)
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(*_ASPECTS)
-      # The tallest box of this aspect ratio that fits, and the smallest that
-      # has the area.
+      # The tallest box of this aspect ratio that fits and has `max_area`, and
+      # the smallest that has `min_area`.
       tallest = min(height, int((width + 0.5) / aspect))
       if self.max_area < 1:
         largest = math.sqrt(self.max_area * height * width / aspect)
@@ -112,7 +111,8 @@ class TrainTransform:
       ):
         break
     else:
-      # Too long an image: the largest part of an allowed aspect ratio.
+      # The image is too long or too wide: take the largest part that has an
+      # allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
       box_height = min(height, round(width / aspect))
       box_width = min(width, round(height * aspect))
@@ -131,11 +131,14 @@ class PerStep:
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """The same pixels every time: a resize, and maybe a central crop.
+  """Resizes an image, and cuts out its centre if `preprocessing` says so.
 
   Attributes:
     image_size: (height, width) of the output.
-    preprocessing: how images are resized to it; a crop has to fit.
+    preprocessing: how images are resized to `image_size`.
+
+  Raises:
+    ValueError: The crop does not fit into the resized image.
   """
 
   image_size: tuple[int, int]
@@ -147,21 +150,21 @@ class EvalTransform:
   def __call__(
     self, record: Mapping[str, Any]
   ) -> dict[str, np.ndarray | np.int32]:
-    """A record to {'image'} and maybe 'label'."""
+    """Returns {'image'} and the 'label', if there is one, of a record."""
     image = self.image(record['image'], record['name'])
     return {'image': image} | _label(record)
 
   def image(self, data: bytes | np.ndarray, name: str) -> np.ndarray:
-    """An encoded file or uint8 pixels [H, W, 3] to uint8 pixels of image_size.
+    """Returns uint8 pixels [*image_size, 3] of an encoded file or of pixels.
 
     Raises:
       UnreadableImage: The image cannot be decoded; the message has `name`.
     """
     picture = decode.open_image(data, name)
-    given, shape = self.preprocessing, (picture.height, picture.width)
-    plan = given.plan(shape, self.image_size)
-    pixels = picture.read(plan.box, plan.part if given.reduces else None)
-    return given.resize(pixels, plan, self.image_size)
+    how, shape = self.preprocessing, (picture.height, picture.width)
+    plan = how.plan(shape, self.image_size)
+    pixels = picture.read(plan.box, plan.part if how.reduces else None)
+    return how.resize(pixels, plan, self.image_size)
 
 
 def seed_of(name: str) -> int:
@@ -172,14 +175,14 @@ def seed_of(name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class WrongLabels:
-  """A transform that gives a share of the images another class.
+  """A transform that gives a fraction of the images a wrong class.
 
-  The choice follows from an image's name, so it is the same in every epoch; all
-  other classes are as likely.
+  The choice follows from an image's name, so it is the same in every epoch. All
+  wrong classes are equally likely.
 
   Attributes:
-    transform: of the images.
-    share: from 0 to 1.
+    transform: the transform of the images.
+    share: the fraction, from 0 to 1.
     classes: C.
   """
 

@@ -2,8 +2,8 @@
 
 Splits and labels are those of google-research/task_adaptation, which defines
 the benchmark (arXiv 1910.04867): 800 images from the start of the training
-split, 200 from the start of the validation split, and the whole test split.
-Where TFDS has no validation split, it is cut from another at a percentage.
+split, 200 from the start of the validation split, and the whole test split. If
+TFDS has no validation or test split, it is a percentage of another split.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ if TYPE_CHECKING:  # Importing TFDS takes a second.
 
 _log = logging.getLogger(__name__)
 
-# Begins the name of a task.
-PREFIX = 'vtab/'
+PREFIX = 'vtab/'  # begins the name of a task
 SPLITS = ('train800', 'val200', 'train800val200', 'test')
 
-# A split of TFDS, and the percentage at which a part of it begins.
+# A split of TFDS, and the percentage of it at which a split of VTAB begins.
 _Start = tuple[str, int]
 
 
@@ -36,15 +35,15 @@ class Task:
   """One task.
 
   Attributes:
-    title: as in table 9 of the ViT paper.
+    title: the name in table 9 of the ViT paper.
     group: 'natural', 'specialised' or 'structured'.
-    tfds: name of the dataset.
+    tfds: the name of the dataset.
     num_classes: C.
-    test_examples: size of its test split.
-    label: the field of TFDS with the class, or how it follows from `objects`.
+    test_examples: size of the test split.
+    label: the field of TFDS with the class, or the rule that computes it.
     values: number of values of that field if neighbours share a class; else 0.
-    val: start of its validation split.
-    test: start of its test split, which goes on to the end.
+    val: start of the validation split.
+    test: start of the test split, which ends with the split of TFDS.
     scale: factor that brings pixels to 0..255.
   """
 
@@ -61,25 +60,25 @@ class Task:
 
 
 def _count(record: Mapping[str, Any]) -> int:
-  """CLEVR's images have 3 to 10 objects."""
+  """Returns the class by CLEVR's number of objects, 3 to 10."""
   return len(record['objects']['size']) - 3
 
 
 def _nearest_object(record: Mapping[str, Any]) -> int:
-  """Class of the distance of CLEVR's nearest object, in its own unit."""
+  """Returns the class by the distance of CLEVR's nearest object."""
   distance = np.asarray(record['objects']['pixel_coords'])[:, 2].min()
   return int(np.searchsorted((8.0, 8.5, 9.0, 9.5, 10.0), distance))
 
 
 def _nearest_vehicle(record: Mapping[str, Any]) -> int:
-  """Class of the distance of KITTI's nearest car, van or truck, in metres."""
+  """Returns the class by the metres to KITTI's nearest car, van or truck."""
   objects = record['objects']
   is_vehicle = np.asarray(objects['type']) < 3
   metres = np.asarray(objects['location']).reshape(-1, 3)[is_vehicle, 2]
   return int(np.searchsorted((8.0, 20.0, 999.0), metres.min(initial=1000.0)))
 
 
-# In the order of table 9.
+# The tasks in the order of table 9.
 # fmt: off
 TASKS: dict[str, Task] = {
   'caltech101': Task(
@@ -107,7 +106,7 @@ TASKS: dict[str, Task] = {
   'diabetic_retinopathy': Task(
     'Retinopathy', 'specialised', 'diabetic_retinopathy_detection/btgraham-300',
     5, 42_670),
-  # CLEVR's own test split comes without objects.
+  # CLEVR's own test split has no objects.
   'clevr_count': Task(
     'Clevr-Count', 'structured', 'clevr', 8, 15_000,
     Label(
@@ -147,7 +146,7 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
   """Opens one of `SPLITS` of a task such as 'vtab/caltech101'.
 
   Raises:
-    ValueError: There is no such task or split, or the dataset is another one.
+    ValueError: The task or the split does not exist.
     FileNotFoundError: The dataset is not prepared.
   """
   from vit_jax.data import tfds_source
@@ -162,14 +161,14 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
   source = tfds_source.TfdsSource(
     builder,
     tfds_split(task, split, builder.info.splits),
-    _label(task, builder.info),
+    _label(task, builder.info.features),
     f'{name}/{split}',
     scale=task.scale,
   )
   if split == 'test' and len(source) != task.test_examples:
     _log.warning(
-      f'The test split of {name} has {len(source)} images where the benchmark '
-      f'has {task.test_examples}: accuracies will not compare'
+      f'The test split of {name} has {len(source)} images, but the benchmark '
+      f'has {task.test_examples}: accuracies are not comparable'
     )
   return source
 
@@ -177,7 +176,6 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
   """Returns the split string of TFDS for one of `SPLITS`."""
   val, test = (
-    # A split that is missing is named when the label is looked for.
     sizes[name].num_examples * percent // 100 if name in sizes else 0
     for name, percent in (task.val, task.test)
   )
@@ -200,30 +198,13 @@ def _task(name: str) -> Task:
   return TASKS[key]
 
 
-def _label(task: Task, info: Any) -> Label:
-  """How records get their class.
-
-  Raises:
-    ValueError: it is another dataset, by its splits or the field of its class.
-  """
+def _label(task: Task, features: Mapping[str, Any]) -> Label:
+  """Returns how records get their class."""
   from vit_jax.data import tfds_source
 
-  field = 'objects' if isinstance(task.label, Label) else task.label
-  feature = dict(info.features).get(field)
-  found = getattr(feature, 'num_classes', 0)
-  values = task.values or task.num_classes
-  if isinstance(task.label, Label):
-    found = values = 0
-  splits = {task.val[0], task.test[0]}
-  if feature is None or found != values or not splits <= info.splits.keys():
-    raise ValueError(
-      f'dataset {task.tfds} is not the one that {task.title} of VTAB is made '
-      f'from, which has {" and ".join(sorted(splits))}, and {field!r}'
-      f'{f" of {values} classes" if values else ""}; it has the splits '
-      f'{", ".join(info.splits)}, the features '
-      f'{", ".join(sorted(info.features))} and {found} classes'
-    )
   if isinstance(task.label, Label):
     return task.label
-  names = feature.names if not task.values else range(task.num_classes)
-  return tfds_source.class_field(field, values, tuple(map(str, names)))
+  names = tuple(map(str, range(task.num_classes)))
+  if not task.values:
+    names = tuple(features[task.label].names)
+  return tfds_source.class_field(task.label, task.values or len(names), names)

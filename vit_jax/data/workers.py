@@ -32,10 +32,9 @@ def batches_of(
 ) -> grain.DatasetIterator[Any]:
   """Returns an iterator whose batches are made by worker processes."""
   if not flags.FLAGS.is_parsed():
-    # Grain reads a flag of its own here, which fails in programs that do not
-    # run under absl.app.
+    # Grain reads an absl flag, which fails in programs without absl.app.
     flags.FLAGS.mark_as_parsed()
-  sent = grain.MapDataset.range(len(batches)).map(_Sent(batches))
+  sent = grain.MapDataset.range(len(batches)).map(_InMemoryFile(batches))
   # Worker k makes the batches k, k + workers, ...; its two threads overlap
   # reading and decoding.
   return iter(
@@ -46,11 +45,11 @@ def batches_of(
   )
 
 
-class _Sent:
-  """A dataset that workers read from memory of the process that made it.
+class _InMemoryFile:
+  """A dataset that workers read from a file in the memory of their parent.
 
-  Python would write it into a pipe, and wait for ever if the worker died before
-  it had read more than a pipe holds.
+  Python sends pickled objects through a pipe. If a worker dies before it has
+  read a large dataset, the parent waits for ever.
   """
 
   def __init__(self, dataset: grain.MapDataset):
@@ -60,49 +59,49 @@ class _Sent:
       cloudpickle.dump(dataset, file)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _received, (f'/proc/{os.getpid()}/fd/{self._fd}',)
+    return _load, (f'/proc/{os.getpid()}/fd/{self._fd}',)
 
   def __call__(self, index: int) -> Any:
-    raise NotImplementedError  # workers alone make batches
+    raise NotImplementedError  # only the unpickled dataset makes batches
 
 
-def _received(path: str) -> Any:
+def _load(path: str) -> Any:
   with open(path, 'rb') as file:
     return cloudpickle.load(file).__getitem__
 
 
 @functools.cache
 def _own_prefix() -> str:
-  """Returns how the names of this run's shared memory begin.
+  """Returns the prefix of the names of this run's shared memory.
 
-  Processes that are killed leave their shared memory behind. A run locks a
-  file for as long as it lives; whoever finds such a file without a lock removes
-  it, and the memory of the same prefix.
+  Killed processes leave their shared memory behind. Each run locks a file for
+  as long as it lives. The next run removes unlocked files, with the shared
+  memory of the same prefix.
   """
   for path in _MEMORY.glob(f'*{_LOCK}'):
-    # Of a living run, or of another user.
+    # An OSError means that the run lives, or belongs to another user.
     with contextlib.suppress(OSError), path.open() as file:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       for left in _MEMORY.glob(f'*{path.name.removesuffix(_LOCK)}*'):
         left.unlink(missing_ok=True)
   prefix = f'vj{secrets.token_hex(4)}'
-  # Locked before it has the name by which others find it.
+  # The file is locked before it gets the name that other runs look for.
   new = _MEMORY / f'{prefix}.new'
   lock = new.open('w')
   fcntl.flock(lock, fcntl.LOCK_EX)
   new.rename(_MEMORY / f'{prefix}{_LOCK}')
-  # Of semaphores, which are files there too.
+  # Semaphores are files in the same folder.
   process: Any = current_process()
   process._config['semprefix'] = f'/{prefix}'
-  # After the workers have ended, which comes at 0.
+  # Workers end at priority 0; this runs after it.
   util.Finalize(None, _remove, (prefix, lock), exitpriority=-1)
   return prefix
 
 
 def _remove(prefix: str, lock: Any) -> None:
-  """Removes the memory of batches that nobody took."""
+  """Removes the memory of batches that were made but not used."""
   for path in _MEMORY.glob(f'{prefix}*'):
-    with contextlib.suppress(FileNotFoundError):  # a thread of Grain was faster
+    with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()
       if not path.name.endswith(_LOCK):
         resource_tracker.unregister(f'/{path.name}', 'shared_memory')
@@ -112,17 +111,17 @@ def _remove(prefix: str, lock: Any) -> None:
 def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
   """Keeps a worker off the TPU or GPU, and alive as long as its parent.
 
-  Signals that end training reach the whole group of processes, but the current
-  step or evaluation still needs its batches.
+  Workers ignore SIGINT and SIGTERM, which reach the whole group of processes:
+  the current step or evaluation still needs its batches.
   """
   del worker_index, worker_count
   threading.Thread(target=_end_with_parent, daemon=True).start()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   os.environ['JAX_PLATFORMS'] = 'cpu'
-  if 'jax' in sys.modules:  # The environment is only read at import.
+  if 'jax' in sys.modules:  # JAX reads the environment only at import
     sys.modules['jax'].config.update('jax_platforms', 'cpu')
-  # Python has no other way to name the memory that Grain asks for.
+  # Python has no public way to name the memory that Grain asks for.
   names: Any = shared_memory_lib
   names._SHM_NAME_PREFIX = f'/{prefix}'
   names._SHM_SAFE_NAME_LENGTH = len(prefix) + 17

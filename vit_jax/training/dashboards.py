@@ -1,4 +1,4 @@
-"""Send the metrics of a run to TensorBoard and Weights & Biases.
+"""Sends the metrics of a run to TensorBoard and Weights & Biases.
 
 Once a run has started, a failing dashboard neither delays nor stops it.
 """
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot be appended to, so each flush rewrites the file.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for its dashboards: at its end, and if it fails or is
-# preempted. Then other processes wait only `processes.MEET_S`.
+# Seconds that a run waits for its dashboards at its end, and after an error or
+# SIGTERM, when other processes wait only `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
-# Numbers, and pictures as uint8 HWC, by name.
+# Numbers, and pictures uint8 HWC, by name.
 Values = Mapping[str, float | np.ndarray]
 
 
 class Dashboard:
-  """Writes in a background thread.
+  """Writes metrics in a background thread.
 
-  Imports take seconds and a slow file system may block, which must not delay
-  the training loop. A failure is reported once and ends only this thread.
+  Imports take seconds and file systems may block, which must not delay the
+  training loop. A failure is reported once and ends only this thread.
   """
 
   def __init__(
@@ -46,7 +46,7 @@ class Dashboard:
     """Starts the thread, which opens the writer.
 
     Args:
-      name: for messages.
+      name: the name in messages.
       open_writer: opens the writer; it may fail.
     """
     self._name, self._open, self._is_closed = name, open_writer, False
@@ -70,8 +70,7 @@ class Dashboard:
     self._thread.join(wait_s)
     if self._thread.is_alive():
       _log.warning(
-        '%s logs end here, metrics.csv is whole. Not all was written within '
-        '%.0f s.',
+        '%s did not write everything within %.0f s. metrics.csv is complete.',
         self._name,
         wait_s,
       )
@@ -86,7 +85,7 @@ class Dashboard:
       writer.close()
     except Exception as e:
       _log.warning(
-        '%s logs end here, metrics.csv goes on. %s: %s',
+        '%s logs end here, but metrics.csv continues. %s: %s',
         self._name,
         type(e).__name__,
         e,
@@ -111,7 +110,7 @@ class EventFile:
     from tensorboard.summary.writer import record_writer
 
     self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
-    # The naming of TensorBoard, which reads files in the order of their names.
+    # TensorBoard's own naming; it reads files in the order of their names.
     self._path = epath.Path(folder) / (
       f'events.out.tfevents.{time.time_ns() / 1e9:020.9f}'
       f'.{socket.gethostname()}.{os.getpid()}'
@@ -172,16 +171,16 @@ def check(config: Mapping[str, Any]) -> None:
     importlib.import_module('wandb')
   except ImportError as e:
     raise ImportError(
-      f'config.wandb is {config["wandb"]!r}, and wandb is not installed: pip '
-      f"install -e '.[wandb]', or leave it empty. ({e})"
+      f'config.wandb is {config["wandb"]!r}, but wandb is not installed: pip '
+      f"install -e '.[wandb]', or leave config.wandb empty. ({e})"
     ) from e
 
 
 class WandbRun:
   """A run of Weights & Biases; a resumed workdir continues the same run.
 
-  Its id is in `<workdir>/wandb_id`. Steps that a resumed run repeats are
-  skipped, since they were logged with the same values.
+  The run's id is in `<workdir>/wandb_id`. Steps that a resumed run repeats are
+  skipped, because they were logged with the same values.
   """
 
   def __init__(
@@ -191,8 +190,8 @@ class WandbRun:
 
     Args:
       project: name of the project.
-      workdir: of the run; its last part is the name of the run.
-      config: of the run.
+      workdir: the workdir; its last part is the name of the run.
+      config: the run's config.
       is_new: True to start a new run, False to resume.
 
     Raises:
@@ -211,7 +210,7 @@ class WandbRun:
         resume='allow',
         name=kept.parent.name,
         config=config,
-        # Local files go into the workdir, or here if that is a bucket.
+        # Local files go into the workdir, or the current folder for a bucket.
         dir=None if '://' in workdir else workdir,
       )
     except wandb.Error as e:

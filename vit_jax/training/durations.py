@@ -1,4 +1,4 @@
-"""Convert durations of a config to steps."""
+"""Converts durations of a config to steps."""
 
 import dataclasses
 import fractions
@@ -48,7 +48,7 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   def period(field: str) -> int:
     if re.match(r'\s*[0.]+(?![\d.])', config[field]):
       raise ValueError(
-        f'{field} is {config[field]!r}, which does not mean "never". Give a '
+        f'{field} is {config[field]!r}, but 0 does not mean "never". Give a '
         f'number of steps, or {config.total!r} for only at the end.'
       )
     return max(1, steps(field, config[field]))
@@ -115,8 +115,8 @@ def steps_of(
     '': lambda: number,
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
-    # Rounded up, so that '20%' is reached five times in a run and not six, and
-    # exactly: 1.1 * 100000 is a little above 110000 in floating point.
+    # Rounded up, so that a run reaches '20%' five times and not six. Fractions
+    # are exact: 1.1 * 100000 is slightly above 110000 in floating point.
     '%': lambda: math.ceil(
       fractions.Fraction(match[1]) * (total_steps or 0) / 100
     ),

@@ -1,4 +1,4 @@
-"""Compute features of every image of a source, as NumPy arrays."""
+"""Computes features of every image of a source, as NumPy arrays."""
 
 import collections
 import re
@@ -56,7 +56,7 @@ def layer(model: Model, name: str) -> Function:
 
   The name is 'pre_logits' (the input of the head), 'logits', or 'block_N': the
   output of layer N (of a ResNet: stage N), from 0. A block gives the class
-  token if the model has one, else the mean over all positions.
+  token if the model has one, otherwise the mean over all positions.
 
   Raises:
     ValueError: if the layer is unknown.
@@ -123,8 +123,8 @@ def check_classifies(model: Model) -> None:
   if 'logits' not in model.vectors:
     what = f'finds {model.task}' if model.num_classes else 'has no head'
     raise ValueError(
-      f'This model, a {type(model).__name__}, {what} and gives no class to an '
-      'image as a whole.'
+      f'This model, a {type(model).__name__}, {what} and does not classify '
+      'whole images.'
     )
 
 
@@ -171,10 +171,10 @@ class Extractor:
     """Compiles the function.
 
     Args:
-      function: of normalised images, such as from `layer` or `top_k`.
+      function: a function of normalised images, as from `layer` or `top_k`.
       images: the preprocessing.
       batch_size: global batch size.
-      mesh: of the devices.
+      mesh: the device mesh.
       workers: number of processes that read and decode.
     """
 
@@ -183,7 +183,7 @@ class Extractor:
     ) -> tuple[jax.Array, jax.Array]:
       return function(params, images.normalize(batch['image'])), batch['index']
 
-    # Replicated, so that every process can read all rows.
+    # Rows are replicated, so that every process can read all of them.
     self._forward = jax.jit(forward, out_shardings=sharding.replicated(mesh))
     self._batches: dict[str, Any] = {
       'batch_size': batch_size,
@@ -203,7 +203,7 @@ class Extractor:
     rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):
       if not rows_NX.size:
-        # Preallocated, since millions of rows would not fit twice.
+        # Preallocated, because millions of rows would not fit twice.
         shape = (len(source), *values_BX.shape[1:])
         rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
       is_image_B = index_B >= 0

@@ -37,19 +37,19 @@ _PEAK_FLOPS = {
 }
 
 
-# By kinds of devices, '' being all TPUs.
+# Options by kind of device; '' means all TPUs.
 _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
-  # Both are defaults from v4 on: products with what is gathered, or is to be
-  # scattered, in pieces that travel while others are multiplied. The kernels
-  # are gathered once a step here, so that there is nothing to hide, and the
+  # From v4 on, the compiler by default splits matrix products with gathered or
+  # scattered arrays into pieces, to overlap products and communication. Kernels
+  # are gathered once a step here, so that there is nothing to overlap, and the
   # pieces halve the speed (see docs/results/tpu.md).
   '': {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
   },
-  # More VMEM than the default of 16 MiB allows larger tiles of products. It
+  # More VMEM than the default of 16 MiB allows products with larger tiles. It
   # saves 4 % for two layers of L/16 on v5e, and 4 % for all 24 layers on v5p.
-  # Even more is slower.
+  # Larger values are slower.
   'TPU v5 lite': {'xla_tpu_scoped_vmem_limit_kib': 32 * 1024},
   'TPU v5': {'xla_tpu_scoped_vmem_limit_kib': 24 * 1024},
 }
@@ -63,32 +63,32 @@ def compiler_options(device: jax.Device) -> dict[str, bool | int]:
 
 
 def peak_flops(device: jax.Device) -> float | None:
-  """Peak dense bfloat16 FLOP/s of one JAX device, None where unknown (CPU).
+  """Returns the peak dense bfloat16 FLOP/s of a JAX device, or None if unknown.
 
   TPU figures are Google's "peak compute per chip (bf16)" from the pages under
   https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, divided by the
   JAX devices of a chip. NVIDIA's are the BFLOAT16 Tensor Core figures of the
   data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx, l4,
-  l40s) without sparsity, which is half of what most of the sheets print.
-  Names with two entries are the kind that the device reports and its alias,
-  as in JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
+  l40s) without sparsity, which are half of the printed figures in most sheets.
+  Some TPUs have two entries: the kind that the device reports, and its alias in
+  JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
   """
   return _PEAK_FLOPS.get(device.device_kind)
 
 
 def cores_per_device(device: jax.Device) -> int:
-  """Cores that one JAX device stands for, the unit of "core-days".
+  """Returns the cores of one JAX device, the unit of "core-days".
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
-  GPU or CPU device. It is 2 for TPU v4 and v5p, whose two cores run as one
-  device ("megacore"), and 1 for all others: on TPU v2, v3 and 7x each core is
-  a device of its own, and the v5e and v6e chips have a single core.
+  GPU or CPU device. The number is 2 for TPU v4 and v5p, whose two cores run as
+  one device ("megacore"), and 1 for all others: on TPU v2, v3 and 7x each core
+  is a separate device, and the v5e and v6e chips have a single core.
   """
   return 2 if device.device_kind in ('TPU v4', 'TPU v5', 'TPU v5p') else 1
 
 
 def chip_flops(device: jax.Device) -> float:
-  """Peak dense bfloat16 FLOP/s of the TPU chip that a device belongs to."""
+  """Returns the peak dense bfloat16 FLOP/s of a device's TPU chip."""
   kind = device.device_kind
   return _PEAK_FLOPS[kind] * (2 if kind in ('TPU v2', 'TPU v3', 'TPU7x') else 1)
 
@@ -102,7 +102,7 @@ class TpuChip:
     hbm_gib: memory of the chip.
     link_bytes_per_s: bandwidth of one link, one way.
     ring: an axis of a slice is a ring if it has at least so many chips. With 3D
-      links, all axes are rings if all are multiples of it.
+      links, all axes are rings if their lengths are multiples of this number.
     is_3d: whether a chip has six links instead of four.
     network_bytes_per_s: a chip's share of its host's network, one way; 0 if the
       figure is not published.
@@ -131,17 +131,19 @@ class TpuChip:
     return links * self.link_bytes_per_s
 
 
-# By the names of topologies. Clocks of v2 and v3: Norrie et al., "The design
-# process for Google's training chips: TPUv2 and TPUv3", 2021; of v4: Jouppi et
-# al., ISCA 2023; of the others: at which all multipliers reach the peak above.
+# Facts by name of the topology.
+# Clocks: for v2 and v3, Norrie et al., "The design process for Google's
+# training chips: TPUv2 and TPUv3", 2021; for v4, Jouppi et al., ISCA 2023; for
+# the others, the rate at which all multipliers reach the peak above.
 # Memory and links: Google's pages under
-# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: half of a
-# chip's bidirectional bandwidth, over its links; of v2 and v3 496 and 656
-# Gbit/s a link (Norrie et al.). Rings: a pod's whole axis, of 16 chips, or 32
-# on v3, and cubes of 4 x 4 x 4 (the same pages, and Jouppi et al.).
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. A link has half
+# of a chip's bidirectional bandwidth, divided by the number of its links. v2
+# and v3 have 496 and 656 Gbit/s per link (Norrie et al.).
+# Rings: a pod's whole axis of 16 chips (v3: 32), or cubes of 4 x 4 x 4 (the
+# same pages, and Jouppi et al.).
 # Network: two adapters of 100 Gbit/s for the 8 chips of a host of v5e, four of
-# 200 on v6e, 50 Gbit/s a chip on v5p (https://cloud.google.com/tpu/docs/v6e and
-# .../v5p).
+# 200 on v6e, 50 Gbit/s per chip on v5p (https://cloud.google.com/tpu/docs/v6e
+# and .../v5p).
 TPU_CHIPS = {
   'v2': TpuChip(700e6, 16, 62e9, 16),
   'v3': TpuChip(940e6, 32, 82e9, 32),

@@ -1,4 +1,4 @@
-"""Log the metrics of a run to metrics.csv and to dashboards."""
+"""Logs the metrics of a run to metrics.csv and to dashboards."""
 
 import csv
 import functools
@@ -14,8 +14,8 @@ from etils import epath
 from vit_jax.data import atomic_files
 from vit_jax.training import dashboards
 
-# Metrics by step, in order. Values stay text, so that reading and writing a
-# table does not change it.
+# Metrics by step, in order. Values stay text, so that a table that is read and
+# written again does not change.
 Rows = dict[int, dict[str, str]]
 
 
@@ -45,7 +45,7 @@ class MetricLog:
       resume_step: the step a run resumes from; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
       enabled: False in all processes but one; then nothing is written.
-      config: of the run; its `wandb` may name a project.
+      config: the run's config; its `wandb` may name a project.
 
     Raises:
       ConnectionError: Weights & Biases rejects the run.
@@ -125,7 +125,7 @@ class MetricLog:
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:
-  """Reads the table of a `MetricLog`: the names of the metrics, and the rows.
+  """Reads the table of a `MetricLog`: names of the metrics, and rows.
 
   An incomplete last line, which a killed process may leave, is ignored.
 
@@ -138,7 +138,7 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   rows: Rows = {}
   try:
     if header[:1] != ['step'] or len(set(header)) < len(header):
-      raise ValueError('the first column is not step, or two have one name')
+      raise ValueError('the first column is not step, or names repeat')
     for cells in lines:
       row = dict(zip(header[1:], cells[1:], strict=True))
       rows[int(cells[0])] = {name: cell for name, cell in row.items() if cell}

@@ -134,8 +134,8 @@ def _scale_by_path(
       raise ValueError
   except (TypeError, ValueError) as e:
     raise ValueError(
-      f'optimizer.lr_scales is {lr_scales!r}: it has a pair for each pattern, '
-      "of it and a factor from 0, as in (('^head/', 10.0),)."
+      f'optimizer.lr_scales is {lr_scales!r}: give pairs of a pattern and a '
+      "factor of 0 or more, as in (('^head/', 10.0),)."
     ) from e
 
   def init(params: Any) -> optax.EmptyState:
@@ -167,8 +167,8 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   loop = model.depth_loop
   if loop is None:
     raise ValueError(
-      f'optimizer.layer_decay is {decay}: a {model.kind} has no row of equal '
-      'layers; leave it at 1.'
+      f'optimizer.layer_decay is {decay}, but a {model.kind} has no '
+      'sequence of equal layers; leave it at 1.'
     )
   L = model.num_blocks
 
@@ -239,8 +239,8 @@ def new_adapters(
 ) -> Any:
   """Returns the trained parameters of LoRA: adapters and the task parameters.
 
-  Adapters stand in the place of their kernels, see `adapters.merged`. As in
-  peft, A is uniform within one over the root of its inputs, and B is 0.
+  Adapters have the paths of their kernels, see `adapters.merged`. As in peft, A
+  is uniform in (-D^-0.5, D^-0.5), where D is the number of inputs, and B is 0.
 
   Raises:
     ValueError: if the pattern matches no kernel of the layers.
@@ -266,8 +266,8 @@ def new_adapters(
     found[*path, adapters.B] = jnp.zeros((*stacked, rank, E))
   if not any(path[-1] == adapters.A for path in found):
     raise ValueError(
-      f'optimizer.lora_on is {pattern!r}, which matches no kernel of the '
-      f'layers of a {model.kind}: write a regular expression of paths such as '
+      f'optimizer.lora_on is {pattern!r}, which matches no kernel in the '
+      f'layers of a {model.kind}: give a regular expression for paths such as '
       + ', '.join('/'.join(path) for path, x in axes.items() if x)[:200]
     )
   return unflatten_dict(found)
@@ -312,7 +312,7 @@ def _muon(
 
 
 def _trust_ratio(model: Model) -> optax.GradientTransformation:
-  """Returns LAMB's scaling of kernels: each moves by a share of its norm.
+  """Returns LAMB's scaling of updates by the norm of their kernels.
 
   An update u of a kernel w becomes u |w| / |u| (1904.00962, algorithm 2 with
   the identity as phi), and stays u if either norm is 0. As in the code of DeiT
@@ -370,11 +370,11 @@ def make(
     o: `config.optimizer`.
     lr: learning rate at each step, from `schedule`.
     model: the model whose parameters are trained.
-    total_steps: of the run, for the schedule of the weight decay.
+    total_steps: length of the run, for the schedule of the weight decay.
 
   Raises:
-    ValueError: if layer decay does not apply to the model; and, when the state
-      is made, if a pattern matches no parameter.
+    ValueError: if layer decay does not apply to the model. `init` raises it if
+      a pattern matches no parameter.
   """
   decay: Any = o.weight_decay
   if end := o.weight_decay_end:
@@ -388,8 +388,8 @@ def make(
     if decay
     else optax.identity()
   )
-  # As Python floats the decays would be rounded to the moment's dtype: 0.9 to
-  # 0.8984 in bfloat16.
+  # Python floats would be rounded to the moment's dtype: 0.9 to 0.8984 in
+  # bfloat16.
   adam = optax.scale_by_adam(np.float32(o.b1), o.b2, mu_dtype=o.momentum_dtype)
   trace = optax.trace(
     np.float32(o.momentum), accumulator_dtype=o.momentum_dtype

@@ -4,8 +4,8 @@ import io
 import warnings
 from typing import Any
 
-# Okabe and Ito's palette for colour-blind readers, with grey instead of yellow,
-# which is too pale for lines.
+# Okabe and Ito's palette for colour-blind readers. Grey replaces yellow, which
+# is too pale for lines.
 COLORS = (
   '#0072B2',
   '#D55E00',
@@ -29,15 +29,15 @@ def style(i: int) -> dict[str, Any]:
 
 def figure(width: float, height: float) -> Any:
   """Returns an empty figure; sizes in inches."""
-  # Imported here, since it is slow. pyplot would keep every picture in memory
-  # and might look for a screen.
+  # The import is slow. pyplot would keep every picture in memory and might look
+  # for a screen.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')
 
 
 def tidy(axes: Any) -> None:
-  """Gives axes faint grid lines, behind all else, and an open frame."""
+  """Gives axes faint grid lines in the background and an open frame."""
   axes.grid(alpha=0.3)
   axes.set_axisbelow(True)
   axes.spines[['top', 'right']].set_visible(False)
@@ -59,8 +59,8 @@ def accuracy_axes(drawn: Any, title: str, x_label: str, y_label: str) -> Any:
 
 def legend(drawn: Any, side: str, columns: int = 1) -> None:
   """Puts a legend beside the axes of a figure."""
-  made = drawn.legend(loc=f'outside {side}', ncols=columns, frameon=False)
-  for text in made.get_texts():
+  texts = drawn.legend(loc=f'outside {side}', ncols=columns, frameon=False)
+  for text in texts.get_texts():
     text.set_parse_math(False)
 
 
@@ -70,8 +70,8 @@ def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
 
   # File names may contain bytes outside UTF-8, which cannot be drawn.
   for text in drawn.findobj(Text):
-    said = text.get_text().encode(errors='backslashreplace')
-    text.set_text(said.decode())
+    shown = text.get_text().encode(errors='backslashreplace')
+    text.set_text(shown.decode())
   file = io.BytesIO()
   with warnings.catch_warnings():
     # matplotlib warns about each glyph that the font lacks, and draws a box.

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: save, and end so that the same command goes on."""
+"""SIGTERM and Ctrl-C: save the state and end; the same command resumes."""
 
 import contextlib
 import itertools
@@ -14,45 +14,43 @@ from jax.experimental import multihost_utils
 
 _log = logging.getLogger(__name__)
 
-# JAX has several processes agree on the number after the highest that any of
-# them asked by. Steps would not do: the next run of a sweep begins below it.
-_ASKED = itertools.count(1)
-# The answer of the notice that is open.
+# The numbers by which several processes agree where to stop. JAX needs numbers
+# that only grow; steps start again with each run of a sweep.
+_SYNC_POINTS = itertools.count(1)
+# The function of the open `preemption_notice`, or None.
 _open: Callable[[], bool] | None = None
-# Whether a run is in its loop. Elsewhere there is no state to save.
+# Whether a run is training, so that it has a state to save.
 _in_run = False
 
 
 class Preempted(Exception):
-  """SIGTERM or Ctrl-C came; the state is saved and the same command goes on."""
+  """SIGTERM or Ctrl-C was received, and the state is saved."""
 
 
 def end_evaluation() -> None:
-  """Ends an evaluation if SIGTERM or Ctrl-C came; all processes call it.
+  """Ends an evaluation after SIGTERM or Ctrl-C; all processes call it.
 
   Raises:
-    Preempted: in a run that listens to them.
+    Preempted: if a signal was received inside `preemption_notice`.
   """
   if _open and _open():
-    raise Preempted('Preempted in an evaluation, which is done again.')
+    raise Preempted('Preempted in an evaluation; resuming repeats it.')
 
 
 @contextlib.contextmanager
 def preemption_notice(
   between_runs: bool = False,
 ) -> Iterator[Callable[[], bool]]:
-  """Gives a function that says, after a step, whether SIGTERM or Ctrl-C came.
+  """Yields a function that tells whether SIGTERM or Ctrl-C was received.
 
-  Evaluations end between two batches.
+  Call it after every step: several processes get the same answer at the same
+  step. A second Ctrl-C raises KeyboardInterrupt. Inside another notice, as in a
+  run of a sweep, the function of the outer notice is yielded.
 
   Args:
-    between_runs: whether the code inside trains by runs with notices of their
-      own. Outside of those one process alone ends at once: SIGTERM raises
-      Preempted, and Ctrl-C KeyboardInterrupt.
-
-  Several processes get the same answer at the same step. A second Ctrl-C raises
-  KeyboardInterrupt. A notice inside another one, as of a run in a sweep, is the
-  same notice.
+    between_runs: whether the code inside consists of runs with their own
+      notices, as in a sweep. If there is one process, signals between these
+      runs end it at once: SIGTERM raises Preempted, Ctrl-C KeyboardInterrupt.
   """
   global _open, _in_run
   before, _in_run = _in_run, not between_runs
@@ -75,12 +73,14 @@ def preemption_notice(
       signal.signal(signal.SIGINT, signal.default_int_handler)
       _log.info('Ctrl-C: saving and ending; again to end at once.')
     if several:
-      os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the others
+      os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other processes
     else:
       received.set()
 
   def preempted() -> bool:
-    if several and multihost_utils.reached_preemption_sync_point(next(_ASKED)):
+    if several and multihost_utils.reached_preemption_sync_point(
+      next(_SYNC_POINTS)
+    ):
       received.set()
     return received.is_set()
 
@@ -89,7 +89,7 @@ def preemption_notice(
     for number in (
       (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
     ):
-      # Ignored in what a shell runs in the background, and so it stays.
+      # Shells make background jobs ignore SIGINT; that stays.
       if signal.getsignal(number) != signal.SIG_IGN:
         previous[number] = signal.signal(number, note)
   _open = preempted

@@ -1,8 +1,8 @@
-"""Several processes that train together, and what one does without another.
+"""Several processes that train together, and how they end if one is lost.
 
-A process that waits for a lost one in a collective operation waits for ever.
-JAX notices within HEARTBEAT_S, logs it and aborts the process in C++. `Watch`
-is for processes that are all alive and still do not move.
+If a process is lost, the others wait for it in a collective operation. JAX
+notices this within HEARTBEAT_S, logs it and aborts the processes in C++.
+`Watch` ends processes that are all alive but make no progress.
 """
 
 import contextlib
@@ -22,33 +22,35 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-# sysexits.h calls it EX_UNAVAILABLE. Not 75, "try again", which some launch
-# scripts do without asking: it may have been an error that comes again.
+# EX_UNAVAILABLE of sysexits.h. Launch scripts restart a run after 75, but this
+# error may recur.
 EXIT_LOST = 69
 
-# Without a heartbeat for so long, a process is lost. JAX's default is 100 s.
+# A process without a heartbeat for so long is lost. JAX's default is 100 s.
 HEARTBEAT_S = 30
-# Within this time of a failure the others fail too, if it is for all to see.
+# If all processes fail by the same cause, they do within this time.
 MEET_S = 15
-# What NFS takes at the most to show a new file to other machines.
+# The longest time that NFS takes to show a new file to other machines.
 SEEN_S = 60
 
 
 def join() -> None:
-  """Joins the other processes.
+  """Connects this process with the others.
 
-  Of the environment JAX itself reads only the coordinator's address, and all
-  three variables from Slurm and on TPU.
+  JAX finds them itself on TPU and under Slurm. Elsewhere it reads only the
+  coordinator's address from the environment, so this function reads the number
+  of processes and the index of this one.
 
   Raises:
-    ValueError: if there is nothing that says where the others are.
+    ValueError: if the environment does not tell the coordinator's address.
   """
 
   def number(variable: str) -> int | None:
     return int(os.environ[variable]) if variable in os.environ else None
 
-  # JAX's abort gets its exit status. JAX calls no Python before (with a
-  # `missed_heartbeat_callback` it throws std::bad_cast), nor does `signal`.
+  # JAX aborts when it loses a process. Only a C signal handler can change the
+  # exit status: Python's do not run then, and JAX's own
+  # `missed_heartbeat_callback` throws std::bad_cast.
   libc = ctypes.CDLL(None)
   libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
   libc.signal(signal.SIGABRT, ctypes.cast(_lost, ctypes.c_void_p))
@@ -68,17 +70,19 @@ def _lost(number: int) -> None:
 def refuse_unlike(
   see: Callable[[], Sequence[int]], refusal: str, patience_s: int = 0
 ) -> None:
-  """Refuses that processes see different things, which all of them look at.
+  """Raises an error in all processes unless all see the same.
 
-  What they do next would differ, and they would wait for one another for ever.
+  Otherwise the processes would take different steps next and wait for one
+  another for ever.
 
   Args:
-    see: numbers of 32 bits at the most, as many in each process.
-    refusal: what is wrong, and the way out.
-    patience_s: for so long all of them look again, as NFS may be late.
+    see: returns numbers of at most 32 bits, equally many in each process.
+    refusal: the message of the error.
+    patience_s: seconds to repeat `see` until all agree, because NFS may be
+      late.
 
   Raises:
-    ValueError: in all of them.
+    ValueError: if the numbers differ.
   """
   for second in range(patience_s + 1):
     each = multihost_utils.process_allgather(np.array(see(), np.int64))
@@ -92,9 +96,9 @@ def refuse_unlike(
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-  """Ends this process without the others if it alone fails inside.
+  """Ends this process at once if it fails and the others do not.
 
-  Leaving Python would wait for them, while they wait for this one.
+  A normal exit would wait for the other processes, which wait for this one.
   """
   try:
     yield
@@ -104,10 +108,10 @@ def failing_together() -> Iterator[None]:
     try:
       client.wait_at_barrier('vit_jax failed', 1000 * MEET_S)
     except jax.errors.JaxRuntimeError:
-      # If another process is lost, JAX aborts this one meanwhile. An error of a
-      # collective operation may come before the loss is noticed.
-      of_jax = isinstance(e, jax.errors.JaxRuntimeError)
-      time.sleep(HEARTBEAT_S * (2 if of_jax else 1))
+      # If the cause is a lost process, JAX aborts this one while it sleeps. A
+      # collective operation may fail before JAX notices the loss.
+      is_jax = isinstance(e, jax.errors.JaxRuntimeError)
+      time.sleep(HEARTBEAT_S * (2 if is_jax else 1))
       if not isinstance(e, SystemExit):
         traceback.print_exc()
       sys.stdout.flush()
@@ -117,10 +121,10 @@ def failing_together() -> Iterator[None]:
 
 
 class Watch:
-  """Ends the process once no step, evaluation or save has finished for long.
+  """Ends the process if no step, evaluation or save finishes for long.
 
   Attributes:
-    timeout_s: how long that is.
+    timeout_s: the longest time without progress.
   """
 
   timeout_s: ClassVar[float] = 1800.0
@@ -132,7 +136,7 @@ class Watch:
     threading.Thread(target=self._watch, daemon=True).start()
 
   def progress(self) -> None:
-    """Tells that something has finished."""
+    """Restarts the clock, because something has finished."""
     self._idle_s = 0.0
 
   def stop(self) -> None:
@@ -141,8 +145,8 @@ class Watch:
 
   def _watch(self) -> None:
     tick_s = min(1.0, self.timeout_s)
-    # Ticks and not a clock: the time in which the process is suspended, as by
-    # Ctrl-Z, does not count.
+    # Counts ticks instead of reading a clock, so that the time in which the
+    # process is suspended, as by Ctrl-Z, does not count.
     while not self._stopped.wait(tick_s):
       self._idle_s += tick_s
       if self._idle_s >= self.timeout_s:

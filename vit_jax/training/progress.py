@@ -1,4 +1,4 @@
-"""Show a run's progress: the live line, the curves and a summary."""
+"""Shows a run's progress: the live line, the curves and a summary."""
 
 import contextlib
 import dataclasses
@@ -53,14 +53,14 @@ class Progress:
     self._step = self.start_step
     # The first step and its time; None until it is done.
     self._first: tuple[int, float] | None = None
-    # Since the last update, or since the first step if there was none:
+    # Time of the last update (or first step), and the pauses since then.
     self._updated_at = 0.0
     self._paused_s = 0.0
-    # Since the first step, without pauses:
+    # Steps and seconds since the first step, without pauses.
     self._trained_steps = 0
     self._trained_s = 0.0
     self._line = ''
-    # tqdm only rewrites the line: its own rates would include pauses.
+    # tqdm only rewrites the line, because its own rates would include pauses.
     self._bar = tqdm.tqdm(
       file=self.stream,
       disable=not (self.enabled and self.stream.isatty()),
@@ -128,7 +128,7 @@ class Progress:
 
   @property
   def images_per_s_per_core(self) -> float | None:
-    """Training speed without compiling and pauses; None until it is known."""
+    """Training speed without compiling and pauses; None before two updates."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
     images = self._trained_steps * self.batch_size
@@ -154,9 +154,9 @@ class Progress:
     """Returns the summary at the end of a run.
 
     Args:
-      log: of the run.
-      metrics: 'highest' or 'lowest' by column, for the best value. The summary
-        has the best value, its first step, and the final value.
+      log: the run's metrics.
+      metrics: whether the 'highest' or 'lowest' value is the best, by column.
+        The summary has the best value, its first step, and the final value.
       checkpoint: path of the last checkpoint.
       files: paths of other written files.
     """
@@ -181,7 +181,7 @@ class Progress:
 
   def _show(self, line: str) -> None:
     self._line = line
-    # A line that wraps around the terminal could not be rewritten.
+    # A line longer than the terminal could not be rewritten.
     width = shutil.get_terminal_size().columns - 1
     self._bar.set_description_str(line[:width])
 
@@ -203,7 +203,7 @@ class Progress:
   def _time_left(self, step: int, now: float) -> str:
     assert self._first is not None
     first_step, first_at = self._first
-    # Includes pauses, since the rest of the run will have them too.
+    # Includes pauses, because the rest of the run has pauses too.
     seconds_per_step = (now - first_at) / (step - first_step)
     seconds = round((self.total_steps - step) * seconds_per_step)
     minutes, seconds = divmod(max(0, seconds), 60)
@@ -212,13 +212,13 @@ class Progress:
 
 
 def _write(stream: TextIO, text: str) -> bool:
-  """Prints text; returns whether more should be."""
+  """Prints text; returns False if the stream does not accept more."""
   try:
     stream.write(text)
     stream.flush()
   except OSError:
-    # A closed pipe, as after Ctrl-C, or a full disk must not stop training. So
-    # later output, and Python's flush at exit, go to /dev/null.
+    # A closed pipe, as after Ctrl-C, or a full disk must not stop training.
+    # Later output, and Python's flush at exit, go to /dev/null.
     with contextlib.suppress(OSError):
       os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return False
@@ -239,13 +239,13 @@ def plot_curves(
   Panels without a column in the log are left out.
 
   Args:
-    log: of the run.
-    png_path: the picture.
-    metrics: such as `test/accuracy`; each has a panel for all metrics of the
-      same name.
+    log: the run's metrics.
+    png_path: path of the picture.
+    metrics: names such as `test/accuracy`; the last parts of the names have a
+      panel each, with the values of all evaluators.
 
   Returns:
-    Whether there was anything to draw; if not, no picture is written.
+    Whether the log had anything to draw; otherwise no picture is written.
   """
   named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [
@@ -266,7 +266,7 @@ def plot_curves(
     _draw_panel(axes, title, names, log, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
-  # With a single step there is one tick: a second one would be a fraction.
+  # A single step has one tick, because a second tick would be a fraction.
   locator = all_axes[-1].xaxis.get_major_locator()
   locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()
@@ -286,7 +286,7 @@ def _draw_panel(
   for name in names:
     source = _source(name)
     steps, values = log.points(name)
-    # Evaluations are few, so their points are marked and drawn on top.
+    # Evaluations have few points, which are marked and drawn on top.
     is_few = source != 'train' or len(steps) == 1
     axes.plot(
       steps,

@@ -1,4 +1,4 @@
-"""Around the steps of a run: watching, evaluating, saving."""
+"""Logs, evaluates and saves a run around its training steps."""
 
 import collections
 import contextlib
@@ -25,35 +25,36 @@ from vit_jax.training import (
 from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
-# Steps in flight before the loss of the oldest is read: enough to keep devices
-# busy, few enough to stop soon after a loss that is not finite.
+# Steps that are dispatched before the loss of the oldest one is read: enough to
+# keep the devices busy, and few enough to stop soon after a non-finite loss.
 MAX_IN_FLIGHT = 3
 
 
 class Diverged(Exception):
-  """The loss, the gradient or the parameters are not finite any more."""
+  """The loss, the gradient or the parameters are no longer finite."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-  """Keeps the books of one run.
+  """The log, evaluations, checkpoints and summary of one run.
 
   Attributes:
-    workdir: receives metrics and curves.
-    mesh: that batches are laid out on.
-    durations: of the run.
-    checkpoints: of the workdir.
-    evaluators: from parameters to metrics and pictures by name.
-    shown: metrics that the curves and the summary have, and whether higher or
-      lower values are better.
-    meta: goes into every checkpoint, with the seconds that were trained in
-      `elapsed_s`, the metrics of steps that no row has yet in `since_log`,
-      in `evaluation_due` whether SIGTERM ended the evaluation of the step, and
-      the best metric of every evaluation in `evaluated`.
-    start_step: steps taken before.
-    batch_size: images a step.
-    forward_flops: of one example.
-    profiled: steps whose trace is written to WORKDIR/profile, in every run.
+    workdir: folder for metrics and curves.
+    mesh: the mesh on which batches are placed.
+    durations: the run's durations in steps.
+    checkpoints: the checkpoints of the workdir.
+    evaluators: functions from parameters to metrics and pictures by name.
+    shown: metrics of the curves and the summary, and whether higher or lower
+      values are better.
+    meta: JSON that every checkpoint stores. `save` updates these entries:
+      `elapsed_s`, the seconds trained; `since_log`, the metrics of the steps
+      since the last row; `evaluation_due`, whether SIGTERM ended the evaluation
+      of the step; and `evaluated`, the best metric of every evaluation.
+    start_step: number of steps taken before.
+    batch_size: examples per step.
+    forward_flops: FLOPs of one example's forward pass.
+    profiled: steps whose trace is written to WORKDIR/profile, for all runs of
+      the process.
   """
 
   workdir: str
@@ -79,7 +80,7 @@ class Run:
     device = jax.devices()[0]
     peak_flops = hardware.peak_flops(device)
     enabled = jax.process_index() == 0
-    # Only a resumed run has rows to keep.
+    # A new run overwrites metrics.csv.
     self._log = metric_log.MetricLog(
       self.workdir,
       self.start_step or None,
@@ -100,13 +101,10 @@ class Run:
     self._trace = contextlib.ExitStack()
 
   def profile(self, step: int) -> None:
-    """Starts a trace if `step`, which comes next, is the first profiled one.
-
-    Stops it after the last one.
-    """
+    """Starts or stops the trace before a step, as `profiled` says."""
     if step not in (self.profiled.start, self.profiled.stop):
       return
-    self._settle(0)
+    self._wait(0)
     self._trace.close()
     if step in self.profiled:
       folder = os.path.join(self.workdir, 'profile')
@@ -115,7 +113,7 @@ class Run:
       self._trace.callback(profiler.stop)
 
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
-    """Returns the next batch on the devices, noting how long it took."""
+    """Returns the next batch on the devices, and adds up the waiting time."""
     before_s = time.monotonic()
     batch = sharding.global_batch(next(batches), self.mesh)
     self._wait_s += time.monotonic() - before_s
@@ -123,32 +121,32 @@ class Run:
 
   @contextlib.contextmanager
   def compiling(self, batch: dict[str, jax.Array]) -> Iterator[None]:
-    """Says that the step inside is compiled if the batch's shapes are new.
+    """Announces a compilation if the batch's shapes are new.
 
-    Later compilations do not count towards images/s either.
+    The time of compilations does not count in images/s.
     """
     what = 'compiling the training step'
     shapes = tuple((name, x.shape) for name, x in batch.items())
-    saying: Any = contextlib.nullcontext()
+    pause: Any = contextlib.nullcontext()
     if not self._compiled:
       self._progress.message(f'{what} ...')
     elif shapes not in self._compiled:
-      saying = self._progress.pause(what)
+      pause = self._progress.pause(what)
     self._compiled.add(shapes)
-    with saying:
+    with pause:
       yield
 
-  def take(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes a step's metrics, which the devices may still be working on."""
+  def add_metrics(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    """Adds the metrics of a step, which may still be running."""
     self._in_flight.append((step, metrics))
-    self._settle(MAX_IN_FLIGHT)
+    self._wait(MAX_IN_FLIGHT)
 
-  def _settle(self, in_flight: int) -> None:
-    """Waits until no more than `in_flight` steps are unfinished.
+  def _wait(self, in_flight: int) -> None:
+    """Waits until at most `in_flight` steps are running, and logs the others.
 
     Raises:
-      Diverged: naming the first step whose loss, gradient or new parameters are
-        not finite.
+      Diverged: the loss, the gradient or the parameters are not finite. The
+        message has the first such step.
     """
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
@@ -157,13 +155,13 @@ class Run:
       if not all(map(math.isfinite, metrics.values())):
         raise Diverged(
           f'Step {step}: the loss is {metrics["loss"]}, the norm of the '
-          f'gradient {metrics["grad_norm"]}, and that of the parameters '
+          f'gradient {metrics["grad_norm"]} and the norm of the parameters '
           f'{metrics["param_norm"]}. '
           f'{self._last_checkpoint()} In a new --workdir, lower optimizer.lr, '
           'lengthen optimizer.warmup or set optimizer.clip_norm.'
         )
       if step == self.start_step + 1:
-        # Compiling took most of it, which would spoil the rates.
+        # The first step includes compiling, so rates start after it.
         self._progress.first_step_done(step)
         self._wait_s = 0.0
       self._since_log.append(metrics)
@@ -173,7 +171,7 @@ class Run:
   def _last_checkpoint(self) -> str:
     step = self.checkpoints.latest_step()
     if step is None:
-      return 'No checkpoint had been saved yet.'
+      return 'The run has no checkpoint yet.'
     return f'The last good checkpoint is {self.checkpoints.path(step)}.'
 
   def _write(self, step: int) -> None:
@@ -188,25 +186,26 @@ class Run:
     self._wait_s = 0.0
 
   def is_eval_step(self, step: int) -> bool:
-    """Whether the evaluators run after this step, as after the last."""
+    """Whether the evaluators run after this step; true for the last step."""
     every, total = self.durations.eval_every, self.durations.total
     return step % every == 0 or step == total
 
   def is_checkpoint_step(self, step: int) -> bool:
-    """Whether this step is saved, as every evaluated step is."""
+    """Whether this step is saved; true for every evaluated step."""
     every = self.durations.checkpoint_every
     return step % every == 0 or self.is_eval_step(step)
 
   def evaluate(self, step: int, state: Any) -> None:
     """Runs the evaluators on the result of training up to this step.
 
-    It is what the objective says, or else the average, or the parameters.
+    The result is the objective's own, such as a momentum teacher, or else the
+    Polyak average, or else the parameters.
 
     Raises:
       Preempted: after SIGTERM, once the state is saved. The resumed run starts
         with this evaluation.
     """
-    self._settle(0)
+    self._wait(0)
     result = state.average or state.params
     if name := self.meta.get('result'):
       result = state.objective_state[name]
@@ -233,22 +232,22 @@ class Run:
     )
 
   def is_out_of_patience(self) -> bool:
-    """Whether the last `patience` evaluations brought nothing better."""
+    """Whether the last `patience` evaluations did not improve the metric."""
     patience, found = self.meta['config']['patience'], self._evaluated
     if not patience or len(found) <= patience:
       return False
     best = min if self.meta['best'] == 'lowest' else max
-    # The first of equal values is the best.
+    # Among equal values the first one is the best.
     return found.index(best(found)) < len(found) - patience
 
   def evaluate_again(self, step: int, state: Any) -> None:
-    """Runs an evaluation that SIGTERM ended, of a step that is saved."""
+    """Repeats an evaluation that SIGTERM ended, of a step that is saved."""
     self.evaluate(step, state)
     self.checkpoints.add_metrics(step, self._eval_metrics)
 
   def save(self, step: int, state: Any, evaluation_due: bool = False) -> None:
-    """Saves a checkpoint of a step whose metrics are finite."""
-    self._settle(0)
+    """Saves a checkpoint, after checking that the metrics are finite."""
+    self._wait(0)
     is_evaluated = self.is_eval_step(step) and not evaluation_due
     metrics = self._eval_metrics if is_evaluated else {}
     now = {
@@ -258,19 +257,14 @@ class Run:
       'evaluated': self._evaluated,
     }
     with self._progress.pause('saving'):
-      self.checkpoints.save(
-        step,
-        vars(state),
-        self.meta | now,
-        metrics,
-      )
+      self.checkpoints.save(step, vars(state), self.meta | now, metrics)
     self._watch.progress()
 
   def finish(self) -> dict[str, float]:
     """Waits for the last checkpoint, draws the curves and prints a summary.
 
     Returns:
-      The metrics of the last row, in the first process.
+      In the first process the metrics of the last row, in the others {}.
     """
     self.checkpoints.wait()
     self._close(dashboards.CLOSE_S)
@@ -286,10 +280,10 @@ class Run:
     return self._log.last()
 
   def close(self) -> None:
-    """Writes what is still in memory.
+    """Writes the metrics that are still in memory, and closes the log.
 
-    Before the end of the run it does not wait for long: the machine may soon be
-    gone, and other processes that fail too wait no longer.
+    After an error or SIGTERM it waits only a few seconds for dashboards: the
+    machine may soon stop, and other processes wait only `processes.MEET_S`.
     """
     self._close(dashboards.BRIEF_S)
 

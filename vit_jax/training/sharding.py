@@ -50,15 +50,16 @@ def make_mesh(
   """Arranges all devices in a mesh with the axes `AXES`.
 
   Args:
-    sizes: devices along each axis. `slice` may be -1 or missing: the number of
-      TPU slices. One of the others may be -1: what is left of a slice. Both
-      `data` and `fsdp` may be -1: they share it by `width`.
-    devices: default to all devices.
-    width: of the model. Its kernels are split over `fsdp` into parts of at
-      least 16 rows, because TPUs gather less than a tile of their memory as a
-      sum of zeros. With eight or more devices in a slice, `fsdp` covers at most
-      half of them. If it covers all, the TPU compiler all-reduces gradients
-      instead of reduce-scattering them.
+    sizes: devices along each axis. If `slice` is -1 or missing, it is the
+      number of TPU slices. If one other axis is -1, it gets the devices of a
+      slice that remain. If `data` and `fsdp` are both -1, they share these
+      devices by `width`.
+    devices: the devices; by default all.
+    width: width of the model. Its kernels are split over `fsdp` into parts of
+      at least 16 rows, because TPUs gather smaller parts as a sum with zeros.
+      With eight or more devices in a slice, `fsdp` covers at most half of them.
+      If it covers all, the TPU compiler all-reduces gradients instead of
+      reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -84,8 +85,8 @@ def make_mesh(
   if min(shape) < 1 or math.prod(shape) != inside:
     raise ValueError(
       f'mesh {given} does not multiply to the {inside} devices of each of '
-      f'{len(slices)} slices. Sizes are at least 1; set one of data, fsdp, '
-      'tensor to -1, or both data and fsdp, to fill it up.'
+      f'{len(slices)} slices. Sizes must be at least 1. Set one of data, fsdp '
+      'and tensor, or both data and fsdp, to -1 to use the remaining devices.'
     )
   placed = np.stack([_placed(shape, each) for each in slices])
   types = (jax.sharding.AxisType.Auto,) * len(AXES)
@@ -110,7 +111,7 @@ def _slices(
   if count < 1 or len(devices) % count or (len(found) > 1 and count > 1):
     raise ValueError(
       f'mesh.slice is {count}, which does not fit {len(devices)} devices (TPU '
-      f'slices: {len(found)}). Set it to -1 to take the slices that there are.'
+      f'slices: {len(found)}). Set it to -1 to use all TPU slices.'
     )
   size = len(devices) // count
   return [devices[i : i + size] for i in range(0, len(devices), size)]
@@ -119,10 +120,10 @@ def _slices(
 def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
   """Returns the devices of one slice as an array of a shape."""
   if devices[0].device_kind == 'TPU v4' and devices[-1].core_on_chip:
-    # A topology that is compiled for lists v4's cores one by one, and
-    # `create_device_mesh` knows no order for them.
+    # A topology for ahead-of-time compilation lists v4's cores one by one, and
+    # `create_device_mesh` does not support them.
     return np.asarray(devices).reshape(shape)
-  # An axis of the mesh may be a part of one of the topology: 64 of 16 x 16.
+  # An axis of the mesh may be a part of a physical axis: 64 of 16 x 16.
   return mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
@@ -237,7 +238,7 @@ def _fit(
 def _over_data(
   spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
-  """Shards dimensions over `data` too that `fsdp` shards, down to a tile."""
+  """Shards dimensions of `fsdp` over `data` too, unless parts are too small."""
   if min(mesh.shape['data'], mesh.shape['fsdp']) == 1:
     return spec
   split: list[Axes] = []
@@ -292,8 +293,8 @@ def place(tree: Any, shardings: Any) -> Any:
   sums = [zlib.crc32(np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
   processes.refuse_unlike(
     lambda: sums,
-    'The processes start from other parameters: give all of them the same '
-    'checkpoint, and machines of one kind.',
+    'The processes start from different parameters: give all of them the same '
+    'checkpoint, and use machines of one kind.',
   )
   if isinstance(shardings, NamedSharding):
     shardings = jax.tree.map(lambda _: shardings, tree)

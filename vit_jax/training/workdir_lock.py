@@ -1,4 +1,4 @@
-"""Allow only one run at a time in a workdir.
+"""Allows only one run at a time in a workdir.
 
 On disks, including NFS, the kernel holds the lock and releases it when the
 process ends in any way. (An NFS server may take a minute or two to notice that
@@ -34,7 +34,7 @@ def check(workdir: str) -> None:
   """Checks that a run could write to a workdir, without creating it.
 
   Raises:
-    ValueError: naming the path that prevents it.
+    ValueError: if the workdir is a file or not writable.
   """
   if '://' in workdir:
     return
@@ -67,7 +67,7 @@ def held(workdir: str) -> Iterator[None]:
         stack.enter_context(take(absolute(workdir) / FILE))
       except _Held as e:
         refusal = str(e)
-      except Exception as e:  # buckets have own errors; other processes wait
+      except Exception as e:  # all processes must raise it, whatever it is
         refusal = (
           f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
           'writable or give another --workdir.'
@@ -77,8 +77,8 @@ def held(workdir: str) -> Iterator[None]:
       raise ValueError(refusal)
     processes.refuse_unlike(
       lambda: [(absolute(workdir) / FILE).exists()],
-      f'{workdir} of the first process is not that of all: put it on storage '
-      'that they share.',
+      f'Not all processes see the {workdir} of the first process: put it on '
+      'storage that they share.',
       processes.SEEN_S,
     )
     yield
@@ -112,17 +112,17 @@ def _locked(path: epath.Path) -> Iterator[None]:
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, 'a+') as f:
     try:
-      # Not flock: a child of a killed process would still hold it.
+      # lockf, because children of a killed process would still hold a flock.
       fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows either
       f.seek(0)
       raise _Held(
         f'Another run is in the workdir {path.parent}: {f.readline().strip()}. '
-        'Wait for its end or stop it, and the same command goes on; or give '
-        'another --workdir.'
+        'Wait for its end or stop it, then repeat the command; or give another '
+        '--workdir.'
       ) from None
     except OSError as e:
-      # Some file systems cannot lock; training worked there before.
+      # Some file systems cannot lock; training works there too.
       _log.warning('%s cannot be locked (%s): start no second run.', path, e)
     f.truncate(0)
     f.write(_holder() + '\n')
@@ -135,8 +135,8 @@ def _noted(path: epath.Path) -> Iterator[None]:
   """Warns if a run may still write to a bucket, and notes the current one."""
   if path.exists():
     _log.warning(
-      'The last run in %s did not end by itself: %s. If it still writes there, '
-      'stop one of the two.',
+      'The last run in %s did not end normally: %s. If it still runs, stop one '
+      'of the two runs.',
       *(path.parent, path.read_text().strip()),
     )
   path.write_text(_holder() + '\n')

@@ -396,7 +396,9 @@ def test_a_missing_image_is_named(tmp_path):
 def test_an_image_of_another_size_is_named(tmp_path):
   write(tmp_path, annotated(), size=(30, 40))
   source = sources.open_source(str(tmp_path), 'all')
-  with pytest.raises(ValueError, match='is 30x40 pixels and annotated as 40x3'):
+  with pytest.raises(
+    ValueError, match='has 30x40 pixels, but its annotation says 40x3'
+  ):
     bad_images.checked(source, 'error')
 
 
