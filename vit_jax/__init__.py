@@ -43,7 +43,10 @@ __path__ += [os.path.join(__path__[0], name) for name in ('cli', 'tools')]
 
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    raise AttributeError(
+      f'module {__name__!r} has no attribute {name!r}. Its functions and '
+      f'classes: {", ".join(_MODULES)}.'
+    )
   value = getattr(importlib.import_module(f'vit_jax.{_MODULES[name]}'), name)
   setattr(sys.modules[__name__], name, value)
   return value

@@ -301,3 +301,9 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     results |= evaluator.run(params)
   # Pictures are only logged during training.
   return metric_log.numbers(results)
+
+
+if __name__ == '__main__':
+  raise SystemExit(
+    'Train with python -m vit_jax.main --config=... --workdir=...'
+  )

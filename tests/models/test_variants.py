@@ -122,6 +122,8 @@ def test_tokens_are_those_of_the_name(variant, grid):
     ('r50x0', 'Did you mean .*r50x1'),
     ('r50+b8', 'Did you mean .*r50.b16'),
     ('axial_axial_b16', 'Did you mean .*axial_b16'),
+    ('vit_base_patch16_224', 'Did you mean b16'),
+    ('deit_tiny_patch16_224', 'Did you mean ti16'),
   ],
 )
 def test_a_misspelt_variant_names_the_nearest(name, hint):

@@ -340,5 +340,7 @@ def command(
   ours.handlers = [progress]
   try:
     return run(args) or 0
+  except BrokenPipeError:  # `| head` has read enough
+    return EXIT_ENVIRONMENT
   except ENDINGS as e:
     return status(e)

@@ -148,8 +148,11 @@ def fields(variant: str) -> dict[str, Any]:
   try:
     return _fields(variant)
   except LookupError:
+    # timm's names, such as vit_base_patch16_224 for b16.
+    theirs = re.match(r'(?:vit|deit)_(ti|[sblhg])\w*_patch(\d+)', variant)
+    name = ''.join(theirs.groups()) if theirs else variant
     raise ValueError(
-      f'Unknown model variant {variant!r}. {nearest(variant, PUBLISHED)} '
+      f'Unknown model variant {variant!r}. {nearest(name, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
       'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
