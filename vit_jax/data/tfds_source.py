@@ -201,8 +201,9 @@ def _unknown(name: str, places: str) -> str:
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
     f'unknown dataset {name!r}{hint} Valid are digits, the datasets of TFDS '
-    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog) and those in the format of '
-    f"TFDS in {places}, tables (.csv), 'hf://datasets/OWNER/NAME', and folders "
+    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog) and '
+    f'those in the format of TFDS in {places}, tables (.csv), '
+    "'hf://datasets/OWNER/NAME', and folders "
     f'of images, given as a path with a slash, such as ./{base}'
   )
 
