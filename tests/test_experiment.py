@@ -41,8 +41,8 @@ class Taught(Classification):
     kernel = rng.standard_normal((64, C)).astype(np.float32)
     return {'teacher': {'head': {'kernel': kernel}}}
 
-  def loss(self, params, fixed, batch, key, *, train):
-    loss, metrics = super().loss(params, {}, batch, key, train=train)
+  def loss(self, params, fixed, batch, key):
+    loss, metrics = super().loss(params, {}, batch, key)
     taught = loss + jnp.mean(fixed['teacher']['head']['kernel'])
     return taught, metrics | {'loss': taught}
 
@@ -96,7 +96,7 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
 def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   """Or all of them would drop out the same, which one batch does not."""
 
-  def loss(self, params, fixed, batch, key, *, train):
+  def loss(self, params, fixed, batch, key):
     x = jax.random.uniform(key)
     return 0.0, {'mean': x, 'square': x**2}
 

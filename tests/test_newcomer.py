@@ -54,7 +54,7 @@ class Brightness(Objective):
     images = self.images.normalize(batch['image'])
     return {'image': images, 'bright': bright_B}
 
-  def loss(self, params, fixed, batch, key, *, train):
+  def loss(self, params, fixed, batch, key):
     x_B1, _ = self.model.apply({'params': params}, batch['image'])
     loss = jnp.mean((x_B1[:, 0] - fixed['scale'] * batch['bright']) ** 2)
     return loss, {'loss': loss}

@@ -26,12 +26,14 @@ class Linear:
   """A model that is a matrix, with dropout of whole classes when training."""
 
   num_classes: int = CLASSES
+  dropout: float = 0.0
 
   def apply(self, variables, images_BHWC, train=False, rngs=None):
     B = images_BHWC.shape[0]
     logits = images_BHWC.reshape(B, -1) @ variables['params']['w']
     if train:
-      logits = logits * jax.random.bernoulli(rngs['dropout'], 0.5, logits.shape)
+      keep = 1 - self.dropout
+      logits *= jax.random.bernoulli(rngs['dropout'], keep, logits.shape)
     return logits, {}
 
 
@@ -86,9 +88,7 @@ def test_loss_and_accuracy_are_the_closed_forms(name, smoothing):
   np.testing.assert_allclose(
     augmented['label'], smoothed(batch['label'], smoothing), atol=1e-7
   )
-  loss, metrics = objective.loss(
-    params(), {}, augmented, jax.random.key(0), train=False
-  )
+  loss, metrics = objective.loss(params(), {}, augmented, jax.random.key(0))
   logits = logits_of(batch)
   want = losses_in_numpy(name, logits, smoothed(batch['label'], smoothing))
   # float32 sums of 48 products of numbers around 1.
@@ -107,7 +107,7 @@ def test_gradient_is_the_closed_form(name):
   batch = raw_batch()
   augmented = objective.augment(batch, jax.random.key(0))
   grads, _ = jax.grad(objective.loss, has_aux=True)(
-    params(), {}, augmented, jax.random.key(0), train=False
+    params(), {}, augmented, jax.random.key(0)
   )
   function = {
     'softmax': lambda x: scipy.special.softmax(x, -1),
@@ -119,15 +119,14 @@ def test_gradient_is_the_closed_form(name):
 
 
 def test_dropout_is_for_training_and_by_its_key():
-  objective = make()
+  objective = dataclasses.replace(make(), model=Linear(dropout=0.5))
   augmented = objective.augment(raw_batch(), jax.random.key(0))
 
-  def loss(seed, train):
+  def loss(seed):
     key = jax.random.key(seed)
-    return float(objective.loss(params(), {}, augmented, key, train=train)[0])
+    return float(objective.loss(params(), {}, augmented, key)[0])
 
-  assert loss(0, False) == loss(1, False)
-  assert loss(0, True) == loss(0, True) != loss(1, True)
+  assert loss(0) == loss(0) != loss(1)
 
 
 def test_augmenting_does_nothing_unless_asked():
@@ -243,7 +242,7 @@ def test_several_classes_an_image():
   smooth_BC = labels_BC * 0.9 + 0.1 / CLASSES
   augmented = objective.augment(batch, KEY)
   np.testing.assert_allclose(augmented['label'], smooth_BC, rtol=1e-5)
-  loss, metrics = objective.loss(params(), {}, augmented, KEY, train=False)
+  loss, metrics = objective.loss(params(), {}, augmented, KEY)
   want = losses_in_numpy('sigmoid', logits_BC, smooth_BC).mean()
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   assert metrics.keys() == {'loss'}
@@ -339,7 +338,7 @@ def test_balanced_weights_are_scikit_learns():
   weights = np.linspace(0.5, 2, CLASSES)
   weighted = dataclasses.replace(make(), class_weights=tuple(weights))
   augmented = weighted.augment(batch, KEY)
-  loss, _ = weighted.loss(params(), {}, augmented, KEY, train=False)
+  loss, _ = weighted.loss(params(), {}, augmented, KEY)
   losses = losses_in_numpy(
     'softmax', logits_of(batch), np.asarray(augmented['label'])
   )

@@ -199,8 +199,7 @@ def plain(name):
 
 def loss_of(objective, params, batch, fixed=None):
   """Returns the loss and the metrics of a batch, compiled as one program."""
-  loss = functools.partial(objective.loss, train=True)
-  return jax.jit(loss)(params, fixed or {}, batch, jax.random.key(0))
+  return jax.jit(objective.loss)(params, fixed or {}, batch, jax.random.key(0))
 
 
 def assert_close(got, want):
@@ -342,7 +341,6 @@ def test_it_says_how_many_images_the_model_sees(name):
       {},
       made.objective.augment(batch, jax.random.key(0)),
       jax.random.key(0),
-      train=True,
     )[0]
   )(new_params(name), batches(name)[0])
   counted = flops._count(loss.jaxpr) / BATCH / made.forward_flops

@@ -175,7 +175,7 @@ def test_loss_is_that_of_numpy(target):
     lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params
   )
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, metrics = made.loss(params, {}, batch, KEY, train=False)
+  loss, metrics = made.loss(params, {}, batch, KEY)
   assert metrics == {'loss': loss}
   predicted, _ = made.model.apply(
     {'params': params},
@@ -224,10 +224,9 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
   assert float(got['loss']) == pytest.approx(total, rel=1e-5)
   assert got['examples'] == 3
   prepared = made.augment({'image': images}, KEY)
-  for drops in (True, False):
-    made.loss({}, {}, prepared, KEY, train=drops)
+  made.loss({}, {}, prepared, KEY)
   key = {'dropout': KEY}
-  assert given == [(False, None), (True, key), (False, None)]
+  assert given == [(False, None), (True, key)]
 
 
 def test_what_is_not_corrupted_does_not_count():
@@ -236,9 +235,7 @@ def test_what_is_not_corrupted_does_not_count():
   batch = made.augment({'image': uint8_images()}, KEY)
   kept = np.asarray(batch['kind'])[..., None] == KEPT
   other = batch | {'target': np.where(kept, 1e6, batch['target'])}
-  one, same = (
-    made.loss(params, {}, b, KEY, train=False)[0] for b in (batch, other)
-  )
+  one, same = (made.loss(params, {}, b, KEY)[0] for b in (batch, other))
   assert float(one) == float(same)
 
 
@@ -246,7 +243,7 @@ def test_at_the_start_all_colours_are_as_likely():
   made = make()
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, _ = made.loss(params, {}, batch, KEY, train=False)
+  loss, _ = made.loss(params, {}, batch, KEY)
   assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
 
 

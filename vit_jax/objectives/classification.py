@@ -166,17 +166,11 @@ class Classification(Objective):
     return {'image': images, 'label': labels}
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
-    logits_BC, _ = self._outputs(params, batch['image'], key, train)
+    logits_BC, _ = self._outputs(params, batch['image'], key)
     losses_B = self._losses(logits_BC, batch['label'])
     if self.class_weights:
       losses_B *= batch['label'] @ jnp.asarray(self.class_weights)
@@ -211,7 +205,7 @@ class Classification(Objective):
     return {'map': found.mean_ap, 'f1': found.mean_f1}
 
   def _outputs(
-    self, params: Params, images: jax.Array, key: jax.Array, train: bool
+    self, params: Params, images: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, Batch]:
     """Returns logits NC and the model's other outputs.
 
@@ -221,7 +215,7 @@ class Classification(Objective):
     return apply(
       {'params': params},
       images.reshape(-1, *images.shape[-3:]),
-      train=train,
+      train=True,
       rngs={'dropout': key},
     )
 

@@ -228,15 +228,9 @@ class Objective:
     raise NotImplementedError
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and mean metrics to log.
+    """Returns the mean training loss of an augmented batch, and mean metrics.
 
     The metrics include `loss`.
     """
@@ -255,7 +249,7 @@ class Objective:
     Gradient accumulation averages these inputs over the microbatches.
     """
     del state
-    loss, metrics = self.loss(params, fixed, batch, key, train=True)
+    loss, metrics = self.loss(params, fixed, batch, key)
     return loss, (metrics, {})
 
   def next_state(

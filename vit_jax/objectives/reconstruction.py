@@ -46,17 +46,11 @@ class Reconstruction(Objective):
     )
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean of `losses` over the images."""
     del fixed
-    loss = jnp.mean(self.losses(params, batch, key if train else None))
+    loss = jnp.mean(self.losses(params, batch, key))
     return loss, {'loss': loss}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:

@@ -1,7 +1,6 @@
 """DeiT's losses from its formulas, and the teacher as it was trained to see."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +64,7 @@ def test_losses_are_the_papers(kind, token):
     'image': rng.normal(0, 1, (6, 16, 16, 3)).astype(np.float32),
     'label': rng.dirichlet(np.ones(CLASSES), 6).astype(np.float32),
   }
-  loss, metrics = jax.jit(functools.partial(objective.loss, train=True))(
+  loss, metrics = jax.jit(objective.loss)(
     params, fixed, batch, jax.random.key(0)
   )
   mean, aux = jax.jit(objective.model.apply)({'params': params}, batch['image'])
@@ -134,9 +133,7 @@ def test_no_gradient_reaches_the_teacher():
   params, fixed = made.new_params(), objective.fixed()
   grads = jax.jit(
     jax.grad(
-      lambda fixed: objective.loss(
-        params, fixed, batch, jax.random.key(0), train=True
-      )[0]
+      lambda fixed: objective.loss(params, fixed, batch, jax.random.key(0))[0]
     )
   )(fixed)
   assert not any(np.any(x) for x in jax.tree.leaves(grads))

@@ -161,13 +161,7 @@ class Detection(Objective):
     return batch | {'objects': jnp.full(counts_B.shape, mean)}
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the batch, and its unweighted terms.
 
@@ -176,7 +170,7 @@ class Detection(Objective):
     layer; 'class_accuracy' counts its matched queries.
     """
     del fixed
-    losses_B, parts = self._losses(params, batch, key if train else None)
+    losses_B, parts = self._losses(params, batch, key)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}
     return jnp.mean(losses_B), {'loss': jnp.mean(losses_B)} | means
 

@@ -92,13 +92,7 @@ class Distillation(Classification):
     return jax.lax.stop_gradient(logits_BC.astype(jnp.float32))
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -106,7 +100,7 @@ class Distillation(Classification):
     same class.
     """
     taught_BC = self.taught(fixed, batch['image'])
-    logits_BC, aux = self._outputs(params, batch['image'], key, train)
+    logits_BC, aux = self._outputs(params, batch['image'], key)
     told_BC = aux.get('logits_dist', logits_BC)
     labelled = jnp.mean(
       self._losses(aux.get('logits_cls', logits_BC), batch['label'])

@@ -151,13 +151,7 @@ class PseudoLabels(TwoStreams):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -166,7 +160,7 @@ class PseudoLabels(TwoStreams):
     """
     del fixed
     labels = batch['label']
-    logits_NC, _ = self._outputs(params, batch['image'], key, train)
+    logits_NC, _ = self._outputs(params, batch['image'], key)
     logits = logits_NC.reshape(labels.shape)
     losses = self._losses(logits, labels)
     loss = jnp.mean(losses)

@@ -90,13 +90,7 @@ class Rotation(TwoStreams):
     return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
@@ -106,7 +100,7 @@ class Rotation(TwoStreams):
     turned_N4HWC = jnp.stack(
       [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
     )
-    logits, aux = self._outputs(params, turned_N4HWC, key, train)
+    logits, aux = self._outputs(params, turned_N4HWC, key)
     logits_B4C = logits.reshape(2 * B, TURNS, -1)[:B]
     turns_N4T = aux['logits_rotation'].reshape(2 * B, TURNS, TURNS)
     labelled = jnp.mean(self._losses(logits_B4C, batch['label'][:, None]))
@@ -213,13 +207,7 @@ class Exemplar(TwoStreams):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -228,7 +216,7 @@ class Exemplar(TwoStreams):
     """
     del fixed
     images, labels = batch['image'], batch['label']
-    logits_NC, aux = self._outputs(params, images, key, train)
+    logits_NC, aux = self._outputs(params, images, key)
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]
     labelled = jnp.mean(self._losses(logits, labels[:, :, None]))
     points = aux['pre_logits'].reshape(*images.shape[:3], -1)

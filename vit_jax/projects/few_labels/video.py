@@ -150,13 +150,7 @@ class VideoInvariances(Exemplar):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
@@ -165,7 +159,7 @@ class VideoInvariances(Exemplar):
     """
     del fixed
     images, labels = batch['image'], batch['label']
-    logits_NC, aux = self._outputs(params, images, key, train)
+    logits_NC, aux = self._outputs(params, images, key)
     rows = images.shape[:3]  # groups, their rows, images of a row
     logits = logits_NC.reshape(*rows, -1)[:, :, 0]
     labelled = jnp.mean(self._losses(logits, labels))

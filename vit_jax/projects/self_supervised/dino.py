@@ -186,24 +186,6 @@ class DINO(Objective):
       found[name] = self.images.normalize(images_NHWC).reshape(views.shape)
     return found
 
-  def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
-  ) -> tuple[jax.Array, Metrics]:
-    """Returns the loss with the student as its own teacher, as at step 0.
-
-    Training calls `loss_and_seen`.
-    """
-    del train
-    state = self.new_state(jax.lax.stop_gradient(params))
-    loss, (metrics, _) = self.loss_and_seen(params, fixed, state, batch, key)
-    return loss, metrics
-
   def loss_and_seen(
     self,
     params: Params,
