@@ -77,7 +77,7 @@ def test_objects_are_as_large_as_they_are_and_apart():
     for c in range(20)
   ]
   digits = {'train': squares[:10], 'test': squares[10:]}
-  source = canvas.DigitsCanvas(digits, ('x',), 'train[-150:]+test[:150]', 0)
+  source = canvas.DigitsCanvas(digits, 'train[-150:]+test[:150]', 0)
   sides, ends, counts = set(), set(), np.zeros(4)
   for i in range(300):
     record = source[i]

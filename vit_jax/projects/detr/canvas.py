@@ -24,8 +24,7 @@ def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
   """Opens a split of `digits_canvas`."""
   del name
   digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
-  names = digits['train'].class_names
-  return DigitsCanvas(digits, names, split, split_seed)
+  return DigitsCanvas(digits, split, split_seed)
 
 
 class DigitsCanvas(Source):
@@ -36,17 +35,12 @@ class DigitsCanvas(Source):
   `Digits`. Digits do not overlap.
   """
 
-  def __init__(
-    self,
-    digits: Mapping[str, Any],
-    class_names: tuple[str, ...],
-    split: str,
-    split_seed: int,
-  ):
+  class_names = tuple('0123456789')
+
+  def __init__(self, digits: Mapping[str, Any], split: str, split_seed: int):
     """Takes the canvases of a split, and sources of digits by split."""
     self._positions = splits.select(split, _CANVASES, 'digits_canvas')
     self._digits, self._seed = digits, split_seed
-    self.class_names = class_names
 
   def __len__(self) -> int:
     return len(self._positions)

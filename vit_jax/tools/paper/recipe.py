@@ -29,7 +29,12 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   Raises:
     ValueError: if the model is neither.
   """
-  _start_from(config, model)
+  try:
+    config_lib.choose_model(config, model)
+  except ValueError as e:
+    if not (os.path.exists(model) or fetch.is_name(model)):
+      raise ValueError(f'{e} It is not a checkpoint either.') from None
+    from_init.choose(config, model)
   config.model.dtype = 'bfloat16'
   config.batch_size = 512
   config.data.image_size = str(from_init.nearest_size(config, 384))
@@ -41,15 +46,6 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
     weight_decay=0.0,
     clip_norm=1.0,
   )
-
-
-def _start_from(config: ConfigDict, model: str) -> None:
-  try:
-    config_lib.choose_model(config, model)
-  except ValueError as e:
-    if not (os.path.exists(model) or fetch.is_name(model)):
-      raise ValueError(f'{e} It is not a checkpoint either.') from None
-    from_init.choose(config, model)
 
 
 def on(name: str) -> dict[str, Any]:

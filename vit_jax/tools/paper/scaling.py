@@ -124,7 +124,8 @@ class ScalingReport(grid.GridReport):
 
 def draw_points(axes: Any, points: Sequence[Point]) -> None:
   """Draws every model with its name, and a line through each family."""
-  for name in FAMILIES:
+  for number, name in enumerate(FAMILIES):
+    style = plots.style(number)
     members = [point for point in points if point.family == name]
     members.sort(key=lambda point: point.exaflops)
     if members:
@@ -135,7 +136,7 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
         [point.deviation or math.nan for point in members],
         capsize=3,
         label=name,
-        **_style(name),
+        **style,
       )
     for i, point in enumerate(members):
       offset = _OFFSETS[i % 2]
@@ -146,7 +147,7 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
         textcoords='offset points',
         horizontalalignment='left' if offset[0] > 0 else 'right',
         fontsize='small',
-        color=_style(name)['color'],
+        color=style['color'],
       )
   axes.set_xscale('log')
   axes.margins(0.12)
@@ -158,7 +159,3 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
 def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:
   """Returns the result of the first finished run, or None."""
   return next((run.result for run in runs if run.status == 'done'), None)
-
-
-def _style(name: str) -> dict[str, Any]:
-  return plots.style(FAMILIES.index(name))

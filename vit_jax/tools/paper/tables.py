@@ -92,7 +92,9 @@ class TransferReport(grid.GridReport):
       *(self._line_of(task, decimals=1) for task in self._tasks),
       self._mean_line('Mean', decimals=1),
     ]
-    groups = dict.fromkeys(BENCHMARKS[name].group for name in self._tasks)
+    tasks = [BENCHMARKS[name] for name in self._tasks]
+    heads = [f'{SYMBOLS[task.group]} {task.title}' for task in tasks]
+    groups = dict.fromkeys(task.group for task in tasks)
     legend = ', '.join(f'{SYMBOLS[group]} {group}' for group in groups)
     models = {
       model: {line.name: line.cells[model] for line in lines}
@@ -102,9 +104,7 @@ class TransferReport(grid.GridReport):
       [model, *(texts.get(line.name, 'n/a') for line in lines)]
       for model, texts in models.items()
     ]
-    return f'VTAB-1k: {legend}.\n\n' + grid.table(
-      ['', *map(_head, lines)], rows
-    )
+    return f'VTAB-1k: {legend}.\n\n' + grid.table(['', *heads, 'Mean'], rows)
 
   def _text(self, values: Sequence[float], lost: int, decimals: int) -> str:
     return grid.mean_text(
@@ -215,11 +215,3 @@ def _is_variant(run: GridRun, variant: str) -> bool:
   shape = {'axial': False, 'stem_width': 0} | variants.fields(variant)
   model = run.result['config']['model'] if run.result else {}
   return shape.items() <= model.items()
-
-
-def _head(line: Line) -> str:
-  """Returns the title; a VTAB task gets the symbol of its group."""
-  known = BENCHMARKS.get(line.name)
-  if known is None or not known.group:
-    return line.title
-  return f'{SYMBOLS[known.group]} {line.title}'
