@@ -27,10 +27,10 @@ class Cell:
   """One run of the grid.
 
   Attributes:
-    labels: by the names of the axes.
-    config: of this run, without a sweep.
-    workdir: of this run.
-    chosen: the fields that tuning has chosen.
+    labels: labels by the name of the axis.
+    config: config of this run, without a sweep.
+    workdir: folder of this run.
+    chosen: values that tuning has chosen, by field.
   """
 
   labels: dict[str, str]
@@ -47,9 +47,9 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
   Args:
-    config: knows the field's type.
+    config: a config with this field, for the type.
     field: dotted name, or `model` for variants; also the name of the axis.
-    values: as text; 1e-3 and 0.001 are the same value.
+    values: values as text; 1e-3 and 0.001 are the same value.
 
   Raises:
     ValueError: if the field is unknown or a value is invalid.

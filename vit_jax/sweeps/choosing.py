@@ -32,7 +32,7 @@ class Group:
   """Runs that differ only in the seed and are tuned together.
 
   Attributes:
-    labels: of the runs, without the seed axes.
+    labels: labels of the runs on all axes except the seed.
     candidates: combinations to choose from; without tuning a single one that
       sets no fields.
     trials: one per candidate; empty if there is a single candidate.
@@ -52,7 +52,7 @@ class PlannedRun:
   """A run of the sweep before its candidate is chosen.
 
   Attributes:
-    labels: by the names of the axes of the sweep.
+    labels: labels by the name of the axis of the sweep.
     group: the group that tunes it.
     runs: one per candidate of the group; only the chosen one is run.
   """

@@ -22,8 +22,8 @@ class GridRun:
   """One run of the sweep.
 
   Attributes:
-    labels: by the names of the axes.
-    workdir: of this run.
+    labels: labels by the name of the axis.
+    workdir: folder of this run.
     result: the content of its result.json; None until it has finished.
   """
 
@@ -44,7 +44,7 @@ class GridReport:
   the rows. Runs that differ only in the seed are averaged.
 
   Attributes:
-    axes: the labels by the name of the axis.
+    axes: all labels by the name of the axis.
     averaged: names of the seed axes.
     metric: the metric in the table, at the best or last step of each run.
     runs: all runs, finished or not.
@@ -174,7 +174,7 @@ def csv_text(
   """Returns a CSV with a line for every run that has finished or diverged.
 
   Args:
-    names: of the axes.
+    names: names of the axes.
     runs: all runs.
     counts: functions that compute the columns after the metrics from a result.
   """

@@ -48,8 +48,8 @@ def run(
   If a run diverges, it is recorded as diverged and the next one starts.
 
   Args:
-    config: with a `sweep`, or with `tune.axes`.
-    workdir: receives the runs' folders and the tables.
+    config: a config with a `sweep` or `tune.axes`.
+    workdir: folder for the runs and the tables.
     start_over: see `train.train`; applies to each run.
     report: the kind of tables.
 

@@ -29,7 +29,7 @@ class Layers:
     read_BL: weight of each token in the output after the last layer. It is 1
       for the class token (1/2 each for DeiT's class and distillation tokens),
       equal for all averaged patches, or the mean attention of a pooling head.
-    logits_BC: of the batch.
+    logits_BC: logits of the batch.
   """
 
   def __init__(self, model: Any, params: Any, images_BHWC: Array):

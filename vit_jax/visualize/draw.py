@@ -75,7 +75,7 @@ def sheet(
 
   Args:
     rows: images HWC by the title of their column.
-    names: of the rows.
+    names: names of the rows.
   """
   titles = list(rows[0])
   across, down = len(titles), len(rows)

@@ -22,7 +22,7 @@ class Photograph:
   """An image file.
 
   Attributes:
-    path: of the file.
+    path: path of the file.
     name: unique among the loaded files, without folder and extension.
     seen_HWC: the model's input, uint8.
     images: the preprocessing of the input.

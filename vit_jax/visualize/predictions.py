@@ -27,7 +27,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   Args:
     subject: the model and its images.
     rate: share of the patches that are corrupted.
-    seed: of the choice of patches.
+    seed: seed of the choice of patches.
 
   Raises:
     ValueError: if the checkpoint does not predict masked patches.

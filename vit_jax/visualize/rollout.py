@@ -38,7 +38,7 @@ def rollout(
 
   Args:
     layers: the attention of a model for a batch.
-    fusion: how heads are combined: 'mean', 'min' or 'max'.
+    fusion: operation that combines the heads: 'mean', 'min' or 'max'.
     discard: share of a layer's lowest weights, per image, that is set to 0.
     class_B: index of the class to explain for each image; None for rollout
       without a class.

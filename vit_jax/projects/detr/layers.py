@@ -55,7 +55,7 @@ class PostNormLayer(nn.Module):
     """Returns the queries after attention, and the weights if captured.
 
     Args:
-      name: of the attention module.
+      name: name of the attention module.
       norm: name of its LayerNorm.
       queries: tokens BQD and their positions. Positions are added to queries
         and keys, not to values.

@@ -76,14 +76,20 @@ class DETR(Model):
   partitions: ClassVar[Partitions] = PARTITIONS
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
-  num_classes: int = field(REQUIRED, 'C; 0 returns tokens.', valid='[0, inf)')
+  num_classes: int = field(
+    REQUIRED, 'C, classes; 0 returns tokens.', valid='[0, inf)'
+  )
   num_queries: int = field(100, 'Number of queries Q.', valid='[1, 1048576]')
-  width: int = field(256, 'D.', valid='[1, 1048576]', multiple=4)
-  heads: int = field(8, 'N; must divide D.', valid='[1, 1048576]')
-  mlp_dim: int = field(2048, 'M.', valid='[1, 1048576]')
+  width: int = field(
+    256, 'D, width of a token.', valid='[1, 1048576]', multiple=4
+  )
+  heads: int = field(8, 'N, heads; must divide D.', valid='[1, 1048576]')
+  mlp_dim: int = field(2048, 'M, width in the MLP.', valid='[1, 1048576]')
   encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
   decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
-  dropout: float = field(0.1, 'Rate of encoder and decoder.', valid='[0, 1)')
+  dropout: float = field(
+    0.1, 'Dropout rate of encoder and decoder.', valid='[0, 1)'
+  )
   masks: bool = field(False, 'Predict masks too; needs four stages.')
   backbone: str = field('resnet', 'Use plain for tiny images.', valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(

@@ -39,7 +39,7 @@ class Detection(Objective):
 
   Attributes:
     model: predicts an object per query.
-    images: how images are normalised, and whether they are flipped.
+    images: image preprocessing and augmentation.
     class_names: C names.
   """
 
@@ -100,7 +100,7 @@ class Detection(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: for data without classes.
+      ValueError: if the data have no classes.
     """
     names = facts.class_names
     if not names:

@@ -23,8 +23,8 @@ Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
 # COCO's annotations of an image's segments.
 Written = list[dict[str, Any]]
 ROWS = ('PQ', 'SQ', 'RQ')
-# As in DETR's code, segments of a lower probability or so few pixels are
-# dropped.
+# As in DETR's code, segments of a lower probability or at most this many
+# pixels are dropped.
 _LIKELY, _SMALL = 0.85, 4
 
 
@@ -153,8 +153,8 @@ def wanted(objects: Mapping[str, Any]) -> Segments:
   """Returns the annotated segments; where they overlap, the smaller one wins.
 
   Args:
-    objects: with masks, as `BoxedSource.objects` returns them. A crowd without
-      a mask gets no pixels.
+    objects: objects with masks, as `BoxedSource.objects` returns them. A crowd
+      without a mask gets no pixels.
   """
   size = objects['size']
   masks = [mask(x, size) for x in objects['masks']]

@@ -56,7 +56,7 @@ def likeliest(
   """Returns each query's likeliest class except "no object", and its box.
 
   Args:
-    logits_BQC: of C - 1 classes and "no object".
+    logits_BQC: logits of C - 1 classes and "no object".
     boxes_BQ4: (cx, cy, w, h) as shares of the image without padding.
 
   Returns:
@@ -87,7 +87,7 @@ def costs(
   probability instead of its logarithm, as in section 3.1.
 
   Args:
-    logits_BQC: of C - 1 classes and "no object".
+    logits_BQC: logits of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     labels_BM: classes of objects; -1 for an empty row.
     targets_BM4: their boxes.
@@ -158,7 +158,7 @@ def of_boxes(
   """Returns the class and box losses, summed over each image, float32 B.
 
   Args:
-    logits_BQC: of C - 1 classes and "no object".
+    logits_BQC: logits of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     query_BM: the query of each object.
     objects: `labels` int32 BM, -1 for an empty row, and their `boxes`

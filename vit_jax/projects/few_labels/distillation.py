@@ -44,8 +44,10 @@ class Distillation(Classification):
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   kind: str = field('hard', 'Kind of target.', valid=('hard', 'soft'))
-  weight: float = field(0.5, "w, the teacher's share.", valid='[0, 1]')
-  temperature: float = field(3.0, 't, of soft distillation.', valid='(0, inf)')
+  weight: float = field(
+    0.5, 'w, share of the teacher in the loss.', valid='[0, 1]'
+  )
+  temperature: float = field(3.0, 't, for kind=soft.', valid='(0, inf)')
   teacher_dtype: str = field(
     'float32', "The teacher's dtype.", valid=('float32', 'bfloat16')
   )

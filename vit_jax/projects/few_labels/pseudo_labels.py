@@ -186,7 +186,7 @@ def kept(
   sees images as in evaluation, without noise.
 
   Args:
-    path: of the file, which is written atomically.
+    path: path of the file, which is written atomically.
     teacher: predicts these classes; may be None if the file exists.
     source: the images.
     data: a `config.data` with the name and split of the images.
@@ -278,8 +278,8 @@ def balanced(
   class repeats its images.
 
   Args:
-    probabilities_NC: of all images.
-    threshold: from 0 to 1.
+    probabilities_NC: the teacher's probabilities of all images.
+    threshold: lowest top probability, from 0 to 1.
     images_a_class: images per class; 0 for the size of the largest class. A
       class without confident images stays empty.
 

@@ -128,7 +128,7 @@ class Exemplar(TwoStreams):
   # A mixture of two images is not a copy of either.
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
-  copies: int = field(8, 'K.', valid='[2, inf)')
+  copies: int = field(8, 'K, copies of an image.', valid='[2, inf)')
   group: int = field(16, 'Rows searched for hard triplets.', valid='[1, inf)')
   margin: float = field(0.5, 'm, margin of the triplet loss.', valid='[0, inf)')
   weight: float = field(1.0, 'w, weight of the triplets.', valid='[0, inf)')

@@ -57,13 +57,13 @@ class VideoInvariances(Exemplar):
 
   trained: ClassVar[type[VideoViT]] = VideoViT
 
-  copies: int = field(2, 'K.', valid='[2, inf)')
+  copies: int = field(2, 'K, copies of a frame.', valid='[2, inf)')
   group: int = field(16, 'See `Exemplar`.', valid='[2, inf)')
   videos: str = field('', 'Folder of the videos; see `open_videos`.')
-  shots: int = field(2, 'S.', valid='[2, inf)')
-  frames: int = field(2, 'F.', valid='[2, inf)')
+  shots: int = field(2, 'S, shots of a clip.', valid='[2, inf)')
+  frames: int = field(2, 'F, frames of a shot.', valid='[2, inf)')
   length: int = field(16, 'Most frames that a shot spans.')
-  temperature: float = field(0.1, 't.', valid='(0, inf)')
+  temperature: float = field(0.1, 't, temperature.', valid='(0, inf)')
 
   @classmethod
   def _arguments(
@@ -267,7 +267,7 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
   """Opens the videos of a folder, and checks their frames.
 
   Args:
-    path: of a folder with one folder of numbered frames per video.
+    path: a folder with one folder of numbered frames per video.
     on_bad_image: see `config.data.on_bad_image`.
 
   Raises:

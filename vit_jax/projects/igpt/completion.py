@@ -32,10 +32,10 @@ def continued(
 
   Args:
     model: a causal iGPT.
-    params: of the model.
+    params: parameters of the model.
     colours_BL: palette indices; only the first `given` are used.
     given: number of pixels to keep.
-    key: for sampling.
+    key: random key for sampling.
     temperature: above 0; values below 1 favour likely pixels.
 
   Returns:
@@ -108,7 +108,7 @@ def complete(
     keep: share of the pixel rows that are kept, from the top.
     samples: number of completions per image.
     temperature: above 0; values below 1 favour likely pixels.
-    seed: of the samples.
+    seed: seed of the samples.
 
   Raises:
     ValueError: if the checkpoint is not a causal iGPT, or a file is not an

@@ -181,13 +181,15 @@ class IGPT(Model):
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
-  num_classes: int = field(REQUIRED, 'C; 0 for the mean.', valid='[0, inf)')
-  width: int = field(REQUIRED, 'D.', valid='[1, inf)')
+  num_classes: int = field(
+    REQUIRED, 'C, classes; 0 for the mean.', valid='[0, inf)'
+  )
+  width: int = field(REQUIRED, 'D, width.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
-  mlp_dim: int = field(REQUIRED, 'M; 4 D as published.', valid='[1, inf)')
-  heads: int = field(REQUIRED, 'N; must divide D.', valid='[1, inf)')
+  mlp_dim: int = field(REQUIRED, 'M, 4 D as published.', valid='[1, inf)')
+  heads: int = field(REQUIRED, 'N, heads; must divide D.', valid='[1, inf)')
   causal: bool = field(True, 'See only earlier pixels; False is BERT.')
-  bias: bool = field(False, 'Biases in layers; the original has none.')
+  bias: bool = field(False, 'Biases in layers, unlike the original.')
   palette: tuple[float, ...] = field(
     even_palette(8), 'R, G and B of K colours.', valid='[-1.001, 1.001]'
   )
@@ -259,10 +261,10 @@ class IGPT(Model):
         of the given pixels).
       hidden_BL: true for masked pixels, whose embedding becomes zero; only if
         the model is not causal.
-      cache: of the earlier pixels, for sampling with a causal model. The input
-        is then the palette index B1 of the last pixel, and the output belongs
-        to the next one. For the first pixel the input is ignored. L is the
-        length of the cache.
+      cache: keys and values of the earlier pixels, for sampling with a causal
+        model. The input is then the palette index B1 of the last pixel, and
+        the output belongs to the next one. For the first pixel the input is
+        ignored. L is the length of the cache.
 
     Returns:
       Logits BC in float32, or the representation BD if `num_classes` is 0; and

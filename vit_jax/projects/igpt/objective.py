@@ -26,7 +26,7 @@ class Pixels(Reconstruction):
 
   Attributes:
     model: predicts every pixel.
-    images: how images are preprocessed.
+    images: image preprocessing and augmentation.
     class_names: always empty.
   """
 

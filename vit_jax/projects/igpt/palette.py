@@ -46,9 +46,9 @@ def palette(
   """Clusters the pixels of a data set by k-means.
 
   Args:
-    data: as `sources.data_config` takes it.
-    colours: K.
-    split: of the data.
+    data: the data set, as `sources.data_config` takes it.
+    colours: K, number of colours.
+    split: split of the data.
     image_size: (H, W) that images are resized to.
 
   Raises:

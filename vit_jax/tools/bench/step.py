@@ -28,7 +28,7 @@ def config_of(
   """Returns a config that trains a model.
 
   Args:
-    variant: of the model, such as `ti16`.
+    variant: variant of the model, such as `ti16`.
     image_size: the side in pixels.
     batch_size: images per step.
     dtype: compute dtype.

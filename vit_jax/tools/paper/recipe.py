@@ -22,7 +22,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   """Sets the fields of table 4 that all data sets share.
 
   Args:
-    config: from `config.base`.
+    config: result of `config.base`.
     model: a variant, or a checkpoint that also sets the preprocessing; see
       `from_init`.
 

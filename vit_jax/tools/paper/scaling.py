@@ -23,7 +23,7 @@ class Point(NamedTuple):
     name: label of the point.
     family: one of `FAMILIES`.
     exaflops: compute of pre-training.
-    mean: of the metric over seeds.
+    mean: mean of the metric over seeds.
     deviation: standard deviation over seeds; None for a single seed.
   """
 

@@ -51,7 +51,7 @@ class Collective(NamedTuple):
   """Communication between devices.
 
   Attributes:
-    kind: as in HLO, such as 'all-reduce'.
+    kind: name of the operation in HLO, such as 'all-reduce'.
     devices: number of devices in each group.
     bytes: size of the whole array that is gathered or reduced.
     between_slices: whether it crosses the network between slices; then

@@ -64,7 +64,7 @@ class Engine:
   """Runs models on images for concurrent requests.
 
   Attributes:
-    models: by name.
+    models: models by name.
     explain: computes the map of a class; None without JAX.
     waiting: number of requests that wait or run.
   """

@@ -27,7 +27,7 @@ def serve(
   """Serves models until a signal ends it.
 
   Args:
-    args: from `add_flags`.
+    args: parsed flags of `add_flags`.
     paths: files NAME.DTYPE.onnx, one per name.
     explain: see `Engine`.
   """

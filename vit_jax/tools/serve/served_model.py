@@ -44,8 +44,8 @@ class ServedModel:
   """A file of `convert/onnx.py`, ready to run.
 
   Attributes:
-    name: from the name of its file.
-    view: its input format.
+    name: name of the model, from its file.
+    view: input format.
     grid: (h, w) of the patches of a map; None if maps are not supported.
     layers: number of layers that a map can show.
     class_names: C names; numbers if classes are unnamed.
