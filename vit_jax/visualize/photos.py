@@ -58,21 +58,12 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
 
   Raises:
     UnreadableImage: a file is damaged or not an image.
-    ValueError: an image has fewer pixels than the model has patches.
   """
   images = checkpoint.images
   transform = images.eval_transform()
   found = []
   for path, name in zip(paths, unique_names(paths), strict=True):
     data = decode.read_file(path)
-    picture = decode.open_image(data, path)
-    if checkpoint.model.attention:
-      h, w = checkpoint.model.grid(checkpoint.image_size)
-      if picture.height < h or picture.width < w:
-        raise ValueError(
-          f'{path} has {picture.height}x{picture.width} pixels, fewer than the '
-          f"model's {h}x{w} patches. Give a larger image."
-        )
     found.append(Photograph(path, name, transform.image(data, path), images))
   return found
 

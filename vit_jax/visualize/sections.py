@@ -278,7 +278,8 @@ def posemb(subject: Subject) -> Section:
   grid = checkpoint.model.grid(checkpoint.image_size)
   tables = similarity.tables(checkpoint)
   cosines_Xhwhw = np.stack([similarity.cosine(x, grid) for x in tables])
-  caption = f'cosine similarity, {similarity.kind_of(checkpoint)}'
+  model: Any = checkpoint.model
+  caption = f'cosine similarity, {model.posemb}'
   return Section(
     'Position embeddings',
     'Cosine similarity of the position embedding of each patch (a tile) to '

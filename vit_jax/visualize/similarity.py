@@ -1,10 +1,11 @@
 """Similarity of position embeddings (figures 7 centre and 10)."""
 
+from typing import Any
+
 import numpy as np
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.models import posemb
-from vit_jax.models.vit import ViT
 
 
 def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -20,12 +21,6 @@ def cosine(table_LD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   return (x_LD @ x_LD.T).reshape(h, w, h, w)
 
 
-def kind_of(checkpoint: Checkpoint) -> str:
-  """Returns the kind of a model's position embeddings, or 'none'."""
-  model = checkpoint.model
-  return model.posemb if isinstance(model, ViT) else 'none'
-
-
 def tables(checkpoint: Checkpoint) -> np.ndarray:
   """Returns the embeddings XLD that a model adds to its tokens.
 
@@ -34,7 +29,8 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
   Raises:
     ValueError: if the model does not add position embeddings.
   """
-  model, kind = checkpoint.model, kind_of(checkpoint)
+  model: Any = checkpoint.model
+  kind = getattr(model, 'posemb', 'none')
   if kind in ('none', 'relative'):
     raise ValueError(
       f'{checkpoint.path} does not add position embeddings to its tokens '

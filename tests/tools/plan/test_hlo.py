@@ -138,7 +138,7 @@ def test_groups_of_devices(groups, devices):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', 'lacks ENTRY'),
+    ('', 'lacks estimated_cycles'),
     (TEXT.replace('estimated_cycles', 'cycles'), 'compiled for TPU'),
   ],
 )

@@ -108,7 +108,8 @@ def test_an_image_may_have_as_many_pixels_as_are_said(monkeypatch):
   monkeypatch.setattr(decoder_lib, 'MAX_PIXELS', 72)
   assert decoder_lib.see(data, VIEWS[0]).pixels_HWC.shape == (32, 48, 3)
   monkeypatch.setattr(decoder_lib, 'MAX_PIXELS', 71)
-  with pytest.raises(UnreadableUpload, match='9x8 pixels .* limit of 71'):
+  unreadable = decoder_lib.decode.UnreadableImage
+  with pytest.raises(unreadable, match='9x8 pixels .* limit of 71'):
     decoder_lib.see(data, VIEWS[0])
 
 

@@ -21,6 +21,16 @@ _CONFIG = {
   'scale_attn_weights': True,
 }
 _BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
+# Arrays of a layer with the same shape in both formats: their name and ours.
+_SAME = (
+  ('ln_1.weight', 'ln_1/scale'),
+  ('ln_2.weight', 'ln_2/scale'),
+  ('mlp.c_fc.weight', 'mlp/Dense_0/kernel'),
+  ('mlp.c_proj.weight', 'mlp/Dense_1/kernel'),
+  ('attn.c_proj.bias', 'out/bias'),
+  ('mlp.c_fc.bias', 'mlp/Dense_0/bias'),
+  ('mlp.c_proj.bias', 'mlp/Dense_1/bias'),
+)
 _QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
 # Causal masks, which older versions of transformers saved; they are ignored.
@@ -186,11 +196,11 @@ def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
 def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
   D, N, K = shapes[f'{ours}/query/kernel']
   M = shapes[f'{ours}/mlp/Dense_0/kernel'][1]
-  out = f'{ours}/out'
   entries = [
     *(
-      table.one(f'{theirs}.{x}.weight', f'{ours}/{x}/scale')
-      for x in ('ln_1', 'ln_2')
+      table.one(f'{theirs}.{their}', f'{ours}/{our}')
+      for their, our in _SAME
+      if f'{ours}/{our}' in shapes
     ),
     table.joined(
       f'{theirs}.attn.c_attn.weight',
@@ -200,13 +210,11 @@ def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
     ),
     table.one(
       f'{theirs}.attn.c_proj.weight',
-      f'{out}/kernel',
+      f'{ours}/out/kernel',
       (lambda x: x.reshape(D, D), lambda x: x.reshape(N, K, D)),
     ),
-    table.one(f'{theirs}.mlp.c_fc.weight', f'{ours}/mlp/Dense_0/kernel'),
-    table.one(f'{theirs}.mlp.c_proj.weight', f'{ours}/mlp/Dense_1/kernel'),
   ]
-  if f'{out}/bias' in shapes:
+  if f'{ours}/out/bias' in shapes:
     return [
       *entries,
       table.joined(
@@ -214,9 +222,6 @@ def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
         tuple(f'{ours}/{x}/bias' for x in _QKV),
         (lambda x: x.reshape(D), lambda x: x.reshape(N, K)),
       ),
-      table.one(f'{theirs}.attn.c_proj.bias', f'{out}/bias'),
-      table.one(f'{theirs}.mlp.c_fc.bias', f'{ours}/mlp/Dense_0/bias'),
-      table.one(f'{theirs}.mlp.c_proj.bias', f'{ours}/mlp/Dense_1/bias'),
     ]
   return entries + [
     _zeros(f'{theirs}.{name}.bias', size)

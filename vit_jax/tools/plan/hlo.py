@@ -160,22 +160,18 @@ def read(text: str) -> CompiledProgram:
     ValueError: if the program is not for TPU.
   """
   computations, entry = _computations(text)
-  if not entry:
-    raise ValueError(
-      'The text is not a compiled program: it lacks ENTRY. Give the text of '
-      '`Compiled.as_text()`.'
-    )
   program = CompiledProgram(tuple(_events(computations, entry)))
   if not program.cycles:
     raise ValueError(
-      'The program lacks estimated_cycles. Give a program compiled for TPU.'
+      'The text lacks estimated_cycles. Give the text of a program compiled '
+      'for TPU.'
     )
   return program
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
   """Returns the lines of every computation, and the name of the entry."""
-  computations: dict[str, list[str]] = {}
+  computations: dict[str, list[str]] = {'': []}
   entry, lines = '', None
   for line in text.splitlines():
     if not line.startswith(' '):

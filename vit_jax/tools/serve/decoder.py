@@ -71,19 +71,8 @@ def see(data: bytes, view: View) -> Seen:
   """Decodes and preprocesses an image file.
 
   Raises:
-    UnreadableUpload: if it is not an image, is damaged or has too many pixels.
+    UnreadableImage: if it is not an image, is damaged or has too many pixels.
   """
-  try:
-    with decode.naming_errors('upload'):
-      return _see(data, view)
-  except decode.UnreadableImage as e:
-    raise UnreadableUpload(
-      f'The image cannot be read: {e.reason:.200}. Send one of '
-      f'{", ".join(FORMATS)} with at most {MAX_PIXELS:,} pixels.'
-    ) from e
-
-
-def _see(data: bytes, view: View) -> Seen:
   picture = decode.open_image(
     data, 'upload', formats=FORMATS, max_pixels=MAX_PIXELS
   )
@@ -219,9 +208,13 @@ def main() -> None:
         return
       seen, error = [], ''
       try:
-        seen = [see(data, view) for view in views]
-      except UnreadableUpload as e:
-        error = str(e)
+        with decode.naming_errors('upload'):
+          seen = [see(data, view) for view in views]
+      except decode.UnreadableImage as e:
+        error = (
+          f'The image cannot be read: {e.reason:.200}. Send one of '
+          f'{", ".join(FORMATS)} with at most {MAX_PIXELS:,} pixels.'
+        )
       facts = [[x.pixels_HWC.shape, x.box, x.size] for x in seen]
       pipe.send_bytes(json.dumps([facts, error]).encode())
       for x in seen:
