@@ -4,6 +4,7 @@ import io
 import os
 import re
 
+import pytest
 from PIL import Image
 
 from vit_jax.data import benchmarks
@@ -37,14 +38,24 @@ def test_the_photographs_are_as_large_as_is_said():
   assert len(photos) == benchmarks.BENCHMARKS['imagenet2012'].examples[0]
 
 
-def test_ours_is_measured(run, monkeypatch):
+@pytest.mark.parametrize(
+  ('flags', 'names'),
+  [((), ('ours',)), (('--data', 'digits', './photos'), ('digits', './photos'))],
+)
+def test_what_is_named_is_measured(run, monkeypatch, tmp_path, flags, names):
   monkeypatch.setattr(input_bench, '_BATCHES', 1)
   monkeypatch.setattr(input_bench, '_BATCH_SIZE', 2)
+  monkeypatch.chdir(tmp_path)
+  for i in range(3):
+    path = tmp_path / 'photos' / 'train' / 'cat' / f'{i}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new('RGB', (20, 10)).save(path)
   cores = os.sched_getaffinity(0)
   try:
-    status, out, _ = run('input', small=False)
+    status, out, _ = run('input', *flags, small=False)
     assert len(os.sched_getaffinity(0)) == 1
   finally:
     os.sched_setaffinity(0, cores)
   assert status == 0
-  assert re.search(r'^  ours +[\d.]+  ', out, re.M)
+  for name in names:
+    assert re.search(rf'^  {name} +[\d.]+  ', out, re.M)
