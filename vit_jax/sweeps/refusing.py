@@ -1,6 +1,5 @@
 """Check a sweep before its first run, and read results of finished runs."""
 
-import functools
 import json
 from typing import Any
 
@@ -8,7 +7,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.data import sources
-from vit_jax.experiment import Experiment
+from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import axes, choosing, stages
@@ -34,36 +33,29 @@ class KnownData:
     Raises:
       ValueError: if the run cannot work.
     """
-    key = json.dumps(json.loads(cell.config.to_json()) | {'seed': None})
+    config = cell.config
+    key = json.dumps(json.loads(config.to_json()) | {'seed': None})
     if key not in self._by_config:
       with axes.naming(cell.name):
-        self._by_config[key] = self._find(cell.config)
+        checked = stages.check(config)
+        facts = self.split(config, config.data.split)
+        experiment = Experiment(checked, facts)
+      model, size = experiment.objective.model, experiment.image_size
+      self._by_config[key] = {
+        'class_names': list(experiment.objective.class_names),
+        'examples': facts.examples,
+        'params': flops.count_params(model, size),
+        'gflops': flops.forward_flops(model, size) / 1e9,
+      }
     return self._by_config[key]
 
-  def _open(self, config: ConfigDict, split: str) -> Facts:
+  def split(self, config: ConfigDict, name: str) -> Facts:
+    """Returns the facts of a split of the config's data."""
     data = config.data
-    key = split, data.name, data.dir, data.split_seed, data.class_order
+    key = name, data.name, data.dir, data.split_seed, data.class_order
     if key not in self._by_split:
-      source = sources.open_config(data, split)
-      classes = source.class_names
-      self._by_split[key] = Facts(classes, len(source), source.several_labels)
+      self._by_split[key] = facts_of(config, sources.open_config(data, name))
     return self._by_split[key]
-
-  def count(self, config: ConfigDict, split: str) -> int:
-    """Returns the number of examples of a split of the config's data."""
-    return self._open(config, split).examples
-
-  def _find(self, config: ConfigDict) -> dict[str, Any]:
-    checked = stages.check(config)
-    facts = self._open(config, config.data.split)
-    experiment = Experiment(checked, facts)
-    model, size = experiment.objective.model, experiment.image_size
-    return {
-      'class_names': list(experiment.objective.class_names),
-      'examples': facts.examples,
-      'params': flops.count_params(model, size),
-      'gflops': flops.forward_flops(model, size) / 1e9,
-    }
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
@@ -78,9 +70,10 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
     for trial in group.trials:
       facts.of(trial)
     if group.trials:
-      count = functools.partial(facts.count, config)
       with axes.naming(group.name):
-        choosing.check_held_out(config, count)
+        choosing.check_held_out(
+          config, lambda name, config=config: facts.split(config, name).examples
+        )
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:

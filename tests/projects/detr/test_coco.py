@@ -134,7 +134,7 @@ def test_splits_that_differ_in_their_number_alone(tmp_path):
   for part in ('train1', 'train2', 'val2017'):
     write(tmp_path, annotated(), f'annotations/instances_{part}.json', part)
   open_source = functools.partial(sources.open_source, str(tmp_path))
-  assert [len(open_source(x)) for x in ('train1+train2', 'val')] == [20, 10]
+  assert [len(open_source(x)) for x in ('train1+train2', 'val2017')] == [20, 10]
   with pytest.raises(
     ValueError, match="no split 'train'; it has train1, train2"
   ):

@@ -67,12 +67,9 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   }
   if [*files] == ['default']:
     return {'all': files['default']}
-  without_year = {name: re.sub(r'\d+$', '', name) for name in files}
-  times = collections.Counter(without_year.values())
-  return {
-    name if times[without_year[name]] > 1 else without_year[name]: path
-    for name, path in files.items()
-  } or voc.splits(root)
+  without_year = {re.sub(r'\d+$', '', x): path for x, path in files.items()}
+  same = len(without_year) == len(files)
+  return (without_year if same else files) or voc.splits(root)
 
 
 class CocoFolder(Source):
@@ -92,7 +89,7 @@ class CocoFolder(Source):
     """Reads and checks the annotations of a split.
 
     With a single `instances.json`, a fifth of the images becomes `test`. The
-    names of splits in `annotations/` lose their year, unless two splits differ
+    names of splits in `annotations/` lose their year, unless two of them differ
     only in the year.
 
     Raises:
