@@ -155,10 +155,6 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
     ValueError, match='images of other train .*different images'
   ):
     kept_in(path, None, source, 'other train', NAMES)
-  with pytest.raises(
-    ValueError, match='gone.npz, which does not exist, and there is no teacher'
-  ):
-    kept_in(str(tmp_path / 'gone.npz'), None, *given)
   with pytest.raises(ValueError, match='different split_seed.. Remo'):
     kept_in(path, None, *given, split_seed=1)
   other = dataclasses.replace(

@@ -194,7 +194,7 @@ def kept(
 
   Raises:
     ValueError: if the file holds other images, classes or another teacher's
-      labels, or neither file nor teacher exists.
+      labels.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
@@ -206,11 +206,7 @@ def kept(
   if teacher:
     wanted['teacher'] = saving.checksums(teacher.params)
   if not found:
-    if teacher is None:
-      raise ValueError(
-        f'objective.labels is {path}, which does not exist, and there is no '
-        'teacher to make it. Name one with --config.teacher=PATH.'
-      )
+    assert teacher  # `_arguments` opens it if the file is missing
     probabilities_NC = _labelled(teacher, source, data.workers)
     if jax.process_index() == 0:
       file = io.BytesIO()

@@ -117,13 +117,10 @@ def complete(
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
   if not isinstance(model, IGPT) or not model.causal:
-    kind = f'a {type(model).__name__}'
-    if isinstance(model, IGPT):
-      kind = 'an iGPT that is not causal'
     raise ValueError(
-      f'{checkpoint.path} is {kind}, which does not predict a pixel from the '
-      'pixels before it. Give a causal iGPT, such as one trained with '
-      'configs/igpt.py.'
+      f'{checkpoint.path} is not a causal iGPT, which predicts a pixel from '
+      f'the pixels before it: {model.describe(checkpoint.image_size)}. Give a '
+      'checkpoint trained with configs/igpt.py.'
     )
   transform = checkpoint.transform()
   images_BHWC = [
