@@ -180,24 +180,18 @@ def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
 
 
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
-  """Returns the workdir of a run: WORKDIR/KIND/LABEL_LABEL."""
-  return absolute(workdir) / kind / '_'.join(map(slug, labels.values()))
+  """Returns the workdir of a run: WORKDIR/KIND/LABEL_LABEL.
+
+  Characters of labels that are unusual in paths become `-`.
+  """
+  slugs = (re.sub(r'[^\w.=+-]+', '-', label) for label in labels.values())
+  slugs = (re.sub(r'\.(?!\d)', '', slug).strip('-') for slug in slugs)
+  return absolute(workdir) / kind / '_'.join(slugs)
 
 
 def name_of(labels: dict[str, str]) -> str:
   """Joins labels to a readable name."""
   return ' / '.join(labels.values())
-
-
-def slug(label: str) -> str:
-  """Converts a label to a part of a folder's name."""
-  text = re.sub(r'[^\w.=+-]+', '-', label)
-  return re.sub(r'\.(?!\d)', '', text).strip('-')
-
-
-def value_of(name: str, label: str) -> str:
-  """Returns the value in a label: 0.001 for lr=0.001 on axis optimizer.lr."""
-  return label.removeprefix(f'{name.rpartition(".")[2]}=')
 
 
 def seed_axes(config: ConfigDict) -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 from etils import epath
 
 from vit_jax.data import atomic_files
-from vit_jax.sweeps.axes import value_of
 from vit_jax.training import metric_log
 
 CSV, TABLE = 'results.csv', 'table.md'
@@ -184,7 +183,11 @@ def csv_text(
   lines = [[*names, *chosen, 'status', *metrics, *counts, 'folder']]
   lines += [
     [
-      *(value_of(name, label) for name, label in run.labels.items()),
+      # The value in a label: 0.001 for lr=0.001 on the axis optimizer.lr.
+      *(
+        label.removeprefix(f'{name.rpartition(".")[2]}=')
+        for name, label in run.labels.items()
+      ),
       *(result.get('chosen', {}).get(field, '') for field in chosen),
       result['status'],
       *(result['metrics'].get(name, '') for name in metrics),

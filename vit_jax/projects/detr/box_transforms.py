@@ -157,8 +157,22 @@ class BoxTransform(transforms.PerStep):
     """Returns the masks of the objects that are kept, bool Mhw.
 
     Each mask pixel samples the middle of `mask_stride` image pixels.
+
+    Raises:
+      ValueError: An object that is not a crowd lacks its mask.
     """
-    masks, middle = masks_of(record), self.mask_stride // 2
+    masks = record.get('masks', [None] * len(record['labels']))
+    crowd = record.get('crowd', [False] * len(masks))
+    lacking = sum(
+      x is None and not c for x, c in zip(masks, crowd, strict=True)
+    )
+    if lacking:
+      raise ValueError(
+        f'{record["name"]} has {lacking} objects without a mask, and '
+        "model.masks needs them. Add COCO's segmentation of every object, or "
+        'set model.masks=False.'
+      )
+    middle = self.mask_stride // 2
     rows_h, columns_w = (x[middle :: self.mask_stride] for x in pixels)
     shape = (-(-side // self.mask_stride) for side in self.image_size)
     masks_Mhw = np.zeros((self.max_objects, *shape), bool)
@@ -198,24 +212,6 @@ def boxes_of(record: Record) -> np.ndarray:
       'digits_canvas.'
     )
   return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
-
-
-def masks_of(record: Record) -> Sequence[segments.Segmentation]:
-  """Returns the segmentation of each object of a record.
-
-  Raises:
-    ValueError: An object that is not a crowd lacks its mask.
-  """
-  masks = record.get('masks', [None] * len(record['labels']))
-  crowd = record.get('crowd', [False] * len(masks))
-  lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
-  if lacking:
-    raise ValueError(
-      f'{record["name"]} has {lacking} objects without a mask, and '
-      "model.masks needs them. Add COCO's segmentation of every object, or "
-      'set model.masks=False.'
-    )
-  return masks
 
 
 def _one(sides: Sequence[int], rng: np.random.Generator) -> int:

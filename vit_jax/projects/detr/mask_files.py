@@ -121,7 +121,7 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
     ValueError: the mask looks antialiased: most numbers only have edge pixels,
       and none of their squares of 2x2 pixels has a single number.
   """
-  found, x_HW = np.unique(numbers_HW), np.float32(numbers_HW)
+  found, x_HW = np.unique(numbers_HW), numbers_HW.astype(np.float32)
   square = np.ones((2, 2))
   is_even_HW = cv2.erode(x_HW, square) == cv2.dilate(x_HW, square)
   edges = np.setdiff1d(found, numbers_HW[is_even_HW])

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.data import bad_images, sources, transforms
-from vit_jax.data.sources import Source
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,10 @@ def palette(
     ValueError: if the images have fewer distinct colours.
   """
   source = bad_images.open_checked(sources.data_config(data), split)
-  images_BHWC = _images(source, image_size)
+  transform = transforms.EvalTransform(image_size)
+  count = min(IMAGES, len(source))
+  rows = np.linspace(0, len(source) - 1, count).astype(int)
+  images_BHWC = np.stack([transform(source[int(i)])['image'] for i in rows])
   pixels_NC = images_BHWC.reshape(-1, 3)
   if len(pixels_NC) > PIXELS:
     rows_N = np.random.default_rng(0).choice(len(pixels_NC), PIXELS, False)
@@ -149,11 +151,3 @@ def read(path: str) -> tuple[float, ...]:
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())
-
-
-def _images(source: Source, size: tuple[int, int]) -> np.ndarray:
-  """Returns at most `IMAGES` preprocessed images of a source, uint8 BHWC."""
-  transform = transforms.EvalTransform(size)
-  count = min(IMAGES, len(source))
-  rows = np.linspace(0, len(source) - 1, count).astype(int)
-  return np.stack([transform(source[int(i)])['image'] for i in rows])

@@ -39,7 +39,9 @@ class Distortion:
       for name in rng.permutation(list(_JITTER)):
         value = rng.uniform(-_JITTER[name], _JITTER[name])
         if name == 'Hue':
-          image = _turned(image, value)
+          hsv = np.array(image.convert('HSV'))
+          hsv[..., 0] += np.uint8(round(256 * value) % 256)  # wraps around
+          image = Image.fromarray(hsv, 'HSV').convert('RGB')
         else:
           image = OPERATIONS[name].apply(image, value)
     if rng.random() < _GREY:
@@ -50,13 +52,6 @@ class Distortion:
     if rng.random() < self.solarized:
       image = ImageOps.solarize(image)
     return np.array(image)
-
-
-def _turned(image: Image.Image, turn: float) -> Image.Image:
-  """Rotates the hues of an image by a share of the colour circle."""
-  hsv = np.array(image.convert('HSV'))
-  hsv[..., 0] += np.uint8(round(256 * turn) % 256)  # wraps around
-  return Image.fromarray(hsv, 'HSV').convert('RGB')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -181,26 +181,22 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
     ValueError: if the data are unknown and cannot be opened.
     FileNotFoundError: if the data are missing.
   """
-  several = False
-  if not (num_classes and examples):
-    classes, size, several = _size(config.data)
-    num_classes, examples = num_classes or classes, examples or size
-  return Facts(tuple(map(str, range(num_classes))), examples, several)
-
-
-def _size(data: ConfigDict) -> tuple[int, int, bool]:
-  """Returns the numbers of classes and examples, and `Facts.several_labels`."""
-  name, split = data.name, data.split
-  if name in _KNOWN:
-    classes, size = _KNOWN[name]
-    chosen = splits.select(split, {'train': range(size)}, name)
-    return classes, len(chosen), False
+  name, split = config.data.name, config.data.split
   usual = benchmarks.BENCHMARKS.get(name)
-  if usual and split == usual.train:
-    return usual.num_classes, usual.examples[0], False
-  source = sources.open_config(data, split)
-  several = source.several_labels
-  return len(source.class_names), len(source), several
+  classes, size, several = num_classes, examples, False
+  if num_classes and examples:
+    pass  # no need to open the data
+  elif name in _KNOWN:
+    classes, size = _KNOWN[name]
+    size = len(splits.select(split, {'train': range(size)}, name))
+  elif usual and split == usual.train:
+    classes, size = usual.num_classes, usual.examples[0]
+  else:
+    source = sources.open_config(config.data, split)
+    classes, size = len(source.class_names), len(source)
+    several = source.several_labels
+  numbers = map(str, range(num_classes or classes))
+  return Facts(tuple(numbers), examples or size, several)
 
 
 class Cost:
