@@ -7,17 +7,17 @@
 #
 #   image     builds the container image of this code and uploads it
 #   run       starts training (-- arguments of vit_jax.main), or resumes it
-#   logs      follows what host --worker=0 of the first slice says
-#   status    of the JobSet and its hosts
-#   stop      saves and gives the TPU back; `run` with the same words resumes
-#   delete    ends it; needed before the same name trains something else
+#   logs      follows the output of host --worker=0 of the first slice
+#   status    shows the state of the JobSet and its hosts
+#   stop      saves and gives the TPU back; `run` with the same options resumes
+#   delete    deletes the JobSet; needed before its name can be used again
 #
-# Preempted or failed hosts start again and resume, --restarts times at most.
-# --slices=N trains on N slices of the topology, each a node pool of its own.
+# Preempted or failed hosts restart and resume, at most --restarts times.
+# --slices=N trains on N slices of the topology, each in its own node pool.
 # --nodes takes spot, flex-start or reservation=NAME; --queue a queue of Kueue.
-# --data_bucket=NAME mounts a bucket at /data, to be read, by Cloud Storage FUSE.
-# --dry_run only prints the commands. Needed: kubectl with a cluster that has
-# TPU nodes and JobSet, and for `image` docker.
+# --data_bucket=NAME mounts a bucket read-only at /data, by Cloud Storage FUSE.
+# --dry_run only prints the commands. The script needs kubectl with a cluster
+# that has TPU nodes and JobSet; `image` needs docker.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
@@ -25,15 +25,15 @@ source "$(dirname "$0")/options.sh"
 
 name=vit-jax
 image=''
-# Or tpu7x, tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
+# Other values: tpu7x, tpu-v5p-slice, tpu-v5-lite-podslice, tpu-v4-podslice.
 accelerator=tpu-v6e-slice
 topology=4x4
-slices=1                   # each with that topology
-chips=4                    # of a host
-nodes=''                   # on demand
-queue=''                   # without Kueue
-data_bucket=''             # without /data
-service_account=default    # of Kubernetes
+slices=1                   # number of slices with that topology
+chips=4                    # chips of a host
+nodes=''                   # empty: on demand
+queue=''                   # empty: without Kueue
+data_bucket=''             # empty: without /data
+service_account=default    # service account of Kubernetes
 restarts=20
 worker=0                   # host whose log to follow
 options=(name image accelerator topology slices chips nodes queue data_bucket
@@ -51,7 +51,7 @@ case "${1:-}" in
     ;;
 esac
 take_options "${@:2}"
-# Pods are called NAME-slice-SLICE-HOST-abcde, and names end at 63 letters.
+# Pods are called NAME-slice-SLICE-HOST-abcde, with at most 63 letters.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
   refuse "--name=$name: only a-z, 0-9 and -, first a letter, at most 42."
 for word in accelerator service_account ${queue:+queue}; do
@@ -94,7 +94,8 @@ else
   need_tool kubectl https://kubernetes.io/docs/tasks/tools
 fi
 
-# As a YAML list. Kubernetes replaces $(NAME) in arguments, and reads $$ as $.
+# Prints words as a YAML list. Kubernetes replaces $(NAME) in arguments, and
+# reads $$ as $.
 yaml_list() {
   local word list=''
   for word in "$@"; do
@@ -125,7 +126,7 @@ manifest() {
     [LABELS]="{${queue:+kueue.x-k8s.io/queue-name: \"$queue\"}}"
     [ANNOTATIONS]=$annotations [MOUNT]=$mount [VOLUME]=$volume [ARGS]=$args)
   text=$(< "$(dirname "$0")/jobset.yaml")
-  # The arguments come last: what is in them is not replaced.
+  # The arguments come last, so that words in them are not replaced.
   for key in NAME IMAGE ACCELERATOR TOPOLOGY SLICES CHIPS HOSTS RESTARTS \
     SERVICE_ACCOUNT NODES LABELS ANNOTATIONS MOUNT VOLUME ARGS; do
     text=${text//__"$key"__/"${words[$key]}"}
@@ -149,7 +150,7 @@ case "$command" in
     if $dry_run; then
       printf "kubectl apply -f - <<'EOF'\n%s\nEOF\n" "$text"
     else
-      # One that has ended stays so, whatever is applied.
+      # Applying a manifest cannot restart a JobSet that has ended.
       ended=$(kubectl get "jobset/$name" --ignore-not-found \
         '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
       [[ ! " $ended " =~ ' '(Completed|Failed)' ' ]] ||

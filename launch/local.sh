@@ -5,8 +5,7 @@
 #   launch/local.sh --dry_run -- ...     only prints the command
 #
 # Signals and the exit status are those of vit_jax.main. SIGTERM saves and ends
-# with status 75; nothing starts it again here, since on a machine of one's own
-# that is what `kill` asks for. The same command resumes.
+# with status 75. The script does not restart training; repeat it to resume.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh

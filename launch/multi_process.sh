@@ -5,11 +5,11 @@
 #   launch/multi_process.sh --processes=4 --devices=2 -- ...
 #   launch/multi_process.sh --dry_run -- ...     only prints the commands
 #
-# They form one mesh as the hosts of a pod do. Process 0 writes to the terminal,
-# and each into WORKDIR/processes/ID.log. When one fails, the others notice, say
-# so and end with status 69, or else are killed after --grace_s; the exit status
-# is that of the first to fail. Ctrl-C and SIGTERM save first: status 75. The
-# same command resumes, with another number of processes too.
+# The processes form one mesh, like the hosts of a pod. Process 0 writes to the
+# terminal, and each process to WORKDIR/processes/ID.log. When one fails, the
+# others end with status 69, or are killed after --grace_s. The exit status is
+# that of the first process to fail. Ctrl-C and SIGTERM save first: status 75.
+# The same command resumes, also with another number of processes.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
@@ -17,8 +17,8 @@ source "$(dirname "$0")/options.sh"
 
 processes=2
 devices=4   # of each process
-port=free   # where process 0 waits for the others
-grace_s=60  # that processes have to end by themselves after one has failed
+port=free   # on which process 0 waits for the others
+grace_s=60  # seconds for the other processes to end after one has failed
 options=(processes devices port grace_s)
 take_options "$@"
 need_main_args
@@ -34,7 +34,7 @@ if [[ $port == free ]]; then
 with socket.create_server(("localhost", 0)) as s: print(s.getsockname()[1])')
 fi
 
-# Sets `command` to what starts process $1.
+# Sets `command` to the command that starts process $1.
 command_of() {
   local cpus=--xla_force_host_platform_device_count=$devices
   command=(env "JAX_PROCESS_ID=$1" "JAX_NUM_PROCESSES=$processes"
@@ -53,7 +53,7 @@ if $dry_run; then
 fi
 
 mkdir -p "$workdir/processes"
-# -i: Ctrl-C reaches tee too, and process 0 still has something to say then.
+# -i: tee must survive Ctrl-C, because process 0 still writes after it.
 exec {tee}> >(exec tee -i "$workdir/processes/0.log")
 tee_pid=$!
 pids=()
@@ -70,7 +70,7 @@ done
 
 status=0
 while ((${#pids[@]})); do
-  sleep 0.2 || true  # which Ctrl-C ends too
+  sleep 0.2 || true  # Ctrl-C ends sleep too
   for i in "${!pids[@]}"; do
     if kill -0 "${pids[i]}" 2> /dev/null; then continue; fi
     wait "${pids[i]}" && one=0 || one=$?
@@ -80,13 +80,13 @@ while ((${#pids[@]})); do
       failed_s=$SECONDS
     fi
   done
-  # For processes that do not notice that one has failed.
+  # Kills processes that do not notice the failure.
   if ((status && ${#pids[@]} && SECONDS > failed_s + grace_s)); then
     kill -KILL "${pids[@]}" 2> /dev/null || true
   fi
 done
 exec {tee}>&-
-wait "$tee_pid" || true  # which may have had no room for what was said
+wait "$tee_pid" || true  # tee fails if the disk is full
 ((!status)) ||
   echo "Status $status; what each said is in $workdir/processes." >&2
 exit "$status"

@@ -1,8 +1,9 @@
-# Sourced by the launch scripts: how they take options and show commands.
+# Functions of the launch scripts that parse options and show commands.
 #
 # A script sets its options at the top, names them in `options` and calls
-# `take_options "$@"`. --NAME=VALUE then sets one, --NAME one that is `false`.
-# What follows -- is for vit_jax.main and goes into `main_args` unchanged.
+# `take_options "$@"`. Then --NAME=VALUE sets an option, and --NAME sets an
+# option that is `false` to `true`. Arguments after -- are for vit_jax.main and
+# go into `main_args` unchanged.
 # shellcheck shell=bash disable=SC2034,SC2086,SC2154  # shares variables
 
 main_args=()
@@ -48,8 +49,8 @@ take_options() {
   done
 }
 
-# Sets `config` and `workdir`, without which vit_jax.main would only start to
-# fail, at the end of a queue.
+# Sets `config` and `workdir`, or ends: without them, vit_jax.main would fail
+# only after waiting in a queue.
 need_main_args() {
   local arg before=''
   local -A found=([config]='' [workdir]='')
@@ -67,11 +68,11 @@ need_main_args() {
   done
   config=${found[config]}
   workdir=${found[workdir]}
-  # As vit_jax.main takes it: no shell expands what comes after --workdir=.
+  # Shells do not expand ~ after --workdir=, and vit_jax.main does.
   [[ $workdir != \~/* ]] || workdir=$HOME/${workdir#\~/}
 }
 
-# Hosts of a cloud get this repository's files alone.
+# Hosts of a cloud get only this repository's files.
 need_shipped_config() {
   local file=${config%%:*}
   [[ $file != */* && $file != *.py || ${file#./} == configs/?*.py ]] ||
@@ -79,15 +80,15 @@ need_shipped_config() {
       "alone: put it into configs/."
 }
 
-# Nor do they get the data and checkpoints of this machine; of what begins with /
-# nobody knows here what they have mounted.
+# Refuses data and checkpoints of this machine, which the hosts do not get. A
+# path that begins with / may be mounted there.
 need_no_local_path() {
   local arg word words before=''
   for arg in "${main_args[@]}"; do
     IFS=$' \n\'"=,:()' read -rd '' -a words <<< "$arg" || true
     for word in "${words[@]}"; do
       [[ $word == /* || ${word#./} == @(configs|vit_jax)/* ]] && continue
-      # A name without / or . is seldom a file's, except a checkpoint's.
+      # A name without / or . is rarely a file, except for a checkpoint.
       if [[ $word == @(.|..)/* ]] || [[ -e $word &&
         ($word == *[./]* || $before == ?(*.)@(init|teacher)) ]]; then
         refuse "$word is on no host: name a bucket, or a folder or file that" \

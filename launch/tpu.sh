@@ -1,30 +1,32 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU VM or a pod of them, obtained as a queued resource.
+# Trains on a Cloud TPU VM or a pod, requested as a queued resource.
 #
 #   launch/tpu.sh up --name=vit --zone=us-east5-b --type=v6e-16 --spot -- \
 #     --config=configs/vit.py:l16 --workdir=gs://BUCKET/l16
 #
-# `up` does it all: create, install, run, logs; again from the start after each
-# preemption, which resumes from WORKDIR; delete when training is done. After a
-# failure it leaves the machines for a look. It may itself be stopped at any
-# time: training goes on, and the same command follows it again. Or by steps:
+# `up` does everything: create, install, run and logs; it repeats these after
+# each preemption, so that training resumes from WORKDIR, and deletes the TPU
+# when training is done. After a failure it keeps the machines for inspection.
+# `up` may be stopped at any time: training continues, and the same command
+# follows it again. The single steps are:
 #
 #   create    requests the TPU (--type, --zone, --spot)
 #   install   copies this code to every host and installs it
 #   run       starts training on every host (-- arguments of vit_jax.main)
-#   logs      follows what host --worker=0 says
-#   status    of the request, and of training on every host
-#   stop      tells training to save and end; `run` or `up` resumes it
+#   logs      follows the output of host --worker=0
+#   status    shows the state of the request, and of training on every host
+#   stop      makes training save and end; `run` or `up` resumes it
 #   delete    gives the TPU back; the hosts' disks are lost
 #
-# It stands on the Cloud TPU API, which serves v2 to v6e and gets fixes alone:
-# Google advises GKE (launch/gke.sh) or Compute Engine, and has TPU7x there only.
+# The script uses the Cloud TPU API, which serves v2 to v6e and gets only fixes.
+# Google recommends GKE (launch/gke.sh) or Compute Engine; TPU7x exists only
+# there.
 #
-# --dry_run only prints the commands. Needed: gcloud, logged in, with a project
-# (--project or `gcloud config set project`); for pods also
+# --dry_run only prints the commands. The script needs gcloud, logged in, with a
+# project (--project or `gcloud config set project`); for pods also
 # `ssh-add ~/.ssh/google_compute_engine`.
 
-# shellcheck disable=SC2016  # what is in single quotes, the hosts expand
+# shellcheck disable=SC2016  # the hosts expand variables in single quotes
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
 source "$(dirname "$0")/options.sh"
@@ -32,11 +34,11 @@ source "$(dirname "$0")/options.sh"
 name=vit-jax
 zone=us-east5-b
 type=v6e-16
-version=default  # software of the hosts; default: what goes with the type
-spot=false       # cheaper, and may be preempted
-project=default  # default: gcloud's
+version=default  # software of the hosts; default: chosen by the type
+spot=false       # cheaper, but may be preempted
+project=default  # default: gcloud's project
 worker=0         # host whose log to follow
-poll_s=30        # between two looks at the state
+poll_s=30        # seconds between two requests for the state
 options=(name zone type version spot project worker poll_s)
 
 case "${1:-}" in
@@ -92,13 +94,13 @@ create() {
     "--runtime-version=$version" "${tier[@]}"
 }
 
-# Prints nothing when there is no such request.
+# Prints the state of the request, or nothing if the request does not exist.
 state() {
   "${tpus[@]}" queued-resources list "${place[@]}" \
     "--filter=name ~ /$name\$" '--format=value(state.state)'
 }
 
-# The hosts' own Python is 3.10, which is too old; uv brings another.
+# The hosts' own Python is 3.10, which is too old; uv installs a newer one.
 install() {
   local archive=vit_jax.tgz
   $dry_run || archive=$(mktemp --suffix=.tgz)
@@ -120,8 +122,8 @@ env/bin/pip install --quiet -c requirements.txt -e '.[tpu]'"
 start() {
   local training script
   training=(env/bin/python -m vit_jax.main --distributed "${main_args[@]}")
-  # With a trap the shell waits for training on SIGTERM, which a host that is
-  # being preempted sends to everybody.
+  # With the trap, the shell waits for training on SIGTERM. A preempted host
+  # sends SIGTERM to all of its processes.
   script=$(quoted "trap : TERM; $(quoted "${training[@]}"); echo \$? > status")
   remote all "cd vit_jax || exit
 flock -n lock true ||
@@ -152,7 +154,7 @@ delete() {
   run "${tpus[@]}" queued-resources delete "$name" "${place[@]}" --force --quiet
 }
 
-# A host that has just come up refuses ssh for a while.
+# A new host refuses ssh for a while.
 wait_for_hosts() {
   local _
   for _ in {1..20}; do
@@ -162,11 +164,11 @@ wait_for_hosts() {
   return 1
 }
 
-# Starts training where it does not run, and returns when it has ended.
+# Starts training on hosts where it does not run, and returns at its end.
 train() {
   wait_for_hosts || return
   local now='' _
-  # A lost connection is no answer: what runs is not to be written over.
+  # A lost connection tells nothing: running code must not be overwritten.
   for _ in {1..20}; do
     now=$(remote 0 'if cd vit_jax 2> /dev/null && ! flock -n lock true
 then echo running; else echo free; fi') && break
@@ -186,10 +188,10 @@ up() {
     return
   fi
   local now ended _
-  # What is known of the request: nothing yet, that it was seen, or that it was
-  # preempted and may be gone.
+  # The last report of gcloud about the request: '' for none, seen, or
+  # preempted.
   local known=''
-  state > /dev/null  # what is wrong with gcloud shows here
+  state > /dev/null  # errors of gcloud show here
   while true; do
     now=$(state || echo unknown)
     case "$now" in
@@ -206,7 +208,7 @@ up() {
       SUSPENDED)
         echo 'Preempted: requesting the TPU again.' >&2
         known=preempted
-        delete || sleep "$poll_s"  # such a request never becomes active again
+        delete || sleep "$poll_s"  # this request never becomes active again
         continue
         ;;
       DELETING) echo "$name is $now." >&2 ;;
@@ -249,7 +251,7 @@ up() {
   done
 }
 
-# 0 leaves with 1: what trained well is not at its end while the TPU costs.
+# Ends with status $1. Status 0 becomes 1, because the TPU still costs money.
 leave() {
   echo "Installing or training ended with status $1. The TPU is still there," \
     "and costs: launch/tpu.sh delete --name=$name --zone=$zone" >&2

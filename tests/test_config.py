@@ -579,25 +579,6 @@ def test_ends_of_ranges(field):
 
 
 @pytest.mark.parametrize(
-  ('dropped', 'said'),
-  [({'dropout': 0.1}, 1), ({'stochastic_depth': 0.1}, 1), ({}, 0)],
-)
-def test_other_parts_of_a_batch_drop_other_units(caplog, dropped, said):
-  config = config_lib.base()
-  config.model.update(dropped)
-  saved = json.loads(config.to_json())
-  config.accum_steps = 2
-  data = {'examples': 10, 'class_names': ['a', 'b']}
-  config_lib.check_resumable(
-    {'config': saved} | data, {'config': json.loads(config.to_json())} | data
-  )
-  assert len(caplog.records) == said
-  assert all(
-    'accum_steps was 1 and is now 2' in r.message for r in caplog.records
-  )
-
-
-@pytest.mark.parametrize(
   ('file', 'argument', 'changed', 'stays'),
   [
     ('vit', 'vit5_s16', 's16', {'dtype': 'bfloat16', 'head_bias': -10.0}),

@@ -704,7 +704,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
       'the evaluators do not measure.*test/accuracy',
     ),
     ({'data.mean': (0.5,)}, 'give a number for red'),
-    ({'data.interpolation': 'cubic'}, "'cubic': it must be one of"),
+    ({'data.interpolation': 'cubic'}, "'cubic'; it must be one of"),
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
     ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
     ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),

@@ -394,8 +394,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   Fields that the saved config lacks were added later. Their defaults keep the
   behaviour from before they existed.
 
-  Two changes are allowed and logged as warnings: a longer `total` with
-  `extend`, and another `accum_steps` with dropout or stochastic depth.
+  A longer `total` with `extend` is allowed and logged as a warning.
 
   Args:
     saved: `meta` of the workdir, with `config`, its length in `steps`, the
@@ -471,14 +470,6 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       'or give another --workdir to start a new run. If images were deleted, '
       'data.on_bad_image=skip resumes without them; extend=True trains to a '
       'longer total.'
-    )
-  draws = new.get('model.dropout') or new.get('model.stochastic_depth')
-  if was('accum_steps') != new['accum_steps'] and draws:
-    _log.warning(
-      'accum_steps was %s and is now %s. Each microbatch draws its own '
-      'dropout: the run continues equally well, but with other random numbers.',
-      was('accum_steps'),
-      new['accum_steps'],
     )
 
 

@@ -127,19 +127,6 @@ def test_equals_a_slow_loop(sample, labels_path, order):
   }
 
 
-@pytest.mark.parametrize('permuted', ['labels', 'numbers'])
-def test_labels_of_other_images_are_refused(sample, labels_path, permuted):
-  numbers, labels = numbers_and_labels([r for r in sample if r['real']])
-  if permuted == 'labels':
-    labels = np.random.default_rng(0).permutation(1000)[labels]
-  else:
-    numbers = numbers[1:] + numbers[:1]
-  with pytest.raises(
-    ValueError, match=r'for \d% of .* images are in the folders'
-  ):
-    real.RealEvaluator('r', len, Images(numbers, labels), labels_path)
-
-
 def test_images_that_went_are_not_scored(sample, labels_path):
   """Nor by the original labels: -1 is what an `Extractor` has for them."""
   rows = [r for r in sample if r['real'] == r['label']][:4]

@@ -266,14 +266,16 @@ def test_one_class_each_loses_as_several_with_one():
 def test_several_classes_want_the_sigmoid_loss():
   config = digits.get_config()
   facts = Facts(('cat', 'dog'), 9, several_labels=True)
-  with pytest.raises(ValueError, match='loss.name=sigmoid'):
+  with pytest.raises(ValueError, match='loss.name=.sigmoid'):
     classified(config, facts)
   config.loss.name = 'sigmoid'
   made = classified(config, facts)
   shape = made.batch_shapes(5)['label']
   assert (shape.shape, shape.dtype) == ((5, 2), np.uint8)
   config.data.wrong_labels = 0.1
-  with pytest.raises(ValueError, match='wrong_labels is 0.1, .* several'):
+  with pytest.raises(
+    ValueError, match='several classes .* wrong_labels is 0.1'
+  ):
     classified(config, facts)
 
 
@@ -346,5 +348,5 @@ def test_balanced_weights_are_scikit_learns():
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   several = dataclasses.replace(facts, several_labels=True)
   config.loss.name = 'sigmoid'
-  with pytest.raises(ValueError, match='weights images by their only class'):
+  with pytest.raises(ValueError, match='class_weights is .* for one class'):
     classified(config, several)

@@ -56,7 +56,8 @@ def train_batches(
       {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
       workers. A `PerStep` gives a transform for each step, so that batches may
       differ in shape.
-    batch_size: Examples per step over all processes.
+    batch_size: Examples per step over all processes, a multiple of their
+      number.
     seed: Decides the order and the random numbers of the transform.
     start_step: The step of the first batch.
     process_index: The index of this process. The global batch is made of the
@@ -76,11 +77,9 @@ def train_batches(
     examples. Close it to stop its threads and workers.
 
   Raises:
-    ValueError: `batch_size` is not a multiple of `process_count`, or the source
-      is empty or has no labels to balance.
+    ValueError: The source has no labels to balance.
     UnreadableImage: While iterating, unless the source skips unreadable images.
   """
-  local_size = _local_batch_size(source, batch_size, process_count)
   # Grain would give epoch e of seed s the same order as epoch e - 1 of s + 1.
   order_seed, transform_seed, step_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(3)
@@ -99,7 +98,7 @@ def train_batches(
   make = functools.partial(_transformed, source, transform, step_seed)
   examples = order.random_map(make, seed=transform_seed)
   # Grain counts batches with floats: half keeps `len()` below sys.maxsize.
-  batches = examples[: sys.maxsize // 2].batch(local_size)
+  batches = examples[: sys.maxsize // 2].batch(batch_size // process_count)
   return _iterate(batches[process_index::process_count][start_step:], workers)
 
 
@@ -112,9 +111,10 @@ def _transformed(
 ) -> dict[str, Any]:
   """Returns the example of `place`, an (index, step of its batch)."""
   index, step = place
+  made: Any = transform
   if isinstance(transform, PerStep):
-    transform = transform.of_batch(np.random.default_rng((step_seed, step)))
-  return _example(source, index, lambda record: transform(record, rng))[0]
+    made = transform.of_batch(np.random.default_rng((step_seed, step)))
+  return _example(source, index, lambda record: made(record, rng))[0]
 
 
 def _example(
@@ -206,12 +206,11 @@ def eval_batches(
     An iterator of batches as in `train_batches`, with 'mask' float32 [b] of 1
     and 0, and 'index' int32 [b], the position in `source` or -1.
   """
-  local_size = _local_batch_size(source, batch_size, process_count)
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(
     functools.partial(_padded, source, transform)
   )
-  batches = examples.batch(local_size)
+  batches = examples.batch(batch_size // process_count)
   return _iterate(batches[process_index::process_count], workers)
 
 
@@ -225,19 +224,6 @@ def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
     'mask': np.float32(real),
     'index': np.int32(index if real else -1),
   }
-
-
-def _local_batch_size(
-  source: Source, batch_size: int, process_count: int
-) -> int:
-  if not len(source):
-    raise ValueError('The source has no examples: give a split with images.')
-  if batch_size < 1 or batch_size % process_count:
-    raise ValueError(
-      f'batch_size is {batch_size}: it must be a positive multiple of the '
-      f'number of processes, {process_count}.'
-    )
-  return batch_size // process_count
 
 
 def _iterate(

@@ -13,14 +13,23 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data.orientation import Box
+from vit_jax.models.fields import Valid, check_value
 
+# Limit of an image's longest side, far above the size of any model.
+MAX_SIDE = 1 << 16
 INTERPOLATIONS = ('bilinear', 'bicubic')
 # 'dinov3' is the processor of that name in transformers, which resizes floats.
 RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
-# Limit of an image's longest side, far above the size of any model.
-MAX_SIDE = 1 << 16
-# Limit of the mean and of 1 / std: beyond it, float32 cannot tell pixels apart.
-_MOST = 1e6
+# Valid values of fields. Beyond these means and deviations, float32 cannot tell
+# pixels apart.
+_VALID: dict[str, Valid] = {
+  'resize_small': f'[0, {MAX_SIDE}]',
+  'mean': '[-1e6, 1e6]',
+  'std': '[1e-6, 1e6]',
+  'interpolation': INTERPOLATIONS,
+  'squash': (False, True),
+  'resize_like': RESIZE_LIKE,
+}
 
 _Size = tuple[int, int]
 
@@ -65,31 +74,13 @@ class Preprocessing:
 
   def __post_init__(self) -> None:
     """Raises ValueError for an invalid field."""
-    size = self.resize_small
-    if type(size) is not int or not 0 <= size <= MAX_SIDE:
-      raise ValueError(
-        f'resize_small is {size!r}: it must be 0, or a number of pixels up to '
-        f'{MAX_SIDE:,}.'
-      )
-    for name, values in (('mean', self.mean), ('std', self.std)):
-      if len(values) != 3 or not all(
-        isinstance(x, int | float) and abs(x) <= _MOST for x in values
-      ):
+    for name, valid in _VALID.items():
+      value = getattr(self, name)
+      check_value(name, value, valid)
+      if name in ('mean', 'std') and len(value) != 3:
         raise ValueError(
-          f'{name} is {values!r:.200}: give a number for red, green and blue '
-          'each, for pixels from 0 to 1.'
-        )
-    if min(self.std) < 1 / _MOST:
-      raise ValueError(f'std is {self.std}: all values must be above 0.')
-    for name, valid in (
-      ('interpolation', INTERPOLATIONS),
-      ('squash', (False, True)),
-      ('resize_like', RESIZE_LIKE),
-    ):
-      if (value := getattr(self, name)) not in valid:
-        raise ValueError(
-          f'{name} is {value!r}: it must be one of '
-          f'{", ".join(map(str, valid))}.'
+          f'{name} is {value!r:.200}: give a number for red, green and blue '
+          'each.'
         )
 
   @classmethod

@@ -11,6 +11,7 @@ to the worker processes of the loader.
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -96,6 +97,20 @@ def has_two_orders(names: Sequence[str]) -> bool:
     and list(names) == sorted(names)
     and list(names) != sorted(names, key=int)
   )
+
+
+def check_same_classes(
+  name: str, splits: tuple[str, str], found: tuple[Any, Any]
+) -> None:
+  """Raises ValueError unless two splits have the same `class_names`."""
+  both = (x.class_names for x in found)
+  for i, (a, b) in enumerate(itertools.zip_longest(*both)):
+    if a != b:
+      raise ValueError(
+        f'{name} {splits[0]} and {splits[1]} have different classes: class {i} '
+        f'is {a!r} in the first and {b!r} in the second. Give both the same '
+        'classes.'
+      )
 
 
 def _is_number(name: str) -> bool:

@@ -122,11 +122,9 @@ class Parts:
         f'objective.name={self.config.objective.name} learns one class per '
         'image. Use configs/detr.py, or sort the images into class folders.'
       )
-    if source.class_names != self.facts.class_names:
-      raise ValueError(
-        f'{data.name} {split} and {data.split} have different classes. Give '
-        'both splits the same classes.'
-      )
+    sources.check_same_classes(
+      data.name, (split, data.split), (source, self.facts)
+    )
     return source
 
   def extractor(

@@ -1,6 +1,6 @@
 """Few-shot accuracy and linear probes on a checkpoint's frozen features."""
 
-import itertools
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -320,50 +320,43 @@ class FewShotEvaluator(Evaluator):
     }
 
 
+@dataclasses.dataclass(frozen=True)
 class KNNEvaluator(Evaluator):
   """Measures k-NN on all training images, without storing their features."""
 
   fixed_metrics: ClassVar[Mapping[str, Best]] = {'accuracy': 'highest'}
 
-  def __init__(
-    self,
-    name: str,
-    extractor: features_lib.Extractor,
-    train: LabelledSource,
-    test: LabelledSource,
-    *,
-    mesh: jax.sharding.Mesh,
-    k: int,
-  ):
-    """Takes the feature extractor and both splits."""
-    knn_lib.check_k(k, train.labels())
-    self.name = name
-    self._extractor, self._train, self._test = extractor, train, test
-    self._mesh, self._k = mesh, k
+  name: str
+  extractor: features_lib.Extractor
+  train: LabelledSource
+  test: LabelledSource
+  mesh: jax.sharding.Mesh
+  k: int
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Builds the evaluator; its data may differ from the run's."""
     function = features_lib.layer(parts.objective.model, entry.layer)
     extractor = features_lib.Extractor(function, parts.images, **parts.batches)
-    splits = _splits_of(parts, entry)
-    return cls(name, extractor, *splits, mesh=parts.mesh, k=entry.k)
+    train, test = _splits_of(parts, entry)
+    knn_lib.check_k(entry.k, train.labels())
+    return cls(name, extractor, train, test, parts.mesh, entry.k)
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns the accuracy as `NAME/accuracy`."""
-    test_MD = self._extractor(params, self._test, f'{self.name}, test')
+    test_MD = self.extractor(params, self.test, f'{self.name}, test')
     is_read_M = features_lib.is_read(test_MD)
-    labels_N = self._train.labels()
-    batches = self._extractor.batches(
-      params, self._train, f'{self.name}, training'
+    labels_N = self.train.labels()
+    batches = self.extractor.batches(
+      params, self.train, f'{self.name}, training'
     )
     accuracy = knn_lib.accuracy(
       ((x_BD, np.where(i_B < 0, -1, labels_N[i_B])) for x_BD, i_B in batches),
       test_MD[is_read_M],
-      self._test.labels()[is_read_M],
-      num_classes=len(self._train.class_names),
-      mesh=self._mesh,
-      k=self._k,
+      self.test.labels()[is_read_M],
+      num_classes=len(self.train.class_names),
+      mesh=self.mesh,
+      k=self.k,
     )
     return {f'{self.name}/accuracy': accuracy}
 
@@ -381,21 +374,14 @@ def _splits_of(
 def open_splits(
   data: ConfigDict, train_split: str, test_split: str
 ) -> tuple[LabelledSource, LabelledSource]:
-  """Opens two splits with the same classes; checks their images and labels."""
+  """Opens two splits with the same classes, and checks their images."""
   train, test = (
     sources.labelled(
       bad_images.open_checked(data, split), f'{data.name} {split}'
     )
     for split in (train_split, test_split)
   )
-  both = (train.class_names, test.class_names)
-  for i, (a, b) in enumerate(itertools.zip_longest(*both)):
-    if a != b:
-      raise ValueError(
-        f'{data.name} {test_split} and {train_split} have different classes: '
-        f'class {i} is {b!r} in the first and {a!r} in the second. Give both '
-        'the same classes.'
-      )
-  ridge.check_labels('training', train.labels(), len(train.class_names))
-  ridge.check_labels('test', test.labels(), len(test.class_names))
+  sources.check_same_classes(
+    data.name, (test_split, train_split), (test, train)
+  )
   return train, test

@@ -207,16 +207,11 @@ def layers_files(
   found: Mapping[str, ProbeResult], title: str
 ) -> dict[str, str | bytes]:
   """Returns the table and the picture of all layers, by file name."""
+  rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
   return {
-    'layers.csv': layers_csv(found),
+    'layers.csv': metric_log.csv_text([('layer', 'l2', 'accuracy'), *rows]),
     'layers.png': layers_plot(found, title),
   }
-
-
-def layers_csv(found: Mapping[str, ProbeResult]) -> str:
-  """Returns a line for each layer: its name, penalty and accuracy."""
-  rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
-  return metric_log.csv_text([('layer', 'l2', 'accuracy'), *rows])
 
 
 def layers_table(found: Mapping[str, ProbeResult]) -> str:

@@ -1,8 +1,7 @@
 """The report at the end of a run: accuracy beside simple baselines."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -25,19 +24,6 @@ _TRY = (
   'Train longer, start from a checkpoint (--config.init=...), add images, or '
   'check that the folders contain the right images.'
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-  """A simple classifier.
-
-  Attributes:
-    name: shown in the report.
-    accuracy: on the test images.
-  """
-
-  name: str
-  accuracy: float
 
 
 def report(config: ConfigDict, workdir: str) -> str:
@@ -65,8 +51,8 @@ def report(config: ConfigDict, workdir: str) -> str:
   if isinstance(found, SeveralMeasures):
     lines = several_lines(found)
   else:
-    simple = baselines(config.data, config.data.split, split)
-    lines = _lines(found, simple)
+    accuracies = baselines(config.data, config.data.split, split)
+    lines = _lines(found, accuracies)
   text = '\n'.join(['', *lines])
   atomic_files.replace(saving.absolute(workdir) / FILE, text.encode())
   return text
@@ -82,7 +68,9 @@ def _test_split(config: ConfigDict) -> str:
   return splits.get('test') or next(iter(splits.values()), '')
 
 
-def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
+def baselines(
+  data: ConfigDict, split: str, test_split: str
+) -> dict[str, float]:
   """Measures the most frequent class and a linear classifier of pixels.
 
   The linear classifier is ridge regression on 16x16 pixels and colour
@@ -90,8 +78,12 @@ def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
 
   Args:
     data: a `config.data`.
-    split: for training.
-    test_split: for measuring.
+    split: the split for training.
+    test_split: the split for measuring.
+
+  Returns:
+    Accuracies by name of the classifier; {} if the data have no labels, or too
+    many images.
   """
   train, test = (
     bad_images.open_checked(data, name) for name in (split, test_split)
@@ -100,13 +92,10 @@ def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
     isinstance(train, sources.LabelledSource)
     and isinstance(test, sources.LabelledSource)
   ):
-    return []
+    return {}
   names = train.class_names
   counts_C = np.bincount(train.labels(), minlength=len(names))
   most = int(counts_C.argmax())
-  frequent = Baseline(
-    f'always {names[most]}', float(np.mean(test.labels() == most))
-  )
   rows = np.linspace(0, len(train) - 1, min(len(train), _MOST_LEARNED))
   x_ND, labels_N = _features(train, rows.astype(int).tolist())
   test_MD, test_labels_M = _features(test, range(len(test)))
@@ -117,7 +106,10 @@ def baselines(data: ConfigDict, split: str, test_split: str) -> list[Baseline]:
   accuracy = ridge.accuracy(
     test_MD, test_labels_M, mean_D, w_DC / std_D[:, None], b_C
   )
-  return [frequent, Baseline('a linear classifier of pixels', accuracy)]
+  return {
+    f'always {names[most]}': float(np.mean(test.labels() == most)),
+    'a linear classifier of pixels': accuracy,
+  }
 
 
 def _features(
@@ -185,8 +177,8 @@ def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
   return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
-  """Returns the lines of the report."""
+def _lines(found: Measures, simple: Mapping[str, float]) -> list[str]:
+  """Returns the lines of the report; `simple` has the baselines."""
   confusion_CC, names = found.confusion_CC, found.class_names
   images_C, right_C = confusion_CC.sum(axis=1), np.diag(confusion_CC)
   count = int(images_C.sum())
@@ -196,7 +188,7 @@ def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
     f'(95 % interval {low:.1%} to {high:.1%}), '
     f'{found.balanced:.1%} as the mean over classes',
   ]
-  lines += [f'baseline   {x.accuracy:.1%} {x.name}' for x in simple]
+  lines += [f'baseline   {x:.1%} {name}' for name, x in simple.items()]
   there = [i for i in range(len(names)) if images_C[i]]
   listed = there
   if len(there) > _LINES:
@@ -216,10 +208,7 @@ def _lines(found: Measures, simple: Sequence[Baseline]) -> list[str]:
       lines.append(
         f'confused   {names[i]} taken for {names[j]}, {times:,} times'
       )
-  better = [x for x in simple if x.accuracy >= found.accuracy]
-  if better:
-    best = max(better, key=lambda x: x.accuracy)
-    lines.append(
-      f'The model does not beat {best.name} ({best.accuracy:.1%}). {_TRY}'
-    )
+  best = max(simple, key=lambda name: simple[name], default='')
+  if best and simple[best] >= found.accuracy:
+    lines.append(f'The model does not beat {best} ({simple[best]:.1%}). {_TRY}')
   return lines

@@ -23,10 +23,6 @@ from vit_jax.training import features
 _NUM_CLASSES = 1000
 _CLASSES = set(range(_NUM_CLASSES))
 _NUM_IMAGES = 50_000
-# ImageNet's original label is in ReaL's list for about 90 % of the scored
-# images; for permuted labels it is in less than 1 %.
-_LEAST_AGREEMENT = 0.5
-_ENOUGH = 20  # scored images that the check needs
 _IMAGE_NAME = re.compile(r'(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+')
 
 
@@ -54,21 +50,12 @@ class RealEvaluator(Evaluator):
 
     Raises:
       FileNotFoundError: if `labels_path` is missing.
-      ValueError: if the file is not ReaL's, if the source has other images or
-        only images that ReaL does not score, or if its labels contradict ReaL.
+      ValueError: if the file is not ReaL's, or if the source has other images.
     """
     check_imagenet(name, source.class_names)
     labels = read_labels(labels_path)
     numbers, self._original_N = _numbers_and_labels(name, source)
     self._labels = [labels[number - 1] for number in numbers]
-    agreement, scored = real_accuracy(self._original_N, self._labels)
-    if scored >= _ENOUGH and agreement < _LEAST_AGREEMENT:
-      raise ValueError(
-        f"evaluators.{name}: the data's labels agree with {labels_path} for "
-        f'{agreement:.0%} of {scored:,} images; about 90 % are expected. '
-        'Check that images are in the folders of their classes, that they have '
-        'their original names, and that the file is the original real.json.'
-      )
     self.name = name
     self._top = top
     self._source = source

@@ -22,17 +22,6 @@ LEFT_OUT = 1000
 _BLOCK = 4096
 
 
-def check_labels(split: str, labels_N: np.ndarray, num_classes: int) -> None:
-  """Raises ValueError unless all labels are in [0, num_classes)."""
-  is_wrong_N = (labels_N < 0) | (labels_N >= num_classes)
-  if is_wrong_N.any():
-    raise ValueError(
-      f'The {split} example {is_wrong_N.argmax()} has the label '
-      f'{labels_N[is_wrong_N.argmax()]}; labels of {num_classes} classes must '
-      f'be 0 to {num_classes - 1}. Use a split that has labels.'
-    )
-
-
 def check_finite(split: str, x_ND: np.ndarray) -> None:
   """Raises ValueError unless all features are finite numbers."""
   is_wrong_N = ~np.isfinite(x_ND).all(axis=1)

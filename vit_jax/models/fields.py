@@ -96,12 +96,12 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
   low, high = map(float, valid[1:-1].split(', '))
   for x in value if isinstance(value, list | tuple) else [value]:
     if not isinstance(x, int | float):
-      raise ValueError(f'{name} is {value!r}: {x!r} is not a number.')
+      raise ValueError(f'{name} is {value!r:.200}: {x!r} is not a number.')
     above = x > low or (x == low and valid[0] == '[')
     below = x < high or (x == high and valid[-1] == ']')
     if not (above and below):
       raise ValueError(
-        f'{name} is {x}; it must lie in {valid}'
+        f'{name} is {value!r:.200}; it must lie in {valid}'
         ' (a round bracket excludes the end itself).'
       )
 

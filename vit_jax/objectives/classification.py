@@ -96,24 +96,18 @@ class Classification(Objective):
     """
     names, several = facts.class_names, facts.several_labels
     check_classes(config, facts, self.one_class)
-    if several and self.loss_name != 'sigmoid':
-      raise ValueError(
-        f'{config.data.name} has several classes per image, but loss.name is '
-        f'{self.loss_name!r}, for one class: use --config.loss.name=sigmoid.'
-      )
-    if several and self.wrong_labels:
-      raise ValueError(
-        f'data.wrong_labels is {self.wrong_labels}, but {config.data.name} has '
-        'several classes per image, which it does not support. Set it to 0.'
-      )
+    for field, value, needed in (
+      ('loss.name', self.loss_name, 'sigmoid'),
+      ('loss.class_weights', config.loss.class_weights, ''),
+      ('data.wrong_labels', self.wrong_labels, 0.0),
+    ):
+      if several and value != needed:
+        raise ValueError(
+          f'{config.data.name} has several classes per image, but {field} is '
+          f'{value!r}, for one class: use --config.{field}={needed!r}.'
+        )
     weights: tuple[float, ...] = ()
     if config.loss.class_weights:
-      if several:
-        raise ValueError(
-          f'{config.data.name} has several classes per image, but '
-          f'loss.class_weights={config.loss.class_weights} weights images by '
-          'their only class: set it to "".'
-        )
       weights = tuple(
         facts.examples / (len(names) * n) if n else 0.0
         for n in facts.class_counts
