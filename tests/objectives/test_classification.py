@@ -273,9 +273,7 @@ def test_several_classes_want_the_sigmoid_loss():
   shape = made.batch_shapes(5)['label']
   assert (shape.shape, shape.dtype) == ((5, 2), np.uint8)
   config.data.wrong_labels = 0.1
-  with pytest.raises(
-    ValueError, match='several classes .* wrong_labels is 0.1'
-  ):
+  with pytest.raises(ValueError, match='several classes .*wrong_labels is 0.1'):
     classified(config, facts)
 
 

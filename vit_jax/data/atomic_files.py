@@ -58,7 +58,7 @@ def new_folder(target: str) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  # Not the process id: two containers that share a folder may have the same.
+  # Two containers that share a folder may have the same process ids.
   partial = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.partial')
   try:
     yield partial
@@ -78,7 +78,7 @@ def refuse_existing(target: str) -> None:
     )
   if not path.parent.is_dir():
     raise FileNotFoundError(
-      f'{target} cannot be written: there is no folder {path.parent}.'
+      f'{target} cannot be written: the folder {path.parent} is missing.'
     )
   if not os.access(path.parent, os.W_OK | os.X_OK):
     raise PermissionError(

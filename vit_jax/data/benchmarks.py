@@ -22,7 +22,7 @@ class Benchmark:
     learning_rates: candidates (table 4).
     group: VTAB's 'natural', 'specialised' or 'structured'; empty for others.
     flip: whether training images are mirrored at random.
-    crop: of training images: 'inception', 'resize' (BiT's) or 'none'.
+    crop: crop of training images: 'inception', 'resize' (BiT's) or 'none'.
   """
 
   name: str

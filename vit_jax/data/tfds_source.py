@@ -21,7 +21,7 @@ _INSTALL = (
 
 # Fields that may hold an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
-# So many records of large images stay below a GB.
+# This number of records with large images takes less than a GB.
 _READ_TOGETHER = 512
 
 

@@ -151,7 +151,13 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
   """
   from vit_jax.data import tfds_source
 
-  task = _task(name)
+  key = name.removeprefix(PREFIX)
+  if key not in TASKS:
+    raise ValueError(
+      f'unknown task {name!r}. {nearest(key, TASKS)} A folder is given as '
+      f'./{name}'
+    )
+  task = TASKS[key]
   if split not in SPLITS:
     raise ValueError(
       f'split {split!r} of {name} is unknown; VTAB has the splits '
@@ -186,16 +192,6 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
   }
   parts['train800val200'] = f'{parts["train800"]}+{parts["val200"]}'
   return parts[split]
-
-
-def _task(name: str) -> Task:
-  key = name.removeprefix(PREFIX)
-  if key not in TASKS:
-    raise ValueError(
-      f'unknown task {name!r}. {nearest(key, TASKS)} A folder is given as '
-      f'./{name}'
-    )
-  return TASKS[key]
 
 
 def _label(task: Task, features: Mapping[str, Any]) -> Label:

@@ -1,6 +1,6 @@
-"""Build the evaluators that a config describes.
+"""Builds the evaluators that a config describes.
 
-All functions raise ValueError for an entry that cannot work.
+All functions raise ValueError for an invalid entry.
 """
 
 from ml_collections import ConfigDict

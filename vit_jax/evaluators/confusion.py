@@ -78,7 +78,7 @@ def evaluate(
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
     data: see `sources.data_config`.
-    split: by default the benchmark's test split, or `test`.
+    split: the split; by default the benchmark's test split, or `test`.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)

@@ -32,8 +32,8 @@ class Evaluator(Protocol):
     """Checks an entry before any data are opened.
 
     Raises:
-      ValueError: the entry cannot work.
-      FileNotFoundError: a file of the entry is missing.
+      ValueError: if the entry is invalid.
+      FileNotFoundError: if a file of the entry is missing.
     """
     del name, entry
 
@@ -50,7 +50,7 @@ class Evaluator(Protocol):
     """Builds the evaluator of an entry of `config.evaluators`.
 
     Raises:
-      ValueError: for an entry that cannot work.
+      ValueError: if the entry is invalid.
     """
     ...
 
@@ -67,11 +67,11 @@ class Parts:
   """The parts of a run that evaluators are built from.
 
   Attributes:
-    config: of the run.
-    objective: of the run.
+    config: the run's config.
+    objective: the run's objective.
     fixed: parameters of the objective, on the devices.
-    mesh: of the parameters.
-    facts: of the training data.
+    mesh: the mesh of the parameters.
+    facts: facts of the training data.
   """
 
   config: ConfigDict
@@ -104,9 +104,10 @@ class Parts:
     """Opens a split of the training data set.
 
     Raises:
-      ValueError: its classes differ from the training split's; it has classes
-        of objects and the objective learns one class per image; or joined
-        training splits may contain it under another name (`test` as `val`).
+      ValueError: if its classes differ from the training split's, if it has
+        classes of objects and the objective learns one class per image, or if
+        joined training splits may contain it under another name (`test` as
+        `val`).
     """
     data = self.config.data
     if '+' in data.split:

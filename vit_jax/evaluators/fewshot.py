@@ -56,16 +56,17 @@ def fewshot(
     l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to fit a logistic regression to all training examples too.
     knn: whether to measure k-NN on all training examples too.
-    **options: arguments of `_Subject`.
+    **options: `train_split`, `test_split`, `image_size` and `batch_size`, see
+      `_FrozenModel`.
 
   Raises:
     OSError: if checkpoint, data or a folder is missing.
     ValueError: for invalid arguments, before the model runs; or for features
       that are not finite.
   """
-  subject = _Subject(checkpoint, data, **options)
-  train, test = subject.splits
-  function = features_lib.layer(subject.checkpoint.model, layer)
+  frozen = _FrozenModel(checkpoint, data, **options)
+  train, test = frozen.splits
+  function = features_lib.layer(frozen.checkpoint.model, layer)
   labels_N = train.labels()
   drawn = Shots(
     labels_N,
@@ -81,14 +82,14 @@ def fewshot(
     knn_lib.check_k(knn_lib.K, labels_N)
   takes_all = probe or knn
   some = train if takes_all else sources.subset(train, drawn.rows_R.tolist())
-  train_XD, test_MD = subject.extract(function, (some, test))
+  train_XD, test_MD = frozen.extract(function, (some, test))
   shots_RD = train_XD[drawn.rows_R] if takes_all else train_XD
   results = drawn.evaluate(shots_RD, test_MD)
   probed = None
   if probe:
-    probed = subject.probe('all training images', train_XD, test_MD)
-  voted = subject.knn(train_XD, test_MD) if knn else None
-  return Curve(subject.checkpoint.path, results, probed, voted)
+    probed = frozen.probe('all training images', train_XD, test_MD)
+  voted = frozen.knn(train_XD, test_MD) if knn else None
+  return Curve(frozen.checkpoint.path, results, probed, voted)
 
 
 def probe_layers(
@@ -103,9 +104,9 @@ def probe_layers(
   Returns:
     Results by name of the layer, in the order of the model.
   """
-  subject = _Subject(checkpoint, data, **options)
-  model = subject.checkpoint.model
-  probe_lib.hold_out(subject.splits[0].labels())  # refuses too few
+  frozen = _FrozenModel(checkpoint, data, **options)
+  model = frozen.checkpoint.model
+  probe_lib.hold_out(frozen.splits[0].labels())  # refuses too few
   names = [*(f'block_{i}' for i in range(model.num_blocks)), 'pre_logits']
   layers = [features_lib.layer(model, name) for name in names]
 
@@ -115,22 +116,22 @@ def probe_layers(
     return jnp.concatenate(found, axis=-1)
 
   image_1HWC = jax.ShapeDtypeStruct(
-    (1, *subject.checkpoint.image_size, 3), jnp.float32
+    (1, *frozen.checkpoint.image_size, 3), jnp.float32
   )
   widths = [
-    jax.eval_shape(layer, subject.checkpoint.params, image_1HWC).shape[-1]
+    jax.eval_shape(layer, frozen.checkpoint.params, image_1HWC).shape[-1]
     for layer in layers
   ]
   train, test = (
     np.split(x_NX, np.cumsum(widths)[:-1], axis=-1)
-    for x_NX in subject.extract(every_layer, subject.splits)
+    for x_NX in frozen.extract(every_layer, frozen.splits)
   )
-  found = map(subject.probe, names, train, test)
+  found = map(frozen.probe, names, train, test)
   return dict(zip(names, found, strict=True))
 
 
-class _Subject:
-  """A checkpoint with training and test splits."""
+class _FrozenModel:
+  """A checkpoint and the splits on which its features are measured."""
 
   def __init__(
     self,
@@ -147,8 +148,8 @@ class _Subject:
     Args:
       checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
       data: see `sources.data_config`.
-      train_split: by default the benchmark's, or `train`.
-      test_split: by default the benchmark's, or `test`.
+      train_split: training split; by default the benchmark's, or `train`.
+      test_split: test split; by default the benchmark's, or `test`.
       image_size: (H, W); position embeddings are resized to it. By default the
         checkpoint's image size.
       batch_size: global batch size; by default 64 per device.

@@ -30,8 +30,8 @@ def report(config: ConfigDict, workdir: str) -> str:
   """Measures the result of a finished run and writes WORKDIR/report.txt.
 
   Args:
-    config: of the run, after training.
-    workdir: of the run.
+    config: the run's config, after training.
+    workdir: the run's workdir.
 
   Returns:
     Lines for a terminal; '' if the run is not a classification, lacks test

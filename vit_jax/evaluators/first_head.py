@@ -1,4 +1,4 @@
-"""Fit the head to frozen features before fine-tuning (LP-FT, 2202.10054).
+"""Fits the head to frozen features before fine-tuning (LP-FT, 2202.10054).
 
 The first gradients of a random head would distort the pre-trained features. A
 linear probe needs one pass over the images instead of epochs of head training.

@@ -44,9 +44,9 @@ def accuracy(
   Args:
     blocks: the training images, at least `k` in total.
     test_MD: features of the test images.
-    labels_M: their classes.
+    labels_M: classes of the test images.
     num_classes: C.
-    mesh: of the devices.
+    mesh: the device mesh.
     k: number of neighbours.
     temperature: T.
   """

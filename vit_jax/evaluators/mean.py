@@ -1,4 +1,4 @@
-"""Average an objective's metrics over a split, each example once."""
+"""Averages an objective's metrics over a split, each example once."""
 
 import dataclasses
 import functools

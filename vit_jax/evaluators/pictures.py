@@ -1,4 +1,4 @@
-"""Draw attention and filters during training, for dashboards."""
+"""Draws attention and filters during training, for dashboards."""
 
 import importlib.util
 from typing import Any, Self

@@ -6,12 +6,12 @@
   vit.logits(images)                       # BC
   vit.features(images, layer='block_3')    # BD
   vit.features(images, patches=True)       # BhwD
-  vit.attention(images)                    # a list of BNLL, one a layer
+  vit.attention(images)                    # a list of BNLL, one per layer
   vit.rollout(images, of='dog')            # Bhw
 
-Images are paths, Pillow images or uint8 arrays HWC of any size, a single one or
-a list. The checkpoint's preprocessing is applied. An unreadable image raises
-UnreadableImage, which names the file.
+An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
+take one image or a list. They apply the checkpoint's preprocessing. An
+unreadable image raises UnreadableImage, which names the file.
 """
 
 import os

@@ -36,10 +36,11 @@ class Probe:
 
   Attributes:
     l2: penalty.
-    heldout_accuracy: on a tenth of the training set, after training on the
-      rest; NaN if the penalty was given.
-    accuracy: on the test set, after training on the whole training set.
-    iterations: of L-BFGS in the last fit.
+    heldout_accuracy: accuracy on a tenth of the training set, after training on
+      the rest; NaN if the penalty was given.
+    accuracy: accuracy on the test set, after training on the whole training
+      set.
+    iterations: number of L-BFGS iterations in the last fit.
     converged: whether the gradient fell below the tolerance.
     mean_D: mean of the training features, which is subtracted first.
     kernel_DC: weights.

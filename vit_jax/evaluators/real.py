@@ -46,7 +46,7 @@ class RealEvaluator(Evaluator):
         first: int Nk.
       source: ImageNet validation images, all or some, in any order, with
         ImageNet's 1,000 classes in ImageNet's order.
-      labels_path: of real.json.
+      labels_path: path of real.json.
 
     Raises:
       FileNotFoundError: if `labels_path` is missing.

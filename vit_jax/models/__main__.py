@@ -12,10 +12,10 @@ their defaults and valid values. `--pretrained` lists the published checkpoints
 by the names that every command takes for a checkpoint, with the model, pixels a
 side, training data, top-1 accuracy on ImageNet and its source, and the file.
 
-GFLOPs count one image's forward pass, a multiply-add as two operations and
-products with a convolution's padding not at all: 3 * forward * images is the
-compute in the paper's table 6. Tokens are the encoder's, including the class
-token. Names that are not listed work too: s7, r101x2, r26+l16, axial_l32.
+GFLOPs count one image's forward pass: a multiply-add counts as two operations,
+and products with a convolution's padding do not count. 3 * forward * images is
+the compute in the paper's table 6. Tokens are those of the encoder, including
+the class token. Other names work too: s7, r101x2, r26+l16, axial_l32.
 """
 
 import argparse

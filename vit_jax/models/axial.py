@@ -129,7 +129,7 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """Row, then column attention in place of Axial-ResNet's 3x3 convolutions.
+  """Row, then column attention; replaces 3x3 convolutions of Axial-ResNet.
 
   A stride becomes average pooling at the end, as in the authors' code.
   """

@@ -240,7 +240,7 @@ def total_stride(layers: Sequence[int]) -> int:
 
 
 class ResNet(Model):
-  """Images to class logits, by convolutions."""
+  """Maps images to class logits by convolutions."""
 
   kind = 'resnet'
   loops = (UNITS,)

@@ -153,12 +153,15 @@ class Run:
       metrics = {k: float(v) for k, v in jax.device_get(metrics).items()}
       self._watch.progress()
       if not all(map(math.isfinite, metrics.values())):
+        saved = self.checkpoints.latest_step()
+        last = 'The run has no checkpoint yet.'
+        if saved is not None:
+          last = f'The last good checkpoint is {self.checkpoints.path(saved)}.'
         raise Diverged(
           f'Step {step}: the loss is {metrics["loss"]}, the norm of the '
           f'gradient {metrics["grad_norm"]} and the norm of the parameters '
-          f'{metrics["param_norm"]}. '
-          f'{self._last_checkpoint()} In a new --workdir, lower optimizer.lr, '
-          'lengthen optimizer.warmup or set optimizer.clip_norm.'
+          f'{metrics["param_norm"]}. {last} In a new --workdir, lower '
+          'optimizer.lr, lengthen optimizer.warmup or set optimizer.clip_norm.'
         )
       if step == self.start_step + 1:
         # The first step includes compiling, so rates start after it.
@@ -167,12 +170,6 @@ class Run:
       self._since_log.append(metrics)
       if step % self.durations.log_every == 0 or step == self.durations.total:
         self._write(step)
-
-  def _last_checkpoint(self) -> str:
-    step = self.checkpoints.latest_step()
-    if step is None:
-      return 'The run has no checkpoint yet.'
-    return f'The last good checkpoint is {self.checkpoints.path(step)}.'
 
   def _write(self, step: int) -> None:
     means = {

@@ -281,7 +281,7 @@ def place(tree: Any, shardings: Any) -> Any:
   """Places host arrays, equal in all processes, on the devices.
 
   Args:
-    tree: of NumPy arrays.
+    tree: NumPy arrays.
     shardings: one per array, or one for all.
 
   Raises:
