@@ -191,6 +191,6 @@ def test_layers_have_a_row_each_and_the_best_is_marked():
     'block_1      90.00%  best',
     'pre_logits   89.00%',
   ]
-  assert report.layers_csv(found) == (
+  assert report.layers_files(found, '')['layers.csv'] == (
     'layer,l2,accuracy\nblock_0,2.0,0.89\nblock_1,2.0,0.9\npre_logits,2.0,0.89\n'
   )
