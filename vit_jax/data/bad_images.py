@@ -155,14 +155,15 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
     hashes = (_hash(f'{decoders} {text}', bar) for text in texts)
     states_N = np.fromiter(hashes, np.uint64, len(share))
   known = {place: _read(place) for place in _places()}
-  is_known_N = np.isin(states_N, np.concatenate([*known.values()]))
+  is_known_N = _is_in(states_N, np.concatenate([*known.values()]))
   new_N = np.flatnonzero(~is_known_N)
   indices = [share[i] for i in new_N]
   bar = cores.progress('Checking images', len(indices), 'images')
   found = list(cores.in_threads(lambda i: _examine(source, i), indices, bar))
   is_known_N[new_N] = [image is None for image in found]
   for place, known_N in known.items():
-    _keep(place, np.setdiff1d(states_N[is_known_N], known_N))
+    readable_N = states_N[is_known_N]
+    _keep(place, readable_N[~_is_in(readable_N, known_N)])
   return [image for image in found if image]
 
 
@@ -190,6 +191,17 @@ def _hash(text: str, bar: Any) -> int:
   bar.update()
   digest = hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=8)
   return int.from_bytes(digest.digest(), 'little')
+
+
+def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
+  """np.isin by sorting, several times as fast for a million hashes."""
+  order_N = np.argsort(values_N)
+  sorted_N, known_M = values_N[order_N], np.sort(known_M)
+  is_in_N = np.empty(len(values_N), bool)
+  is_in_N[order_N] = np.searchsorted(known_M, sorted_N) < np.searchsorted(
+    known_M, sorted_N, 'right'
+  )
+  return is_in_N
 
 
 def _read(place: epath.Path) -> np.ndarray:
