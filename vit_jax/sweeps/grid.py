@@ -86,7 +86,9 @@ class GridReport:
     for row in self.rows:
       cells = (self.groups.get((row, column), []) for column in self.columns)
       rows.append([row, *(self._cell(runs, n) for runs in cells)])
-    heads = [', '.join(self._row_axes), *self.columns]
+    apart = {self.column_axis, *self.averaged}
+    row_axes = ', '.join(name for name in self.axes if name not in apart)
+    heads = [row_axes, *self.columns]
     return f'{self._caption(n)}\n\n{table(heads, rows)}'
 
   def _caption(self, n: int) -> str:
@@ -158,11 +160,6 @@ class GridReport:
     """The name of the axis in the columns; empty without a second axis."""
     shown = [name for name in self.axes if name not in self.averaged]
     return shown[1] if len(shown) > 1 else ''
-
-  @property
-  def _row_axes(self) -> list[str]:
-    apart = {self.column_axis, *self.averaged}
-    return [name for name in self.axes if name not in apart]
 
 
 def csv_text(

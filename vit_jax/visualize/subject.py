@@ -50,22 +50,15 @@ class Subject:
       L = model.num_tokens(image_size)
       size = min(_MAX_BATCH, max(1, _MAX_ENTRIES // (model.heads * L * L)))
     size = min(size, len(self.photographs))
-    with tqdm(
-      total=len(self.photographs),
-      desc=description,
-      unit=' images',
-      delay=2,
-      disable=None,  # without a terminal
-    ) as shown:
-      for start in range(0, len(self.photographs), size):
-        batch = self.photographs[start : start + size]
-        images_BHWC = np.zeros((size, *image_size, 3), np.uint8)
-        images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
-        normalized_BHWC = self.checkpoint.normalize(
-          jax.numpy.asarray(images_BHWC)
-        )
-        yield Layers(model, self.checkpoint.on_device, normalized_BHWC), batch
-        shown.update(len(batch))
+    starts = range(0, len(self.photographs), size)
+    for start in tqdm(
+      starts, description, unit=' batches', delay=2, disable=None
+    ):
+      batch = self.photographs[start : start + size]
+      images_BHWC = np.zeros((size, *image_size, 3), np.uint8)
+      images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
+      images_BHWC = self.checkpoint.normalize(jax.numpy.asarray(images_BHWC))
+      yield Layers(model, self.checkpoint.on_device, images_BHWC), batch
 
   def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
     """Returns the likeliest classes of each image and their probabilities."""

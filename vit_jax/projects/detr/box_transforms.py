@@ -100,6 +100,12 @@ class BoxTransform(transforms.PerStep):
       ValueError: The record lacks boxes, it has more than `max_objects`, or an
         object lacks the mask that `mask_stride` asks for.
     """
+    if 'boxes' not in record:
+      raise ValueError(
+        f'{record["name"]} has no boxes; objective.name=detection needs them. '
+        "Set data.name to a folder with COCO's instances.json, or to "
+        'digits_canvas.'
+      )
     picture = decode.open_image(record['image'], record['name'])
     part, flip = Box(0, 0, picture.height, picture.width), False
     short = self.short_sides[-1] if self.short_sides else 0
@@ -111,7 +117,8 @@ class BoxTransform(transforms.PerStep):
     size = orientation.fitted((part.height, part.width), self.image_size, short)
     image = transforms.resize(picture.read(part, size, exact=rng is None), size)
     corner_4 = np.array([part.left, part.top] * 2)
-    boxes_N4 = (boxes_of(record) - corner_4) / ([part.width, part.height] * 2)
+    boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
+    boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
     # For each pixel of the resized image, the nearest pixel of the original.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
@@ -197,21 +204,6 @@ class BoxTransform(transforms.PerStep):
       starts.append(min(round(start / scale), side - 1))
       sides.append(max(1, min(round(cut / scale), side - starts[-1])))
     return Box(*starts, *sides)
-
-
-def boxes_of(record: Record) -> np.ndarray:
-  """Returns the boxes of a record, float64 N4.
-
-  Raises:
-    ValueError: The record lacks boxes.
-  """
-  if 'boxes' not in record:
-    raise ValueError(
-      f'{record["name"]} has no boxes; objective.name=detection needs them. '
-      "Set data.name to a folder with COCO's instances.json, or to "
-      'digits_canvas.'
-    )
-  return np.asarray(record['boxes'], np.float64).reshape(-1, 4)
 
 
 def _one(sides: Sequence[int], rng: np.random.Generator) -> int:

@@ -71,9 +71,7 @@ class DINO(Objective):
     valid='[0, 1]',
   )
   temperature: float = field(0.1, 'Of the student.', valid='(0, inf)')
-  teacher_temperature: float = field(
-    0.07, 'After its warm-up.', valid='(0, inf)'
-  )
+  teacher_temperature: float = field(0.07, 'After warm-up.', valid='(0, inf)')
   first_temperature: float = field(
     0.04, "The teacher's temperature at the start.", valid='(0, inf)'
   )

@@ -60,18 +60,10 @@ class DINOViT(ViT):
   counted: ClassVar[tuple[str, ...]] = ('projected',)
   after_layers: ClassVar[str] = f'{ViT.after_layers}|^projection/'
 
-  prototypes: int = field(
-    65536, 'K, outputs of the projection.', valid='[2, inf)'
-  )
-  hidden: int = field(
-    2048, 'Width of the hidden layers of the projection.', valid='[1, inf)'
-  )
-  bottleneck: int = field(
-    256, 'Width before the last layer of the projection.', valid='[1, inf)'
-  )
-  last_scale: bool = field(
-    False, 'Learn the lengths of the vectors of the last layer.'
-  )
+  prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
+  hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
+  bottleneck: int = field(256, 'Bottleneck of the head.', valid='[1, inf)')
+  last_scale: bool = field(False, 'Learn the scale of the last layer.')
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'

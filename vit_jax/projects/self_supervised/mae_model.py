@@ -69,12 +69,8 @@ class MAEViT(ViT):
   decoder_width: int = field(
     512, 'Width D of the decoder.', valid='[4, inf)', multiple=4
   )
-  decoder_depth: int = field(
-    8, 'Number of layers of the decoder.', valid=layers.DEPTHS
-  )
-  decoder_heads: int = field(
-    16, 'Number of heads N of the decoder.', valid='[1, inf)'
-  )
+  decoder_depth: int = field(8, 'Layers of the decoder.', valid=layers.DEPTHS)
+  decoder_heads: int = field(16, 'Heads of the decoder.', valid='[1, inf)')
 
   @property
   def task(self) -> str:

@@ -19,11 +19,6 @@ Results = dict[str, str]
 _FACTS = ('table', 'model', 'variant', 'pretraining')
 
 
-def mean(text: str) -> float:
-  """Returns a published figure without its deviation, in percent."""
-  return float(text.partition(' ± ')[0])
-
-
 def _table(number: int) -> list[tuple[dict[str, str], Results]]:
   """Returns facts and results of each model, without empty cells."""
   path = pathlib.Path(__file__).with_name('published.csv')

@@ -202,16 +202,11 @@ class TransferReport(grid.GridReport):
     of one of our runs.
     """
     columns = dict(published.TABLE_2)
+    models = [run.result['config']['model'] for run in self.runs if run.result]
     for (variant, data), results in published.TABLE_5.items():
-      if any(_is_variant(run, variant) for run in self.runs):
+      shape = {'axial': False, 'stem_width': 0} | variants.fields(variant)
+      if any(shape.items() <= model.items() for model in models):
         name = f'ViT-{variant[0].upper()}/{variant[1:]} ({data}, table 5)'
         columns[name] = results
     names = {line.name for line in lines}
     return {k: v for k, v in columns.items() if names & v.keys()}
-
-
-def _is_variant(run: GridRun, variant: str) -> bool:
-  """Whether a finished run's model has the shape of a variant."""
-  shape = {'axial': False, 'stem_width': 0} | variants.fields(variant)
-  model = run.result['config']['model'] if run.result else {}
-  return shape.items() <= model.items()

@@ -84,11 +84,8 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
   )
   # On TPU, the peak considers when each array is needed. On other platforms it
   # leaves out temporary arrays, so the sum of all arrays is used.
-  is_tpu = any(
-    device.platform == 'tpu'
-    for placed in jax.tree.leaves(compiled.input_shardings)
-    for device in placed.device_set
-  )
+  placed = jax.tree.leaves(compiled.input_shardings)[0]
+  is_tpu = next(iter(placed.device_set)).platform == 'tpu'
   return found.peak_memory_in_bytes if is_tpu else whole
 
 

@@ -42,13 +42,6 @@ _ERRORS: dict[type[Exception], tuple[int, str]] = {
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _always(response: Response) -> Endpoint:
-  async def answer(request: Request) -> Response:
-    return response
-
-  return answer
-
-
 class PageServer:
   """The routes of the page and the API."""
 
@@ -74,11 +67,11 @@ class PageServer:
     ]
     page = (_FOLDER / 'page.html').read_text()
     policy = {'Content-Security-Policy': protection.content_policy(page)}
-    routes: list[tuple[str, str, Endpoint]] = [
-      ('/', 'GET', _always(HTMLResponse(page, headers=policy))),
-      ('/healthz', 'GET', _always(JSONResponse({'status': 'ok'}))),
-      ('/openapi.json', 'GET', _always(JSONResponse(DESCRIPTION))),
-      ('/api/models', 'GET', _always(JSONResponse({'models': models}))),
+    routes: list[tuple[str, str, Endpoint | Response]] = [
+      ('/', 'GET', HTMLResponse(page, headers=policy)),
+      ('/healthz', 'GET', JSONResponse({'status': 'ok'})),
+      ('/openapi.json', 'GET', JSONResponse(DESCRIPTION)),
+      ('/api/models', 'GET', JSONResponse({'models': models})),
       ('/api/predict', 'POST', self._predict),
     ]
     app = Starlette(
@@ -92,14 +85,16 @@ class PageServer:
     app.router.redirect_slashes = False
     return protection.lingering(app)
 
-  def _guarded(self, endpoint: Endpoint) -> Endpoint:
-    """Wraps an endpoint in the checks of every request."""
+  def _guarded(self, endpoint: Endpoint | Response) -> Endpoint:
+    """Wraps an endpoint or a fixed response in the checks of every request."""
 
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
       # Not request.url, which depends on the header Host.
       if request.scope['path'].startswith('/api/'):
         protection.check_token(request, self._token)
+      if isinstance(endpoint, Response):
+        return endpoint
       return await endpoint(request)
 
     return guarded
