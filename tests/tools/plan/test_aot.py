@@ -142,7 +142,7 @@ def test_only_tpus_know_when_each_array_is_needed(platform, peak):
   )
   devices = [
     types.SimpleNamespace(device_set=[types.SimpleNamespace(platform=name)])
-    for name in ('cpu', platform)
+    for name in (platform, platform)
   ]
   compiled = types.SimpleNamespace(
     memory_analysis=lambda: sizes, input_shardings=(devices, {})
