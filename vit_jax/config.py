@@ -237,6 +237,8 @@ def base() -> ConfigDict:
           'split': 'test',
           'masks': False,
         },
+        # Mean IoU and pixel accuracy, for objective.name=segmentation.
+        'segmentation': {'type': 'segmentation', 'on': False, 'split': 'test'},
         # Logs attention rollout on a split's first images, and the patch
         # embedding filters, to TensorBoard or wandb at every evaluation.
         'pictures': {

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import finetune
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import ROOT
-from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints import from_init, opening, transfer
 from vit_jax.checkpoints.formats.table import Preprocessing
+from vit_jax.convert import orbax
+from vit_jax.experiment import CheckedConfig
 from vit_jax.models import fields as model_fields
 from vit_jax.models import flops, variants, vit
 from vit_jax.projects.detr import layers as backbone
@@ -686,3 +689,24 @@ def test_a_detector_gains_masks_or_loses_them(masks):
   for name, found in params.items():
     want = fresh if name in new else old.params
     jax.tree.map(np.testing.assert_array_equal, found, want[name])
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'name': 'mae_vit', 'decoder_width': 8, 'decoder_heads': 2},
+    {'name': 'dino_vit', 'prototypes': 4, 'hidden': 8, 'bottleneck': 4},
+    {'name': 'segmentation_vit', 'num_classes': 3},
+  ],
+)
+def test_a_config_takes_the_body_of_a_model_of_another_task(tmp_path, fields):
+  body = {'patch_size': 16, 'width': 8, 'depth': 1, 'mlp_dim': 8, 'heads': 2}
+  made = random_checkpoint(
+    None, (32, 32), **{'num_classes': 0, 'pool': 'gap'} | body | fields
+  )
+  orbax.write(made, str(tmp_path / 'start'), 'float32')
+  config = finetune.get_config(f'{tmp_path}/start,digits')
+  from_init.resolve(config)
+  assert config.model.name == 'vit'
+  assert (config.model.pool, config.model.width) == ('gap', 8)
+  CheckedConfig(config)

@@ -99,9 +99,10 @@ def config_of(name, **changes):
     config_lib.choose_model(config, 'detr_r50')
     config.model.update(DETR)
     config.objective.update(max_objects=3, dense=0.5)
-    config.data.name = 'digits_canvas'
   else:
     config.model.update(depth=2)
+  if name in ('detection', 'segmentation'):
+    config.data.name = 'digits_canvas'
   config.model.update(width=32, mlp_dim=64, heads=4)
   if name in ('distillation', 'pseudo_labels'):
     config.teacher = teacher()
@@ -293,6 +294,13 @@ UNUSED = {
   'dino': OF_CLASSES | {'data.augment': '3augment', 'data.crop_resize': 1.2},
   'masked': OF_CLASSES,
   'pixels': OF_CLASSES,
+  'segmentation': OF_CLASSES
+  | {
+    'data.augment': '3augment',
+    'data.balance': 0.5,
+    'data.crop_resize': 1.2,
+    'data.resize_small': 16,
+  },
   'detection': OF_CLASSES
   | {
     'data.augment': '3augment',
@@ -403,7 +411,13 @@ def test_accumulation_is_one_batch(name):
 
 @pytest.mark.slow
 @objectives_of(
-  'mae', 'masked', 'classification', 'pixels', 'detection', 'video'
+  'mae',
+  'masked',
+  'classification',
+  'pixels',
+  'detection',
+  'segmentation',
+  'video',
 )
 def test_a_scan_is_the_loop(name):
   assert_close(run(name, **{'model.scan': True}), plain(name))

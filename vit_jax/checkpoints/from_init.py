@@ -55,7 +55,8 @@ def resolve(config: ConfigDict) -> None:
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  fields = checkpoint.weights().fields
+  # Of the body: the model of MAE or of a segmentation is another class.
+  fields = variants.config_of(checkpoint.model)
   left_out = {*_OF_THE_HEAD, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])
   model |= {k: v for k, v in fields.items() if k not in left_out}

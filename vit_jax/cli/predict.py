@@ -1,12 +1,15 @@
-"""Classify image files with any checkpoint, or detect objects with DETR.
+"""Classify image files, detect their objects or segment them.
 
   python -m vit_jax.predict CHECKPOINT IMAGE_OR_FOLDER... --topk=5
   python -m vit_jax.predict DETR street.jpg --threshold=0.7 --out=seen
+  python -m vit_jax.predict SEGMENTATION street.jpg --out=seen
 
 It prints one row per prediction, the likeliest first, file by file. Rows of
 DETR have boxes (x0, y0, x1, y1) in pixels; --out is a folder for pictures with
-boxes and masks. An unreadable file is reported on standard error, the other
-files are processed, and the exit status is 1.
+boxes and masks. Rows of a segmentation have the share of the pixels instead of
+a probability; --out is a folder for pictures with painted classes, and for the
+numbers of the classes as PNG. An unreadable file is reported on standard error,
+the other files are processed, and the exit status is 1.
 """
 
 import argparse
@@ -28,6 +31,12 @@ from vit_jax.training import metric_log
 
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
+# Columns and flags by the task of a model.
+TASKS = {
+  'classes': (COLUMNS, ('topk',)),
+  'objects': (COLUMNS + BOX, ('threshold', 'out')),
+  'masks': ((*COLUMNS[:3], 'share'), ('out',)),
+}
 THRESHOLD, TOPK = 0.7, 5
 # Most characters of a class name in a table; ImageNet has names of 120.
 MAX_WIDTH = 40
@@ -78,7 +87,7 @@ def main() -> int:
   )
   add(
     '--out',
-    help='for DETR: folder for the images with boxes and masks',
+    help='for DETR and segmentation: folder for painted images',
   )
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
@@ -94,24 +103,27 @@ def _run(args: argparse.Namespace) -> int:
       f'{args.checkpoint} has no head, so it cannot predict. Give a checkpoint '
       'with classes.'
     )
-  finds_objects = checkpoint.model.task == 'objects'
-  for name in ('topk',) if finds_objects else ('out', 'threshold'):
-    if getattr(args, name) is not None:
-      task = 'objects' if finds_objects else 'classes'
+  task = checkpoint.model.task
+  columns, apply = TASKS.get(task, TASKS['classes'])
+  for name in ('topk', 'threshold', 'out'):
+    if getattr(args, name) is not None and name not in apply:
       raise ValueError(
         f'{args.checkpoint} predicts {task}, which --{name} does not apply to. '
         'Leave it out.'
       )
   least = THRESHOLD if args.threshold is None else args.threshold
   results: Iterator[Any]
-  if finds_objects:
+  if task == 'objects':
     from vit_jax.projects.detr import detections
 
     results = detections.find(checkpoint, paths, least, args.out)
+  elif task == 'masks':
+    from vit_jax.projects.segmentation import painting
+
+    results = painting.find(checkpoint, paths, args.out)
   else:
     model = pretrained.TrainedModel(checkpoint)
     results = model.stream(paths, args.topk or TOPK)
-  columns = COLUMNS + BOX if finds_objects else COLUMNS
   unreadable = 0
 
   def readable() -> Iterator[list[Row]]:
@@ -134,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # a reader of the pipe sees each row at once
   if args.out:
-    flags.say(f'written {args.out}: an image for each file read')
+    flags.say(f'written {args.out}: a picture of each file read')
   return 1 if unreadable else 0
 
 
@@ -174,7 +186,7 @@ def texts(
     file, name = (flags.printable(row[key]) for key in ('file', 'class'))
     yield (
       f'{file:<{file_width}}  {row["rank"]:>2}  {name:<{class_width}}  '
-      f'{row["probability"]:7.2%}'
+      f'{row[columns[3]]:7.2%}'
       + ''.join(f'  {row[side]:7.1f}' for side in columns[len(COLUMNS) :])
       + '\n'
     )

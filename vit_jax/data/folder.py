@@ -175,7 +175,11 @@ def _warn_of_few(
 
 
 class Files(Source):
-  """Image files, as a source without labels."""
+  """Image files, as a source without labels.
+
+  Attributes:
+    paths: of the files.
+  """
 
   def __init__(
     self,
@@ -183,27 +187,27 @@ class Files(Source):
     labels: Sequence[Any] = (),
     class_names: tuple[str, ...] = (),
   ):
-    self._paths, self._labels = paths, labels
+    self.paths, self._labels = paths, labels
     self.class_names = class_names
 
   def __len__(self) -> int:
-    return len(self._paths)
+    return len(self.paths)
 
   def __getitem__(self, index: int) -> dict:
-    path = self._paths[index]
+    path = self.paths[index]
     return {'image': decode.read_file(path), 'name': path}
 
   def fingerprint(self) -> str:
     """Returns a hash of the files' paths, sizes and modification times."""
-    return f'folder {decode.state_of_files(self._paths)}'
+    return f'folder {decode.state_of_files(self.paths)}'
 
   def identity(self) -> str:
     """Returns a hash of the files' folders, names and sizes, in order."""
-    return decode.names_and_sizes(self._paths)
+    return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
     kind = type(self).__name__
-    return (f'{kind} {decode.state_of(self._paths[i])}' for i in indices)
+    return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 
 
 class LabelledFiles(Files):

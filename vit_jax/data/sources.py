@@ -32,6 +32,7 @@ SOURCES = Register(
     '(hf://|parquet:).*': 'vit_jax.data.hub_source:HubSource',
     'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
     '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
+    '.*/.*|[.~].*': 'vit_jax.projects.segmentation.data:open_masks',
   },
 )
 

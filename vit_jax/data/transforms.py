@@ -69,7 +69,7 @@ class TrainTransform:
     if self.resize:
       image = self._cut(picture, self.resize, rng)
     else:
-      box = self._random_box(picture.height, picture.width, rng)
+      box = self.random_box(picture.height, picture.width, rng)
       part = picture.read(box, self.image_size, exact=False)
       image = resize(part, self.image_size)
     if self.augmentation:
@@ -89,9 +89,10 @@ class TrainTransform:
     # A copy, so that the part does not keep the whole image alive.
     return image[top : top + height, left : left + width].copy()
 
-  def _random_box(
+  def random_box(
     self, height: int, width: int, rng: np.random.Generator
   ) -> Box:
+    """Draws the inception crop of an image."""
     if self.min_area == 1:
       return Box(0, 0, height, width)
     for _ in range(_CROP_ATTEMPTS):

@@ -20,6 +20,9 @@ EVALUATORS = Register(
     'fewshot': 'vit_jax.evaluators.fewshot:FewShotEvaluator',
     'knn': 'vit_jax.evaluators.fewshot:KNNEvaluator',
     'coco': 'vit_jax.projects.detr.evaluator:CocoEvaluator',
+    'segmentation': (
+      'vit_jax.projects.segmentation.evaluator:SegmentationEvaluator'
+    ),
     'pictures': 'vit_jax.evaluators.pictures:PicturesEvaluator',
   },
 )

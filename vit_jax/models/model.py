@@ -96,7 +96,10 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """The kind of prediction: 'classes', 'objects', 'pixels' or 'patches'."""
+    """The kind of prediction.
+
+    'classes', 'objects', 'masks' (classes of pixels), 'pixels' or 'patches'.
+    """
     return 'classes'
 
   @property

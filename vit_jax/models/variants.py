@@ -26,6 +26,7 @@ ARCHITECTURES = Register(
     'mae_vit': 'vit_jax.projects.self_supervised.mae_model:MAEViT',
     'rotation_vit': 'vit_jax.projects.few_labels.second_heads:RotationViT',
     'video_vit': 'vit_jax.projects.few_labels.second_heads:VideoViT',
+    'segmentation_vit': ('vit_jax.projects.segmentation.model:SegmentationViT'),
     'resnet': 'vit_jax.models.resnet:ResNet',
     'igpt': 'vit_jax.projects.igpt.model:IGPT',
     'detr': 'vit_jax.projects.detr.model:DETR',

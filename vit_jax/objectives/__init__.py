@@ -24,6 +24,7 @@ OBJECTIVES = Register(
     'pixels': 'vit_jax.projects.igpt.objective:Pixels',
     'pseudo_labels': 'vit_jax.projects.few_labels.pseudo_labels:PseudoLabels',
     'rotation': 'vit_jax.projects.few_labels.s4l:Rotation',
+    'segmentation': 'vit_jax.projects.segmentation.objective:Segmentation',
     'video': 'vit_jax.projects.few_labels.video:VideoInvariances',
   },
 )

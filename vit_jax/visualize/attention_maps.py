@@ -17,6 +17,7 @@ from flax import struct
 from vit_jax.models import attention
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import EncoderBlock, Projection
+from vit_jax.training import features
 
 Array = jax.Array
 
@@ -64,7 +65,11 @@ class Layers:
     The gradient is the derivative of a logit with respect to each attention
     weight, taken after the softmax. `class_B` is the index of each image's
     logit.
+
+    Raises:
+      ValueError: if the model does not classify images.
     """
+    features.check_classifies(self._model)
     dx_BLD = _of_logit(
       self._model, self._last_BLD, self._params, self._images_BHWC, class_B
     )

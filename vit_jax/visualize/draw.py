@@ -6,7 +6,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 from vit_jax.training import plots
 
@@ -54,6 +54,12 @@ def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   return cv2.resize(
     np.asarray(map_hw, np.float32), size[::-1], interpolation=cv2.INTER_LINEAR
   )
+
+
+def class_colour(label: int) -> tuple[int, ...]:
+  """Returns the colour (R, G, B) of a class."""
+  # Neighbouring classes differ by the golden angle.
+  return ImageColor.getrgb(f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)')
 
 
 def png(image_HWC: np.ndarray) -> bytes:

@@ -168,17 +168,7 @@ class BoxTransform(transforms.PerStep):
     Raises:
       ValueError: An object that is not a crowd lacks its mask.
     """
-    masks = record.get('masks', [None] * len(record['labels']))
-    crowd = record.get('crowd', [False] * len(masks))
-    lacking = sum(
-      x is None and not c for x, c in zip(masks, crowd, strict=True)
-    )
-    if lacking:
-      raise ValueError(
-        f'{record["name"]} has {lacking} objects without a mask, and '
-        "model.masks needs them. Add COCO's segmentation of every object, or "
-        'set model.masks=False.'
-      )
+    masks = masks_of(record)
     middle = self.mask_stride // 2
     rows_h, columns_w = (x[middle :: self.mask_stride] for x in pixels)
     shape = (-(-side // self.mask_stride) for side in self.image_size)
@@ -204,6 +194,24 @@ class BoxTransform(transforms.PerStep):
       starts.append(min(round(start / scale), side - 1))
       sides.append(max(1, min(round(cut / scale), side - starts[-1])))
     return Box(*starts, *sides)
+
+
+def masks_of(record: Record) -> Sequence[segments.Segmentation]:
+  """Returns the segmentation of each object of a record.
+
+  Raises:
+    ValueError: An object that is not a crowd lacks its mask.
+  """
+  masks = record.get('masks', [None] * len(record['labels']))
+  crowd = record.get('crowd', [False] * len(masks))
+  lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
+  if lacking:
+    raise ValueError(
+      f"{record['name']} has {lacking} objects without a mask. Add COCO's "
+      'segmentation of every object. To learn boxes alone, set '
+      'model.masks=False.'
+    )
+  return masks
 
 
 def _one(sides: Sequence[int], rng: np.random.Generator) -> int:

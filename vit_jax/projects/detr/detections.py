@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import atomic_files, decode
@@ -139,7 +139,7 @@ def picture(
   if found.masks_NHW is not None:
     shown_HWC = shown_HWC.copy()
     for label, mask_HW in zip(found.labels_N, found.masks_NHW, strict=True):
-      ink_C = np.array(ImageColor.getrgb(_colour(label)), np.uint8)
+      ink_C = np.array(draw.class_colour(label), np.uint8)
       shown_HWC[mask_HW] = shown_HWC[mask_HW] // 2 + ink_C // 2
   scale = max(1, _LEAST_SIDE // max(shown_HWC.shape[:2]))
   shown_HWC = shown_HWC.repeat(scale, axis=0).repeat(scale, axis=1)
@@ -150,7 +150,7 @@ def picture(
   font = ImageFont.load_default(letters)
   # The likeliest object is drawn last, on top.
   for label, score, box_4 in reversed(list(zip(*found[:3], strict=True))):
-    colour = _colour(label)
+    colour = draw.class_colour(label)
     x0, y0, x1, y1 = (float(x) * scale for x in box_4)
     pen.rectangle((x0, y0, x1, y1), outline=colour, width=max(2, short // 200))
     text = f'{names[label]} {score:.0%}'
@@ -158,8 +158,3 @@ def picture(
     pen.rectangle(pen.textbbox((x0 + 2, above), text, font), fill=colour)
     pen.text((x0 + 2, above), text, 'white', font)
   return draw.png(np.asarray(image))
-
-
-def _colour(label: int) -> str:
-  # Neighbouring classes differ by the golden angle.
-  return f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)'

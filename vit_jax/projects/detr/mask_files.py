@@ -48,7 +48,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   annotations: list[dict[str, Any]] = []
   bar = tqdm(paths.items(), unit=' images', delay=2, disable=None)
   for i, (stem, path) in enumerate(bar, 1):
-    numbers_HW = _numbers(masks[stem])
+    numbers_HW = numbers(masks[stem])
     height, width = numbers_HW.shape
     # Training applies the EXIF orientation, so sizes are compared after it.
     image = decode.open_image(decode.read_file(str(path)), str(path))
@@ -73,8 +73,8 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
           'segmentation': rle | {'counts': rle['counts'].decode()},
         }
       )
-  numbers = {x['id'] for x in annotations}
-  if _BORDER in numbers and numbers != {_BORDER} and 254 not in numbers:
+  found = {x['id'] for x in annotations}
+  if _BORDER in found and found != {_BORDER} and 254 not in found:
     objects = [x for x in annotations if x['id'] != _BORDER]
     _log.warning(
       'Pixels of 255 are taken for a border and left out, in %d of %d masks.',
@@ -100,8 +100,13 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
   return {x.removesuffix(end): place / name for x, (name,) in found.items()}
 
 
-def _numbers(path: pathlib.Path) -> np.ndarray:
-  """Returns the number of the object of each pixel, HW."""
+def numbers(path: pathlib.Path) -> np.ndarray:
+  """Returns the number of each pixel of a mask file, int64 HW.
+
+  Raises:
+    ValueError: The file is lossy, or has several channels.
+    OSError: It cannot be read.
+  """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
   one_number = image.mode in ('1', 'L', 'P', 'I', 'I;16')
@@ -109,7 +114,7 @@ def _numbers(path: pathlib.Path) -> np.ndarray:
   if image.format in ('JPEG', 'MPO') or not one_number:
     raise ValueError(
       f'{path} is a {image.format} of mode {image.mode}. Save masks as PNG '
-      'with one channel of object numbers, 0 for background.'
+      'with one channel of numbers, 0 for background.'
     )
   return numbers_HW.astype(np.int64)
 

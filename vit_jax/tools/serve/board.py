@@ -73,6 +73,11 @@ def write_model(
   """
   if not checkpoint.model.num_classes:
     raise ValueError(f'{checkpoint.path} has no head, so it cannot predict.')
+  if (task := checkpoint.model.task) not in ('classes', 'objects'):
+    raise ValueError(
+      f'{checkpoint.path} predicts {task}, which the page does not show. Use '
+      'python -m vit_jax.predict.'
+    )
   path = str(folder / f'{name}.{dtype}.onnx')
   return onnx.write(checkpoint, path, dtype, served=True)
 

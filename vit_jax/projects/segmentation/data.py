@@ -1,0 +1,144 @@
+"""Images with a class for every pixel, from PNG files or COCO annotations.
+
+A folder of PNG files has `images/`, `masks/` with a PNG of the same name for
+each image, and `classes.txt` with the names of classes 1, 2, ... on a line
+each. A pixel of a mask is the number of its class, 0 for background, or 255 to
+be ignored. Both folders may have a folder for each split, such as `train/`.
+
+Folders with objects, see `projects.detr.coco`, need a mask for each object.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import decode, folder, transforms
+from vit_jax.data.orientation import Box
+from vit_jax.data.source import Record
+from vit_jax.projects.detr import box_transforms, mask_files, segments
+
+BACKGROUND = 'background'
+# The class of pixels that are neither learned nor measured.
+IGNORED = 255
+
+
+class MaskFiles(folder.Files):
+  """Image files with a mask file each."""
+
+  def __init__(
+    self, root: pathlib.Path, paths: list[str], class_names: tuple[str, ...]
+  ):
+    """Finds the masks.
+
+    Raises:
+      ValueError: if an image lacks its mask.
+    """
+    super().__init__(paths, class_names=class_names)
+    self._masks = [
+      (
+        root / 'masks' / pathlib.Path(x).relative_to(root / 'images')
+      ).with_suffix('.png')
+      for x in paths
+    ]
+    if lacking := [x for x in self._masks if not x.is_file()]:
+      raise ValueError(
+        f'{len(lacking)} of {len(paths)} images of {root} lack their mask, '
+        f'such as {lacking[0]}. Add them, or remove the images.'
+      )
+
+  def __getitem__(self, index: int) -> Record:
+    return super().__getitem__(index) | {'mask': self._masks[index]}
+
+
+def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
+  """Opens a split of a folder; None if the folder lacks `classes.txt`."""
+  root = pathlib.Path(name).expanduser()
+  if not (root / 'classes.txt').is_file() or not (root / 'masks').is_dir():
+    return None
+  names = (root / 'classes.txt').read_text(encoding='utf-8-sig').split('\n')
+  files = folder.open_folder(str(root / 'images'), split, split_seed)
+  class_names = tuple(x.strip() for x in names if x.strip())
+  return MaskFiles(root, files.paths, class_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskTransform:
+  """Turns a record with masks into an image and the class of each pixel.
+
+  With a generator (training) it takes a random crop, else the whole image.
+
+  Attributes:
+    train: crops and resizes images in training.
+    evaluation: resizes them in evaluation.
+    classes: C, background included.
+  """
+
+  train: transforms.TrainTransform
+  evaluation: transforms.EvalTransform
+  classes: int
+
+  def __call__(
+    self, record: Record, rng: np.random.Generator | None = None
+  ) -> dict[str, np.ndarray]:
+    """Returns `image`, uint8 HWC, and `classes`, uint8 HW.
+
+    Raises:
+      UnreadableImage: The image cannot be decoded.
+      ValueError: The record lacks masks, or they do not fit the image or the
+        classes.
+    """
+    name = record['name']
+    picture = decode.open_image(record['image'], name)
+    classes_HW = classes_of(record)
+    if classes_HW.shape != (picture.height, picture.width):
+      height, width = classes_HW.shape
+      raise ValueError(
+        f'{name} has {picture.width}x{picture.height} pixels and its mask '
+        f'{width}x{height}. Give both the same size.'
+      )
+    known = (classes_HW < self.classes) | (classes_HW == IGNORED)
+    if not known.all():
+      raise ValueError(
+        f'The mask of {name} has the class {classes_HW[~known][0]}, and '
+        f'classes are 0 to {self.classes - 1}. Name all classes in '
+        f'classes.txt, or use {IGNORED} for pixels to ignore.'
+      )
+    size, box = self.train.image_size, Box(0, 0, *classes_HW.shape)
+    if rng is None:
+      image = self.evaluation.image(record['image'], name)
+    else:
+      box = self.train.random_box(picture.height, picture.width, rng)
+      part = picture.read(box, size, exact=False)
+      image = transforms.resize(part, size)
+    # Takes the pixel in the middle of each new one.
+    nearest = Image.fromarray(classes_HW.astype(np.uint8)).resize(
+      size[::-1],
+      Image.Resampling.NEAREST,
+      (box.left, box.top, box.left + box.width, box.top + box.height),
+    )
+    return {'image': image, 'classes': np.asarray(nearest)}
+
+
+def classes_of(record: Record) -> np.ndarray:
+  """Returns the class of each pixel of a record's image, int64 HW.
+
+  Where objects overlap, the smaller one wins. Crowds are ignored.
+
+  Raises:
+    ValueError: The record lacks masks, or its mask file cannot be used.
+  """
+  if 'mask' in record:
+    return mask_files.numbers(record['mask'])
+  if 'labels' not in record:
+    raise ValueError(
+      f'{record["name"]} has no mask. Give a folder with images/, masks/ and '
+      "classes.txt, or with COCO's instances.json."
+    )
+  objects: dict[str, Any] = record | {'masks': box_transforms.masks_of(record)}
+  found = segments.wanted(objects)
+  class_N = np.where(found.crowd_N, IGNORED, found.labels_N + 1)
+  # Background has the index -1, which is the last entry.
+  return np.append(class_N, 0)[found.index_HW]

@@ -1,0 +1,100 @@
+"""Mean intersection over union (IoU) of the classes of pixels."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Self
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.evaluators.evaluator import Evaluator, Parts
+from vit_jax.models.model import Batch, Params
+from vit_jax.objectives.objective import Best
+from vit_jax.projects.segmentation.objective import Segmentation
+from vit_jax.training import features, sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentationEvaluator(Evaluator):
+  """Compares the predicted class of every pixel of a split with its mask.
+
+  Masks have the size of the model's input.
+
+  Attributes:
+    name: prefix of the metrics.
+    class_names: C names.
+    confusion: maps (params, batch) to pixels by class and predicted class, CC.
+    batches: starts one pass over the split, as global device arrays.
+  """
+
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {
+    'mean_iou': 'highest',
+    'pixel_accuracy': 'highest',
+  }
+
+  name: str
+  class_names: Sequence[str]
+  confusion: Callable[[Params, Batch], jax.Array]
+  batches: Callable[[], Iterable[Batch]]
+
+  @classmethod
+  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
+    """Returns the evaluator of a split.
+
+    Raises:
+      ValueError: if the objective does not learn classes of pixels.
+    """
+    objective = parts.objective
+    if not isinstance(objective, Segmentation):
+      raise ValueError(
+        f'evaluators.{name} measures classes of pixels, and objective.name='
+        f'{parts.config.objective.name} does not predict them. Set '
+        f'evaluators.{name}.on=False, or use objective.name=segmentation.'
+      )
+    return cls(
+      name,
+      objective.class_names,
+      jax.jit(
+        objective.confusion, out_shardings=sharding.replicated(parts.mesh)
+      ),
+      functools.partial(
+        features.global_batches,
+        parts.source(entry.split),
+        objective.eval_transform(),
+        **parts.batches,
+      ),
+    )
+
+  def run(self, params: Params) -> dict[str, float]:
+    """Returns `measures` under this evaluator's name."""
+    counts = (self.confusion(params, batch) for batch in self.batches())
+    C = len(self.class_names)
+    # In int64, since int32 holds the pixels of a batch only.
+    confusion_CC = np.zeros((C, C), np.int64)
+    for of_batch_CC in features.fetched(counts, ahead=2):
+      confusion_CC += of_batch_CC
+    found = measures(confusion_CC, self.class_names)
+    return {f'{self.name}/{key}': value for key, value in found.items()}
+
+
+def measures(
+  confusion_CC: np.ndarray, class_names: Sequence[str]
+) -> dict[str, float]:
+  """Returns the IoU of each class, their mean, and the share of right pixels.
+
+  A class that no pixel has and none is predicted as has no IoU, and does not
+  count in the mean.
+  """
+  right_C = np.diag(confusion_CC)
+  union_C = confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1) - right_C
+  iou = {
+    f'iou_{name}': float(right / union)
+    for name, right, union in zip(class_names, right_C, union_C, strict=True)
+    if union
+  }
+  return {
+    'mean_iou': float(np.mean([*iou.values()])),
+    'pixel_accuracy': float(right_C.sum() / confusion_CC.sum()),
+  } | iou

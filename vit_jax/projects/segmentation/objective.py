@@ -1,0 +1,192 @@
+"""Semantic segmentation: cross-entropy of every pixel's class."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from vit_jax.data.images import Images
+from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.objectives.objective import (
+  OF_CLASSES,
+  Best,
+  Facts,
+  Objective,
+  sums,
+)
+from vit_jax.projects.segmentation.data import (
+  BACKGROUND,
+  IGNORED,
+  MaskTransform,
+)
+from vit_jax.projects.segmentation.model import SegmentationViT
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmentation(Objective):
+  """Learns the class of each pixel from a linear layer on each patch.
+
+  Attributes:
+    model: predicts logits of patches.
+    images: image preprocessing, crops and flips.
+    class_names: C names; the first one is the background.
+  """
+
+  unused: ClassVar[Mapping[str, Any]] = {
+    **OF_CLASSES,
+    'data.augment': '',
+    'data.balance': 0.0,
+    'data.crop_resize': 0.0,
+    'data.resize_small': 0,
+  }
+  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  _classes: ClassVar[int] = 1
+
+  model: SegmentationViT
+  images: Images
+  class_names: tuple[str, ...] = ()
+
+  @classmethod
+  def _arguments(
+    cls, config: ConfigDict, image_size: tuple[int, int]
+  ) -> dict[str, Any]:
+    if config.model.name != 'vit':
+      raise ValueError(
+        f'model.name is {config.model.name!r}, and segmentation reads the '
+        'patches of a ViT. Choose a variant such as b16.'
+      )
+    config = config.copy_and_resolve_references()
+    config.model.name = SegmentationViT.kind
+    return super()._arguments(config, image_size)
+
+  def on_data(self, config: ConfigDict, facts: Facts) -> Self:
+    """Returns the objective with the classes of the data and the background.
+
+    Raises:
+      ValueError: for data without classes, or with more than 254.
+    """
+    names = facts.class_names
+    if not 0 < len(names) < IGNORED:
+      raise ValueError(
+        f'{config.data.name} has {len(names)} classes; segmentation needs 1 to '
+        f'{IGNORED - 1}. Give a folder with images/, masks/ and classes.txt, '
+        "or with COCO's instances.json."
+      )
+    names = (BACKGROUND, *names)
+    model = self.model.clone(num_classes=len(names))
+    return dataclasses.replace(self, model=model, class_names=names)
+
+  def train_transform(self) -> MaskTransform:
+    """Returns the function that turns a record into an example."""
+    return MaskTransform(
+      self.images.train_transform(),
+      self.images.eval_transform(),
+      self.model.num_classes,
+    )
+
+  def eval_transform(self) -> MaskTransform:
+    """Returns the same transform; evaluation calls it without a generator."""
+    return self.train_transform()
+
+  def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shapes of images uint8 BHWC and classes uint8 BHW."""
+    classes = jax.ShapeDtypeStruct((size, *self.images.size), np.uint8)
+    return {'image': self.images.batch_shape(size), 'classes': classes}
+
+  def augment(self, batch: Batch, key: jax.Array) -> Batch:
+    """Normalises images, and mirrors them with their masks.
+
+    Adds `weights` BHW: 0 for ignored pixels, and equal for all other pixels of
+    the batch, with the mean 1. They give microbatches the loss of the batch.
+    """
+    images_BHWC = self.images.normalize(batch['image'])
+    # The same key draws the same flips.
+    classes_BHW1 = self.images.flipped(batch['classes'][..., None], key)
+    classes_BHW = classes_BHW1[..., 0]
+    return {
+      'image': self.images.flipped(images_BHWC, key),
+      'classes': classes_BHW,
+      'weights': weights(classes_BHW, axis=(0, 1, 2)),
+    }
+
+  def loss(
+    self,
+    params: Params,
+    fixed: Params,
+    batch: Batch,
+    key: jax.Array,
+    *,
+    train: bool,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss of the pixels, and the share that is right."""
+    del fixed
+    logits_BHWC = self._logits(params, batch['image'], key if train else None)
+    loss = jnp.mean(batch['weights'] * nats(logits_BHWC, batch['classes']))
+    right_BHW = jnp.argmax(logits_BHWC, axis=-1) == batch['classes']
+    accuracy = jnp.mean(batch['weights'] * right_BHW)
+    return loss, {'loss': loss, 'pixel_accuracy': accuracy}
+
+  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+    """Returns sums over the images whose `mask` is 1.
+
+    The loss of an image is the mean over its pixels.
+    """
+    del fixed
+    logits_BHWC = self._logits(params, self.images.normalize(batch['image']))
+    weights_BHW = weights(batch['classes'], axis=(1, 2))
+    nats_BHW = nats(logits_BHWC, batch['classes'])
+    loss_B = jnp.mean(weights_BHW * nats_BHW, axis=(1, 2))
+    return sums(batch['mask'], {'loss': loss_B})
+
+  def confusion(self, params: Params, batch: Batch) -> jax.Array:
+    """Returns pixels by class and by predicted class, int32 CC.
+
+    Counts the images whose `mask` is 1, without ignored pixels.
+    """
+    logits_BHWC = self._logits(params, self.images.normalize(batch['image']))
+    C = self.model.num_classes
+    class_BHW = batch['classes'].astype(jnp.int32)
+    is_counted_BHW = (class_BHW != IGNORED) & (batch['mask'] > 0)[:, None, None]
+    cell_BHW = C * class_BHW + jnp.argmax(logits_BHWC, axis=-1)
+    cell_BHW = jnp.where(is_counted_BHW, cell_BHW, C * C)
+    # Image by image, so that devices count their own images.
+    cells_BX = jax.vmap(lambda x: jnp.bincount(x.reshape(-1), length=C * C + 1))
+    return jnp.sum(cells_BX(cell_BHW), axis=0)[:-1].reshape(C, C)
+
+  def _logits(
+    self, params: Params, images_BHWC: jax.Array, key: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns logits BHWC of the pixels; with a key, dropout is applied."""
+    apply: Any = self.model.apply
+    logits_BhwC, _ = apply(
+      {'params': params},
+      images_BHWC,
+      train=key is not None,
+      rngs=None if key is None else {'dropout': key},
+    )
+    shape = (*images_BHWC.shape[:3], logits_BhwC.shape[-1])
+    return jax.image.resize(logits_BhwC, shape, 'bilinear')
+
+
+def weights(classes_BHW: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+  """Returns 0 for ignored pixels, else equal weights with the mean 1 in axes.
+
+  If all pixels are ignored, all weights are 0.
+  """
+  counts_BHW = (classes_BHW != IGNORED).astype(jnp.float32)
+  mean = jnp.mean(counts_BHW, axis=axis, keepdims=True)
+  return counts_BHW / jnp.where(mean > 0, mean, 1.0)
+
+
+def nats(logits_BHWC: jax.Array, classes_BHW: jax.Array) -> jax.Array:
+  """Returns the cross-entropy of each pixel, BHW; 0 if it is ignored."""
+  is_ignored_BHW = classes_BHW == IGNORED
+  nats_BHW = optax.softmax_cross_entropy_with_integer_labels(
+    logits_BHWC, jnp.where(is_ignored_BHW, 0, classes_BHW)
+  )
+  return jnp.where(is_ignored_BHW, 0.0, nats_BHW)

@@ -1,0 +1,91 @@
+"""Paint the classes of the pixels of photographs."""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.data import atomic_files, decode
+from vit_jax.visualize import draw, photos
+
+
+def find(
+  checkpoint: Checkpoint, paths: Sequence[str], out: str = ''
+) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
+  """Yields the classes of each image with their share of the pixels.
+
+  The largest share comes first. An unreadable file yields its error. Writes
+  two files for each image into the folder `out`: `painted-NAME.png`, the image
+  with all classes but the first in colour, and `classes-NAME.png`, the number
+  of each pixel's class with a palette of the same colours.
+  """
+  transform = checkpoint.transform()
+  logits_of = jax.jit(
+    lambda params, image_HWC: checkpoint.model.apply(
+      {'params': params}, checkpoint.normalize(image_HWC[None])
+    )[0][0]
+  )
+  if out:
+    os.makedirs(out, exist_ok=True)
+  for path, name in zip(paths, photos.unique_names(paths), strict=True):
+    try:
+      data = decode.read_file(path)
+      shown_HWC = decode.open_image(data, path).read()
+      seen_HWC = transform.image(data, path)
+    except decode.UnreadableImage as e:
+      yield e
+      continue
+    logits_hwC = np.asarray(logits_of(checkpoint.on_device, seen_HWC))
+    checkpoint.check_finite(logits_hwC, path)
+    classes_HW = likeliest(logits_hwC, shown_HWC.shape[:2])
+    if out:
+      place = os.path.join(out, f'painted-{name}.png')
+      atomic_files.replace(place, draw.png(painted(shown_HWC, classes_HW)))
+      place = os.path.join(out, f'classes-{name}.png')
+      atomic_files.replace(place, _indexed(classes_HW))
+    share_C = np.bincount(classes_HW.ravel()) / classes_HW.size
+    yield [
+      (checkpoint.class_name(c), float(share_C[c]))
+      for c in np.argsort(-share_C, kind='stable')
+      if share_C[c]
+    ]
+
+
+def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+  """Returns the likeliest class of each pixel of an image of (H, W), uint8.
+
+  Logits are enlarged class by class, since all of a photograph's would take
+  gigabytes.
+  """
+  best_HW = np.full(size, -np.inf, np.float32)
+  classes_HW = np.zeros(size, np.uint8)
+  for c, logits_hw in enumerate(np.moveaxis(logits_hwC, -1, 0)):
+    logits_HW = draw.enlarge(logits_hw, size)
+    classes_HW[logits_HW > best_HW] = c
+    best_HW = np.maximum(best_HW, logits_HW)
+  return classes_HW
+
+
+def painted(shown_HWC: np.ndarray, classes_HW: np.ndarray) -> np.ndarray:
+  """Returns an image with its classes, except 0, in colour."""
+  mixed_HWC = shown_HWC // 2 + _palette()[classes_HW] // 2
+  return np.where(classes_HW[..., None] > 0, mixed_HWC, shown_HWC)
+
+
+def _indexed(classes_HW: np.ndarray) -> bytes:
+  image = Image.fromarray(classes_HW)
+  image.putpalette(_palette().tobytes())
+  file = io.BytesIO()
+  image.save(file, format='png', optimize=True)
+  return file.getvalue()
+
+
+def _palette() -> np.ndarray:
+  """Returns the colour of each class, uint8 [256, 3]; class 0 is black."""
+  colours: list[Any] = [(0, 0, 0), *map(draw.class_colour, range(255))]
+  return np.array(colours, np.uint8)
