@@ -66,7 +66,7 @@ def test_resize_does_not_alias(scale):
 def test_train_crops_follow_the_distribution_they_claim():
   transform = transforms.TrainTransform((16, 16), min_area=0.05)
   rng = np.random.default_rng(0)
-  boxes = np.array([transform._random_box(427, 640, rng) for _ in range(4000)])
+  boxes = np.array([transform.random_box(427, 640, rng) for _ in range(4000)])
   top, left, height, width = boxes.T
   assert (top >= 0).all() and (top + height <= 427).all()
   assert (left >= 0).all() and (left + width <= 640).all()
@@ -110,7 +110,7 @@ def test_odd_shapes(shape):
 def test_an_image_with_no_part_to_draw_gives_its_largest(image, size):
   transform = transforms.TrainTransform((16, 16), min_area=0.9999)
   rng = np.random.default_rng(0)
-  boxes = [transform._random_box(*image, rng) for _ in range(9)]
+  boxes = [transform.random_box(*image, rng) for _ in range(9)]
   assert {(box.height, box.width) for box in boxes} == {size}
   for box in boxes:
     assert 0 <= box.top <= image[0] - size[0]
@@ -132,7 +132,7 @@ def test_training_decodes_no_better_than_it_needs(photo, encode, decodings):
 
 def test_a_train_crop_is_the_resized_part(photo, encode):
   transform = transforms.TrainTransform((224, 224))
-  box = transform._random_box(427, 640, np.random.default_rng(5))
+  box = transform.random_box(427, 640, np.random.default_rng(5))
   out = transform(_record(encode(photo)), np.random.default_rng(5))
   assert out['label'] == 3 and out['label'].dtype == np.int32
   part = Image.fromarray(photo).crop(
@@ -147,7 +147,7 @@ def test_a_train_crop_of_a_scaled_decode(photo, encode):
   transform = transforms.TrainTransform((32, 32))
   data = encode(photo, 'JPEG', quality=95)
   for seed in range(5):
-    box = transform._random_box(427, 640, np.random.default_rng(seed))
+    box = transform.random_box(427, 640, np.random.default_rng(seed))
     factor = min(box.height, box.width) // 32
     factor = max(f for f in (1, 2, 4, 8) if f <= factor)
     out = transform(_record(data), np.random.default_rng(seed))
