@@ -234,14 +234,14 @@ def preempt_at(monkeypatch):
   """Gives a function that has SIGTERM come in a step; None for in none."""
   from vit_jax.training import run
 
-  take = run.Run.take
+  add_metrics = run.Run.add_metrics
 
   def at(step):
     def told(self, number, metrics):
       if number == step:
         signal.raise_signal(signal.SIGTERM)
-      take(self, number, metrics)
+      add_metrics(self, number, metrics)
 
-    monkeypatch.setattr(run.Run, 'take', told)
+    monkeypatch.setattr(run.Run, 'add_metrics', told)
 
   return at

@@ -65,12 +65,12 @@ main.main = run_and_wait
 WAITING_TO_BE_TOLD = """
 import time
 from vit_jax.training import preemption, run
-take = run.Run.take
+take = run.Run.add_metrics
 def take_and_wait(self, step, metrics):
   take(self, step, metrics)
   while step == self.start_step + 45 and not preemption._open():
     time.sleep(0.01)
-run.Run.take = take_and_wait
+run.Run.add_metrics = take_and_wait
 """
 
 

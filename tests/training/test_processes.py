@@ -299,11 +299,11 @@ def test_a_workdir_that_is_not_shared_is_refused(training, alone, tmp_path):
 SLOW_STEPS = """
 import time
 from vit_jax.training.run import Run
-take = Run.take
+take = Run.add_metrics
 def slow_take(self, step, metrics):
   time.sleep(0.5 * (step >= {first}))
   take(self, step, metrics)
-Run.take = slow_take
+Run.add_metrics = slow_take
 """
 
 
@@ -356,12 +356,12 @@ def test_one_of_four_is_lost(number, moment, victim, args, training, tmp_path):
 
 FAIL_IN_STEP_5 = """
 from vit_jax.training.run import Run
-take = Run.take
+take = Run.add_metrics
 def failing_take(self, step, metrics):
   if step == 5:
     raise RuntimeError('the disk is gone')
   take(self, step, metrics)
-Run.take = failing_take
+Run.add_metrics = failing_take
 """
 NO_DATA = """
 from vit_jax.data import bad_images
