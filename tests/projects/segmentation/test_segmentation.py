@@ -197,7 +197,7 @@ def test_logits_are_a_linear_function_of_the_patches():
 def test_the_loss_is_the_mean_over_pixels_that_count():
   objective, params = objective_of(), random_params()
   batch = objective.augment(made_batch(), jax.random.key(0))
-  loss = jax.jit(lambda b: objective.loss(params, {}, b, None, train=False)[0])
+  loss = jax.jit(lambda b: objective.loss(params, {}, b, None)[0])
   logits, _ = objective.model.apply({'params': params}, batch['image'])
   logits = jax.image.resize(logits, (8, 32, 32, 3), 'bilinear')
   classes = np.asarray(batch['classes'])
@@ -422,7 +422,7 @@ def test_classes_of_whole_images_are_refused(tmp_path):
   assert vit.features([image], patches=True).shape == (1, 3, 3, 16)
   assert vit.rollout([image]).shape == (1, 3, 3)
   for ask in (vit.predict, lambda x: vit.rollout(x, of=1)):
-    with pytest.raises(ValueError, match='finds masks and gives no class'):
+    with pytest.raises(ValueError, match='SegmentationViT, finds masks'):
       ask([image])
   with pytest.raises(ValueError, match='predicts masks, which the page'):
     board.write_model(made, tmp_path, 'it', 'float32')

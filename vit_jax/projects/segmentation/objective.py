@@ -115,17 +115,11 @@ class Segmentation(Objective):
     }
 
   def loss(
-    self,
-    params: Params,
-    fixed: Params,
-    batch: Batch,
-    key: jax.Array,
-    *,
-    train: bool,
+    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of the pixels, and the share that is right."""
     del fixed
-    logits_BHWC = self._logits(params, batch['image'], key if train else None)
+    logits_BHWC = self._logits(params, batch['image'], key)
     loss = jnp.mean(batch['weights'] * nats(logits_BHWC, batch['classes']))
     right_BHW = jnp.argmax(logits_BHWC, axis=-1) == batch['classes']
     accuracy = jnp.mean(batch['weights'] * right_BHW)
