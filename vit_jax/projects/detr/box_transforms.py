@@ -164,9 +164,6 @@ class BoxTransform(transforms.PerStep):
     """Returns the masks of the objects that are kept, bool Mhw.
 
     Each mask pixel samples the middle of `mask_stride` image pixels.
-
-    Raises:
-      ValueError: An object that is not a crowd lacks its mask.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2
