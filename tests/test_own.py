@@ -1,5 +1,6 @@
 """Own photos: configs/own.py, `finetune`, and what a run ends with."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -86,8 +87,10 @@ def test_photos_that_come_more_often_are_changed_more():
   photos = own.Photos(200, (300, 400), 10, 90)
   few, many = (own._choices(photos, n, 'new') for n in (3, 300))
   assert few['data.crop_min_area'] > many['data.crop_min_area']
-  assert not few['data.augment'] and many['data.augment']
+  assert not few['loss.mixup'] and many['loss.mixup']
   assert few['data.balance'] > 0 and few['data.image_size'] == '64'
+  more = dataclasses.replace(photos, count=2000)
+  assert own._choices(more, 300, 'new')['data.image_size'] == '48'
 
 
 def test_a_step_is_chosen_by_a_hundred_photos_or_not_at_all():

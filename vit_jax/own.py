@@ -47,13 +47,20 @@ MODEL = {
   'heads': 4,
   'pool': 'gap',
 }
-# A model with at most so many parameters is trained like a new one even where
-# it starts from a checkpoint.
+# The largest checkpoint, in parameters, that is trained like a new model, at a
+# lower rate.
 SMALL = 5_000_000
+# The optimizer, its rate and the decay of the rate towards the first layer. The
+# rate of a new model makes a small checkpoint forget what it knows.
+OPTIMIZERS = {
+  'new': ('muon', 5e-3, 1.0),
+  'small': ('muon', 1.5e-3, 1.0),
+  'large': ('adam', 3e-4, 0.75),
+}
 # Fewer steps leave a model close to where it started.
 LEAST_STEPS = 300
 # More epochs over the same photos teach nothing new.
-MOST_EPOCHS = {'new': 400, 'fine-tuned': 40}
+MOST_EPOCHS = {'new': 400, 'small': 100, 'large': 40}
 _EVALUATIONS = 10
 # Seconds over which the speed of training is measured.
 _MEASURE_S = 6
@@ -135,24 +142,26 @@ def photos_of(source: sources.Source) -> Photos:
 def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   """Returns the open fields for photos that are each seen so many times.
 
-  `kind` is 'new' or 'fine-tuned'. Stronger augmentation pays for photos that
+  `kind` is a key of `OPTIMIZERS`. Stronger augmentation pays for photos that
   come more often.
   """
   short = min(photos.size)
+  small = short < 56 or photos.count >= 1000
   often = 0 if epochs < 30 else 1 if epochs < 150 else 2
-  is_new = kind == 'new'
+  name, rate, layer_decay = OPTIMIZERS[kind]
   return {
-    'batch_size': 128 if is_new and photos.count >= 1000 else 64,
-    # Convolutions shrink the image eight times: smaller ones are enlarged.
-    'data.image_size': '32' if short < 24 else '48' if short < 56 else '64',
+    'batch_size': 64,
+    # Convolutions shrink the image eight times: smaller ones are enlarged. With
+    # many photos, more epochs are worth more than more pixels.
+    'data.image_size': '32' if short < 24 else '48' if small else '64',
     'data.crop_min_area': (0.5, 0.4, 0.3)[often],
-    'data.augment': ('', 'randaugment(2, 5)', 'randaugment(2, 9)')[often],
+    'data.augment': '',
     'data.balance': 0.5 if photos.most > 5 * photos.fewest else 0.0,
     'loss.label_smoothing': (0.0, 0.1, 0.1)[often],
-    'loss.mixup': (0.0, 0.0, 0.2)[often],
-    'optimizer.name': 'muon' if is_new else 'adam',
-    'optimizer.lr': 5e-3 if is_new else 3e-4,
-    'optimizer.layer_decay': 1.0 if is_new else 0.75,
+    'loss.mixup': (0.0, 0.2, 0.2)[often],
+    'optimizer.name': name,
+    'optimizer.lr': rate,
+    'optimizer.layer_decay': layer_decay,
   }
 
 
@@ -230,8 +239,9 @@ def _choose(
     kept = _held_out(photos) | kept
     checkpoint = opening.open_checkpoint(config.init)
     shape = checkpoint.image_size
+    kind = 'small'
     if flops.count_params(checkpoint.model, shape) > SMALL:
-      kind = 'fine-tuned'
+      kind = 'large'
       size = {'data.image_size': f'{shape[0]}x{shape[1]}'}
   trial = config.copy_and_resolve_references()
   # The speed is that with the strongest augmentation.
@@ -247,9 +257,12 @@ def _choose(
     total = durations.steps_of(given, batch_size=batch, examples=photos.count)
   epochs = total * batch / photos.count
   chosen = _choices(photos, epochs, kind) | size | kept
+  chosen = {'total': f'{total} steps'} | chosen
   if measure and jax.process_index() == 0:
-    print(_story(photos, chosen, trial, total, epochs))
-  return {'total': f'{total} steps'} | chosen
+    filled = config.copy_and_resolve_references()
+    _fill(filled, chosen)
+    print(_story(photos, filled, total, epochs))
+  return chosen
 
 
 def _steps_in(
@@ -311,24 +324,25 @@ def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
 
 
 def _story(
-  photos: Photos,
-  chosen: dict[str, Any],
-  trial: ConfigDict,
-  total: int,
-  epochs: float,
+  photos: Photos, config: ConfigDict, total: int, epochs: float
 ) -> str:
-  """Describes the photos and what was chosen for them."""
+  """Describes the photos and the config that was chosen for them."""
   height, width = photos.size
-  changes = chosen['data.augment'] or 'crops and flips alone'
+  augmentation = [
+    'crops',
+    *['flips'] * config.data.flip,
+    *['mixup'] * bool(config.loss.mixup),
+    *[config.data.augment] * bool(config.data.augment),
+  ]
   lines = [
     f'photos  {photos.count:,} to learn from, {photos.fewest:,} to '
     f'{photos.most:,} a class, usually {width}x{height} pixels',
-    f'chosen  images of {chosen["data.image_size"]} pixels, '
-    f'{total:,} steps of {chosen["batch_size"]} ({epochs:.3g} epochs), '
-    f'{changes}, {chosen["optimizer.name"]} at {chosen["optimizer.lr"]:g}',
+    f'chosen  images of {config.data.image_size} pixels, {total:,} steps of '
+    f'{config.batch_size} ({epochs:.3g} epochs), {", ".join(augmentation)}, '
+    f'{config.optimizer.name} at {config.optimizer.lr:g}',
   ]
-  if not trial.init:
-    lines.append(f'start   {_advice(trial.data.name)}')
+  if not config.init:
+    lines.append(f'start   {_advice(config.data.name)}')
   return '\n'.join(lines)
 
 
