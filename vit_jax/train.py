@@ -101,9 +101,7 @@ def _open_and_train(
     else:
       _refuse_frozen_statistics(config.model)
   with bad_images.kept_in(workdir):
-    source = bad_images.open_checked(
-      config.data, config.data.split, build.splits(config)
-    )
+    source = bad_images.open_checked(config.data, config.data.split)
     experiment = Experiment(checked, facts_of(config, source))
     if experiment.facts.several_labels:
       # If most images lack most classes, predicting no class at all has a high
@@ -267,9 +265,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   own.resolve(config, workdir, measure=False)
   build.check(config)
   checkpoint = opening.open_checkpoint(config.init or workdir)
-  source = bad_images.open_checked(
-    config.data, config.data.split, build.splits(config)
-  )
+  source = bad_images.open_checked(config.data, config.data.split)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
     if not checkpoint.model.any_size:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax import config as config_lib
 from vit_jax.data import (
   atomic_files,
   bad_images,
@@ -20,7 +19,6 @@ from vit_jax.data import (
   transforms,
 )
 from vit_jax.data.preprocessing import Preprocessing
-from vit_jax.evaluators import build
 
 
 @pytest.fixture
@@ -275,33 +273,6 @@ def test_refusals(small):
     (small / 'train' / 'a' / f'{i}.png').write_bytes(b'')
   with pytest.raises(ValueError, match='3 of 3 images are unreadable:'):
     _open(small, 'skip')
-
-
-def test_those_of_all_splits_are_said_at_once(tmp_path):
-  for name in (
-    'train/a/0.png',
-    'train/a/1.png',
-    'test/a/0.png',
-    'test/a/1.png',
-  ):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new('RGB', (8, 8)).save(path)
-  for name in ('train/a/1.png', 'test/a/0.png'):
-    (tmp_path / name).write_bytes(b'not an image')
-  config = config_lib.base()
-  config.data.name = str(tmp_path)
-  with pytest.raises(ValueError) as e:
-    bad_images.open_checked(
-      config.data, 'train', [*build.splits(config), 'all']
-    )
-  assert f'{e.value}'.splitlines()[:3] == [
-    '1 of 2 images are unreadable, and 1 of other splits:',
-    f'  {tmp_path}/test/a/0.png: not an image of a known format',
-    f'  {tmp_path}/train/a/1.png: not an image of a known format',
-  ]
-  config.data.on_bad_image = 'skip'
-  assert len(bad_images.open_checked(config.data, 'train', ['test'])) == 1
 
 
 @pytest.mark.parametrize('on_bad_image', ['skip', 'error'])

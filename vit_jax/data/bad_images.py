@@ -7,14 +7,12 @@ or changed; it checks all files if the decoder changed.
 """
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,41 +30,31 @@ _log = logging.getLogger(__name__)
 _LISTED = 20
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class BadImage:
+class BadImage(NamedTuple):
   """An unreadable image.
 
   Attributes:
     index: position in the source.
     name: the file.
     reason: why it cannot be read.
-    in_its_bytes: whether the content is damaged; otherwise the next attempt to
-      read the file may succeed.
   """
 
   index: int
   name: str
   reason: str
-  in_its_bytes: bool = True
 
 
-def open_checked(
-  data: ConfigDict, split: str, others: Iterable[str] = ()
-) -> Source:
+def open_checked(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`, and checks its images; see `checked`.
 
   Raises:
-    ValueError: as `checked`, or as `sources.open_config`. The message lists the
-      unreadable images of the splits `others` too.
+    ValueError: as `checked`, or as `sources.open_config`.
     FileNotFoundError: as `sources.open_source`.
   """
-  opened = functools.partial(sources.open_config, data)
-  return checked(opened(split), data.on_bad_image, map(opened, others))
+  return checked(sources.open_config(data, split), data.on_bad_image)
 
 
-def checked(
-  source: Source, on_bad_image: str, others: Iterable[Source] = ()
-) -> Source:
+def checked(source: Source, on_bad_image: str) -> Source:
   """Returns a source without its unreadable images.
 
   All processes call it together, share the work and drop the same images. With
@@ -75,27 +63,24 @@ def checked(
 
   Raises:
     ValueError: `on_bad_image` is `error` and there are unreadable images, or it
-      is `skip` and no image is left, or it has another value. The message lists
-      the unreadable images of the `others` too.
+      is `skip` and no image is left, or it has another value.
   """
   if on_bad_image not in ('error', 'skip'):
     raise ValueError(
       f"on_bad_image is {on_bad_image!r}: use 'error' or 'skip'."
     )
-  bad = _find_in_all_processes(source)
-  if bad is None or (not bad and on_bad_image == 'error'):
+  _refuse_different(source)
+  own = find_bad_images(source)
+  if own is None:
     return source
-  if on_bad_image == 'skip':
-    others = ()
-  elsewhere = [x for o in others for x in _find_in_all_processes(o) or ()]
-  # A set, because splits may have images in common.
-  lines = sorted({f'  {b.name}: {b.reason}' for b in [*bad, *elsewhere]})
+  bad = [BadImage(*x) for x in _gather(own)]
+  if not bad and on_bad_image == 'error':
+    return source
+  lines = sorted({f'  {b.name}: {b.reason}' for b in bad})
   listed = '\n'.join(lines[:_LISTED])
   if len(lines) > _LISTED:
     listed += f'\n  and {len(lines) - _LISTED} more'
   summary = f'{len(bad)} of {len(source)} images are unreadable'
-  if len(lines) > len(bad):
-    summary += f', and {len(lines) - len(bad)} of other splits'
   if on_bad_image == 'error':
     raise ValueError(
       f'{summary}:\n{listed}\nRepair or remove them, or continue without them: '
@@ -109,14 +94,6 @@ def checked(
   kept = subset(source, [i for i in range(len(source)) if i not in dropped])
   kept.skips_unreadable = True
   return kept
-
-
-def _find_in_all_processes(source: Source) -> list[BadImage] | None:
-  _refuse_different(source)
-  bad = find_bad_images(source)
-  if bad is None:
-    return None
-  return [BadImage(*x) for x in _gather([dataclasses.astuple(b) for b in bad])]
 
 
 def _refuse_different(source: Source) -> None:
@@ -249,8 +226,7 @@ def _examine(source: Source, index: int) -> BadImage | None:
     record = source[index]
     height, width, _ = decode.decode(record['image'], record['name']).shape
   except decode.UnreadableImage as error:
-    in_its_bytes = not isinstance(error, decode.UnreadFile)
-    return BadImage(index, error.name, error.reason, in_its_bytes)
+    return BadImage(index, error.name, error.reason)
   annotated = record.get('size', (height, width))
   if annotated != (height, width):
     reason = (

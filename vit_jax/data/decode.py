@@ -64,16 +64,12 @@ class UnreadableImage(ValueError):
     return f'cannot read image {self.name}: {self.reason}'
 
 
-class UnreadFile(UnreadableImage):
-  """An image that cannot be read now; a later attempt may succeed."""
-
-
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
   Raises:
-    UnreadFile: for errors that may pass, such as a denied permission.
-    UnreadableImage: the path is missing, or is a folder, a pipe or a device.
+    UnreadableImage: The path is missing, cannot be read, or is a folder, a pipe
+      or a device.
   """
   try:
     mode = os.stat(path).st_mode
@@ -82,9 +78,7 @@ def read_file(path: str) -> bytes:
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    permanent = isinstance(error, (FileNotFoundError, IsADirectoryError))
-    kind = UnreadableImage if permanent else UnreadFile
-    raise kind(path, error.strerror or str(error)) from None
+    raise UnreadableImage(path, error.strerror or str(error)) from None
 
 
 def state_of_files(paths: Iterable[str], about: str = '') -> str:
@@ -351,7 +345,7 @@ def naming_errors(name: str):
   except UnreadableImage:
     raise
   except MemoryError as error:
-    raise UnreadFile(name, 'not enough memory') from error
+    raise UnreadableImage(name, 'not enough memory') from error
   # Pillow's plugins raise OSError, SyntaxError, struct.error, IndexError,
   # EOFError, ValueError and more if a file is damaged.
   except Exception as error:

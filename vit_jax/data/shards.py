@@ -23,7 +23,7 @@ import grain
 import numpy as np
 
 from vit_jax.data import atomic_files, cores, splits
-from vit_jax.data.decode import UnreadableImage, UnreadFile
+from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.source import Record, Source
 
 _log = logging.getLogger(__name__)
@@ -132,9 +132,7 @@ class Shards(Source):
     name = f'{state.partition(chr(0))[0]}/{position}'
     try:
       data = self._records[int(self._rows[index])]
-    except OSError as e:
-      raise UnreadFile(name, e.strerror or str(e)) from None
-    except RuntimeError as e:  # ArrayRecord's
+    except (OSError, RuntimeError) as e:  # RuntimeError is ArrayRecord's
       raise UnreadableImage(name, str(e)) from None
     fields = _parse(data, name)
     image = _value(fields, _IMAGE)
