@@ -204,11 +204,11 @@ def test_a_shard_that_changed_is_read_again(tmp_path, photos):
   write_tfrecord(tmp_path / 'train.tfrecord', rows)
   before = sources.open_source(f'tfrecord:{tmp_path}', 'all')
   again = sources.open_source(f'tfrecord:{tmp_path}', 'all')
-  assert again.fingerprint() == before.fingerprint()
+  assert [*again.states([0, 8])] == [*before.states([0, 8])]
   write_tfrecord(tmp_path / 'train.tfrecord', rows[:9])
   after = sources.open_source(f'tfrecord:{tmp_path}', 'all')
   assert len(after) == 9
-  assert after.fingerprint() != before.fingerprint()
+  assert not {*after.states([0, 8])} & {*before.states([0, 8])}
   assert after.identity() != before.identity()
 
 

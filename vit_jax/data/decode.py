@@ -96,7 +96,7 @@ def names_and_sizes(paths: Iterable[str]) -> str:
     name = '/'.join(path.split('/')[-2:])
     try:
       size = os.stat(path).st_size
-    except OSError:  # as in `state_of_files`
+    except OSError:  # as in `state_of`
       size = -1
     digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
   return digest.hexdigest()

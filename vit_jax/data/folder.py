@@ -197,15 +197,12 @@ class Files(Source):
     path = self.paths[index]
     return {'image': decode.read_file(path), 'name': path}
 
-  def fingerprint(self) -> str:
-    """Returns a hash of the files' paths, sizes and modification times."""
-    return f'folder {decode.state_of_files(self.paths)}'
-
   def identity(self) -> str:
     """Returns a hash of the files' folders, names and sizes, in order."""
     return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
+    # A class may read other pixels of the same file, as ObjectNet does.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

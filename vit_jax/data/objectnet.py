@@ -83,7 +83,3 @@ class ObjectNet(folder.LabelledFiles):
         f'{width}x{height} pixels are only the border of {BORDER} pixels',
       )
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}
-
-  def fingerprint(self) -> str:
-    """Returns another fingerprint than that of the files with their border."""
-    return f'objectnet {super().fingerprint()}'

@@ -146,16 +146,10 @@ class Shards(Source):
       name = f'{posixpath.dirname(name)}/{_text(file_name)}'
     return {'image': image, 'name': name}
 
-  def fingerprint(self) -> str:
-    """A hash of the files' paths, sizes and times, and of the chosen rows."""
-    return self._hash(self._states)
-
   def identity(self) -> str:
-    """A hash of the files' names and sizes, and of the chosen rows."""
+    """Returns a hash of the files' names and sizes, and of the chosen rows."""
     parts = (state.split('\0') for state in self._states)
-    return self._hash(f'{posixpath.basename(x[0])} {x[1]}' for x in parts)
-
-  def _hash(self, texts: Iterable[str]) -> str:
+    texts = (f'{posixpath.basename(x[0])} {x[1]}' for x in parts)
     digest = hashlib.sha256('\n'.join(texts).encode(errors='surrogateescape'))
     digest.update(self._rows.tobytes())
     return f'shards {digest.hexdigest()}'

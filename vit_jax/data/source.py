@@ -29,7 +29,7 @@ class Source(Protocol):
 
   def fingerprint(self) -> str | None:
     """Returns a text that changes when images change; None to skip checks."""
-    ...
+    return None
 
   def identity(self) -> str | None:
     """Returns a hash that does not depend on the folder of the data, or None.
@@ -41,7 +41,8 @@ class Source(Protocol):
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
     """Returns a text for each record, which changes when the record changes.
 
-    Records are checked again if their text is new.
+    Records are checked again if their text is new. By default the text is the
+    fingerprint and the index.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)

@@ -209,9 +209,6 @@ class Digits(Source):
   def labels(self) -> np.ndarray:
     return self._labels[self._positions].astype(np.int32)
 
-  def fingerprint(self) -> None:
-    return None
-
 
 class Subset(Source):
   """Some records of another source, in a given order."""
@@ -228,11 +225,6 @@ class Subset(Source):
 
   def __getitem__(self, index: int) -> Record:
     return self._source[int(self._indices[index])]
-
-  def fingerprint(self) -> str | None:
-    if (whole := self._source.fingerprint()) is None:
-      return None
-    return f'{whole} {hashlib.sha256(self._indices.tobytes()).hexdigest()}'
 
   def identity(self) -> str | None:
     if (whole := self._source.identity()) is None:

@@ -41,16 +41,13 @@ def field(
 
 
 def check(
-  declared: Iterable[dataclasses.Field[Any]],
-  values: Mapping[str, Any],
-  prefix: str = 'model.',
+  declared: Iterable[dataclasses.Field[Any]], values: Mapping[str, Any]
 ) -> None:
-  """Checks values against their declarations.
+  """Checks values of `config.model` against their declarations.
 
   Args:
     declared: fields declared by `field`.
     values: values by field name; missing fields have their default.
-    prefix: prefix of names in messages.
 
   Raises:
     ValueError: for an invalid value; names the field, value and way out.
@@ -58,7 +55,7 @@ def check(
   declared = tuple(declared)
   values = {f.name: f.default for f in declared} | dict(values)
   for f in declared:
-    of, name, value = f.metadata, prefix + f.name, values[f.name]
+    of, name, value = f.metadata, f'model.{f.name}', values[f.name]
     if not of or value is REQUIRED:  # the constructor raises for it
       continue
     if of['valid']:
@@ -72,11 +69,11 @@ def check(
     if of['unless'] and values[of['unless']]:
       raise ValueError(
         f'{name} is {value!r}, which cannot be combined with '
-        f'{prefix}{of["unless"]}: leave it at {f.default!r}.'
+        f'model.{of["unless"]}: leave it at {f.default!r}.'
       )
     if of['needs'] and not values[of['needs']]:
       raise ValueError(
-        f'{name} is {value!r}, which needs {prefix}{of["needs"]}, but that is '
+        f'{name} is {value!r}, which needs model.{of["needs"]}, but that is '
         f'{values[of["needs"]]!r}: set both, or leave {name} at {f.default!r}.'
       )
 

@@ -54,9 +54,6 @@ class DigitsCanvas(Source):
     """Returns the objects of a record."""
     return self._made(int(self._positions[index]))[1]
 
-  def fingerprint(self) -> None:
-    return None
-
   def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:
     # RandomState draws the same numbers in all versions of NumPy.
     rng = np.random.RandomState([self._seed, position])

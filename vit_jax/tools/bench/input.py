@@ -83,9 +83,6 @@ class _Photos(Source):
       'name': self.class_names[index % 2],
     }
 
-  def fingerprint(self) -> None:
-    return None
-
 
 def _our_batches(source: Source) -> Callable[[], float]:
   seeds = itertools.count()
