@@ -140,7 +140,11 @@ class _Sweep:
 
   def train(self, cell: Cell) -> None:
     """Runs one cell; chooses a candidate after the last trial of a group."""
-    self._tell_start(cell)
+    reported = [self._chosen(entry) or entry.runs[0] for entry in self._entries]
+    cells = self._trials + reported
+    number = len(cells) - len(self._left(cells)) + 1
+    what = 'trial ' if cell in self._trials else ''
+    _print(f'run {number} of {len(cells)}: {what}{cell.name} ({cell.workdir})')
     self._results[cell.workdir] = self._train(cell)
     for group in self._groups:
       if cell in group.trials:
@@ -207,16 +211,6 @@ class _Sweep:
       averaged=axes.seed_axes(self._config),
       metric=self._config.best_metric,
       runs=runs,
-    )
-
-  def _tell_start(self, cell: Cell) -> None:
-    reported = [self._chosen(entry) or entry.runs[0] for entry in self._entries]
-    cells = self._trials + reported
-    left = len(self._left(cells))
-    what = 'trial ' if cell in self._trials else ''
-    _print(
-      f'run {len(cells) - left + 1} of {len(cells)}: {what}{cell.name} '
-      f'({cell.workdir})'
     )
 
   def _tell_choice(self, group: choosing.Group) -> None:

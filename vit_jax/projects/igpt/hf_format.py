@@ -53,7 +53,9 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   positions, _ = lookup.shape('wpe.weight', 2)
   stated = Stated({'n_head': 8} | config, f'{path}/config.json')
   stated.fields(only(_CONFIG), {}, 'imagegpt')
-  size = _size(path, positions)
+  place = os.path.join(path, image_configs.FILE)
+  images = tensors.read_json(place) if os.path.exists(place) else {}
+  size = _size(images, positions, path)
   preprocessing, _, warnings = image_configs.of_hf(path, 'imagegpt', size)
   fields = {
     'name': 'igpt',
@@ -68,7 +70,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
       for key, x in arrays.items()
       if key.endswith(tuple(f'{name}.bias' for name in _BIASES))
     ),
-    'palette': _palette(path, rows - 1),
+    'palette': _palette(images, rows - 1, place),
     'image_size': size,
   }
   return table.File(
@@ -81,16 +83,10 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   )
 
 
-def _processor(path: str) -> dict[str, Any]:
-  place = os.path.join(path, image_configs.FILE)
-  return tensors.read_json(place) if os.path.exists(place) else {}
-
-
-def _size(path: str, positions: int) -> tuple[int, int]:
+def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   """Returns (H, W) of the processor if it fits `positions`, else a square."""
-  said = _processor(path)
   for key in ('crop_size', 'size'):
-    stated = said.get(key)
+    stated = images.get(key)
     if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
       height, width = Stated({key: stated}, path).sides(key)
       if height * width == positions:
@@ -99,10 +95,11 @@ def _size(path: str, positions: int) -> tuple[int, int]:
   return side, side
 
 
-def _palette(path: str, colours: int) -> tuple[float, ...]:
-  place = os.path.join(path, image_configs.FILE)
+def _palette(
+  images: dict[str, Any], colours: int, place: str
+) -> tuple[float, ...]:
   try:
-    found = np.array(_processor(path).get('clusters'), np.float64)
+    found = np.array(images.get('clusters'), np.float64)
   except (OverflowError, TypeError, ValueError):
     found = np.empty(0)
   if found.ndim != 2 or found.shape[1] != 3 or not np.isfinite(found).all():

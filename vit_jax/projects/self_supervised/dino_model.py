@@ -68,14 +68,6 @@ class DINOViT(ViT):
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
 
-  def check(self, image_size: tuple[int, int]) -> None:
-    super().check(image_size)
-    if self.num_classes:
-      raise ValueError(
-        f'model.num_classes is {self.num_classes}: DINO learns no classes. '
-        'Use 0.'
-      )
-
   @nn.compact
   def __call__(
     self,
