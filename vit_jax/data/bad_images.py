@@ -7,12 +7,13 @@ or changed; it checks all files if the decoder changed.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 _LISTED = 20
 
 
-class BadImage(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class BadImage:
   """An unreadable image.
 
   Attributes:
@@ -73,7 +75,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
   own = find_bad_images(source)
   if own is None:
     return source
-  bad = [BadImage(*x) for x in _gather(own)]
+  bad = [BadImage(*x) for x in _gather([*map(dataclasses.astuple, own)])]
   if not bad and on_bad_image == 'error':
     return source
   lines = sorted({f'  {b.name}: {b.reason}' for b in bad})
