@@ -156,8 +156,9 @@ def open_source(
         return found
   if '://' in name:
     raise ValueError(
-      f'{name} is a bucket or URL, but images are read only from disk: copy or '
-      'mount them first.'
+      f'{name} is a bucket or URL, but folders and tables are read only from '
+      'disk. Copy or mount them, or name shards, as in '
+      'arrayrecord:gs://BUCKET/FOLDER.'
     )
   if name.lower().endswith('.csv'):
     return folder.open_table(name, split, split_seed)
