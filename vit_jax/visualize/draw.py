@@ -19,17 +19,12 @@ _GRAY = 128
 
 def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
   """Overlays the colours of a map on a grayscale photograph."""
-  gray_HW = cv2.cvtColor(shown_HWC, cv2.COLOR_RGB2GRAY)
-  mixed_HWC = 0.45 * gray_HW[..., None] + 0.55 * heat(shown_HWC, map_hw)
-  return mixed_HWC.astype(np.uint8)
-
-
-def heat(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Returns the colours of a map, at the size of a photograph."""
   import matplotlib  # here and below, because it is slow to import
 
+  gray_HW = cv2.cvtColor(shown_HWC, cv2.COLOR_RGB2GRAY)
   map_HW = enlarge(map_hw, shown_HWC.shape[:2])
-  return matplotlib.colormaps[_COLORS](map_HW, bytes=True)[..., :3]
+  heat_HWC = matplotlib.colormaps[_COLORS](map_HW, bytes=True)[..., :3]
+  return (0.45 * gray_HW[..., None] + 0.55 * heat_HWC).astype(np.uint8)
 
 
 def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:

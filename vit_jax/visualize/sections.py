@@ -104,10 +104,8 @@ def rollout(
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
   names = [*map(checkpoint.class_name, indices)] or ['']
-  wanted: list[np.ndarray | None] = [None]
-  if indices:
-    wanted = [np.full(len(photographs), index) for index in indices]
-  maps = [rollout_maps(subject, fusion, discard, class_N) for class_N in wanted]
+  wanted = [np.full(len(photographs), index) for index in indices]
+  maps = [rollout_maps(subject, fusion, discard, x) for x in wanted or [None]]
 
   def line(n: int) -> dict[str, np.ndarray]:
     shown_HWC = photographs[n].shown()
