@@ -108,7 +108,7 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
   """Checks that fields set by hand are not set by an axis too.
 
   Raises:
-    ValueError: naming the field and how to set it.
+    ValueError: if an axis sets one of them; says how to set it.
   """
   grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
@@ -161,7 +161,7 @@ def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
   """Checks that no two axes set the same field or share a name.
 
   Raises:
-    ValueError: naming both axes.
+    ValueError: if two axes do; names both.
   """
   owners: dict[str, str] = {}
   for found in (*axes, *tune_axes):

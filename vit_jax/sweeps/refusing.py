@@ -62,7 +62,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Checks all runs and trials before the first one starts.
 
   Raises:
-    ValueError: naming the first run that cannot work.
+    ValueError: if a run cannot work; names the first one.
   """
   for entry in entries:
     facts.of(entry.runs[0])

@@ -51,7 +51,7 @@ def check(config: ConfigDict) -> CheckedConfig:
     The config of the last stage, the run itself.
 
   Raises:
-    ValueError: naming stage, field, value and way out.
+    ValueError: if a stage cannot work; names stage, field and value.
   """
   for name, fields in config.stages:
     # The stages stay in the config: they name teachers yet to be trained.

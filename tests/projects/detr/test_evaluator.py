@@ -362,7 +362,7 @@ def test_refusals_of_the_evaluator(parts):
     )
   config = parts.config.copy_and_resolve_references()
   config.best_metric = 'coco/AR_medium'
-  with pytest.raises(ValueError, match='no object of that size: give another'):
+  with pytest.raises(ValueError, match='no object of that size. Choose'):
     coco_ap.CocoEvaluator.from_entry(
       dataclasses.replace(parts, config=config), 'coco', entry
     )

@@ -156,7 +156,7 @@ def _read(
   The cache makes all splits of a file share one read.
 
   Raises:
-    ValueError: listing the wrong entries.
+    ValueError: if entries are wrong; lists them.
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)

@@ -51,7 +51,7 @@ class Detector:
     size.
 
     Raises:
-      UnreadableImage: naming the file.
+      UnreadableImage: if the file cannot be decoded.
     """
     data = decode.read_file(path)
     shown_HWC = decode.open_image(data, path).read()

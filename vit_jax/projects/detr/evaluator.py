@@ -117,8 +117,8 @@ class CocoEvaluator(Evaluator):
     rows = average_precision(objects, {})
     if not rows or best.removeprefix(MASKS) in {*ROWS} - rows.keys():
       raise ValueError(
-        f'best_metric is {name}/{best}, and evaluators.{name}.split has no '
-        f'object of that size{"" if rows else ", nor any other"}: give another.'
+        f'best_metric is {name}/{best}, but evaluators.{name}.split has no '
+        'object of that size. Choose another metric or split.'
       )
 
     def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:

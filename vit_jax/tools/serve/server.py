@@ -214,7 +214,7 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   parameter counts as left out.
 
   Raises:
-    HTTPException: naming the parameter, its value and the valid values.
+    HTTPException: if a value is invalid; names the parameter and valid values.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
