@@ -1,5 +1,6 @@
 """Check a sweep before its first run, and read results of finished runs."""
 
+import functools
 import json
 from typing import Any
 
@@ -57,6 +58,10 @@ class KnownData:
       self._by_split[key] = facts_of(config, sources.open_config(data, name))
     return self._by_split[key]
 
+  def count(self, config: ConfigDict, name: str) -> int:
+    """Returns the number of examples of a split of the config's data."""
+    return self.split(config, name).examples
+
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Checks all runs and trials before the first one starts.
@@ -71,9 +76,8 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
       facts.of(trial)
     if group.trials:
       with axes.naming(group.name):
-        choosing.check_held_out(
-          config, lambda name, config=config: facts.split(config, name).examples
-        )
+        count = functools.partial(facts.count, config)
+        choosing.check_held_out(config, count)
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:

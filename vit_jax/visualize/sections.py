@@ -104,7 +104,7 @@ def rollout(
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
   names = [*map(checkpoint.class_name, indices)] or ['']
-  wanted = [np.full(len(photographs), index) for index in indices]
+  wanted: list[Any] = [np.full(len(photographs), index) for index in indices]
   maps = [rollout_maps(subject, fusion, discard, x) for x in wanted or [None]]
 
   def line(n: int) -> dict[str, np.ndarray]:

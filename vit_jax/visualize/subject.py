@@ -57,8 +57,8 @@ class Subject:
       batch = self.photographs[start : start + size]
       images_BHWC = np.zeros((size, *image_size, 3), np.uint8)
       images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
-      images_BHWC = self.checkpoint.normalize(jax.numpy.asarray(images_BHWC))
-      yield Layers(model, self.checkpoint.on_device, images_BHWC), batch
+      x_BHWC = self.checkpoint.normalize(jax.numpy.asarray(images_BHWC))
+      yield Layers(model, self.checkpoint.on_device, x_BHWC), batch
 
   def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
     """Returns the likeliest classes of each image and their probabilities."""
