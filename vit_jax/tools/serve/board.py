@@ -15,8 +15,14 @@ DTYPES = ('float32', 'int8')
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = _PACKAGE / 'tools' / 'serve'
-# The modules that decode and resize images.
-_PIXELS = ('decode', 'orientation', 'preprocessing')
+# The modules that decode and resize images, with all that they import.
+_PIXELS = (
+  'data/decode.py',
+  'data/orientation.py',
+  'data/preprocessing.py',
+  'models/__init__.py',
+  'models/fields.py',
+)
 _START = '''\
 """Serves the models of this folder: python serve.py --help."""
 
@@ -47,7 +53,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
       if path.suffix in ('.py', '.html', '.json')
       and path.stem not in ('__main__', 'board')
     ]
-    pixels = [_PACKAGE / 'data' / f'{name}.py' for name in _PIXELS]
+    pixels = [_PACKAGE / name for name in _PIXELS]
     for path in (_PACKAGE / '__init__.py', *pixels, *served):
       copy = folder / 'vit_jax' / path.relative_to(_PACKAGE)
       copy.parent.mkdir(parents=True, exist_ok=True)
