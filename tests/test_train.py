@@ -195,7 +195,7 @@ def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
   newest = workdir / 'checkpoints' / '12' / 'params' / 'manifest.ocdbt'
   newest.write_bytes(newest.read_bytes()[:20])
   train.train(small_config(**STATEFUL), str(workdir))
-  assert 'checkpoints/12 is damaged and stepped over' in caplog.text
+  assert 'checkpoints/12 is damaged (' in caplog.text
   assert_equal(final_params(workdir), final_params(reference))
   assert read_metrics(workdir) == read_metrics(reference)
   gc.collect()
@@ -218,7 +218,7 @@ def test_only_when_told_a_run_starts_over(reference, tmp_path, caplog):
   train.train(config, str(workdir), start_over=True)
   assert_equal(final_params(workdir), final_params(reference))
   assert read_metrics(workdir) == read_metrics(reference)
-  assert 'damaged and stepped over' in caplog.text
+  assert 'is damaged (' in caplog.text
   gc.collect()
 
 

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import fetch, from_init, opening, saving
+from vit_jax.checkpoints import from_init, opening, saving
 from vit_jax.data import atomic_files, bad_images, decode, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.experiment import CheckedConfig, Experiment, facts_of
@@ -342,18 +342,9 @@ def _story(
     f'{config.optimizer.name} at {config.optimizer.lr:g}',
   ]
   if not config.init:
-    lines.append(f'start   {_advice(config.data.name)}')
+    flag = f'--config=configs/own.py:{config.data.name},{PUBLISHED}'
+    lines.append(
+      'start   new parameters. A published checkpoint does better: '
+      f'{flag} (88 MB)'
+    )
   return '\n'.join(lines)
-
-
-def _advice(folder: str) -> str:
-  """Says which published checkpoint would do better than new parameters."""
-  flag = f'--config=configs/own.py:{folder},{PUBLISHED}'
-  if fetch.is_here(PUBLISHED):
-    return f'new parameters. The checkpoint that is here does better: {flag}'
-  if fetch.is_reachable():
-    return f'new parameters. A published checkpoint does better: {flag} (88 MB)'
-  return (
-    'new parameters: there is no network to fetch a published checkpoint, '
-    f'which would do better. With one: {flag} (88 MB)'
-  )

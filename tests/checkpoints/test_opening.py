@@ -275,7 +275,7 @@ def test_arrays_of_another_step_or_config_are_refused(workdir, tmp_path):
   steps = tmp_path / 'checkpoints'
   shutil.rmtree(steps / '10' / 'average')
   shutil.copytree(steps / '8' / 'average', steps / '10' / 'average')
-  with pytest.raises(ValueError, match='10 .*of average are not those saved'):
+  with pytest.raises(ValueError, match='10 .*of average differ from their'):
     opening.open_checkpoint(str(tmp_path))
   meta = json.loads((steps / '8/meta/metadata').read_text())['meta']
   meta['config']['model']['mlp_dim'] = 40
@@ -327,7 +327,7 @@ def test_classes_are_called_by_their_names():
   }
   for text, index in found.items():
     assert checkpoint.class_index(text) == index
-  message = r"has 2 classes 'crane': say which, 'crane \(0\)' or 'crane \(2\)'"
+  message = r"has 2 classes 'crane'. Give 'crane \(0\)' or 'crane \(2\)'"
   with pytest.raises(ValueError, match=message):
     checkpoint.class_index('crane')
   for text in ('10', 10, -1, '-1', '1.0', '²', ''):

@@ -104,7 +104,7 @@ def test_a_workdir_converts_and_the_check_agrees(run, workdir, tmp_path, to):
   assert (status, err) == (0, '')
   assert '32x32 pixels, 7 classes with names' in out
   assert f'written   {target}: {to}, float32' in out
-  lost = 'class names' in out.partition('not held')[2]
+  lost = 'class names' in out.partition('note')[2]
   assert lost == (to in ('npz', 'bigvision'))
   assert files_in(tmp_path) == [target.name]
 

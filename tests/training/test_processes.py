@@ -413,10 +413,8 @@ def test_all_step_over_what_one_finds_damaged(training, alone, tmp_path):
     results = results_of(both)
   for i, (status, err) in enumerate(results):
     assert status == 0, results
-    reason = 'DATA_LOSS' if i == failing else 'another process found it so'
-    assert f'40 is damaged and stepped over ({reason}' in err.replace(
-      'ValueError: ', ''
-    )
+    reason = 'DATA_LOSS' if i == failing else 'another process found it'
+    assert f'40 is damaged ({reason}' in err.replace('ValueError: ', '')
   assert (workdir / 'checkpoints' / '40.damaged').exists()
   assert_close_run(workdir, alone)
 
@@ -436,7 +434,7 @@ def test_all_end_where_one_cannot_read(training, alone, tmp_path):
     reason = (
       r'OSError: \[Errno 5\] Input/output error'
       if i == failing
-      else 'another process says why'
+      else 'another process has the reason'
     )
     assert re.search(f'error: .*/40 cannot be read now: {reason}', err), err
     assert 'Traceback' not in err

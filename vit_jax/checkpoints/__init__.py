@@ -1,1 +1,1 @@
-"""Saving checkpoints, opening any format, and transferring weights."""
+"""Saves checkpoints, opens any format, and transfers weights."""

@@ -1,8 +1,8 @@
 """Low-rank adapters of kernels (LoRA, arXiv 2106.09685).
 
 A kernel W of D inputs and E outputs becomes W + A B, with A [D, r] and B
-[r, E]. Training changes A, B and the parameters of the task alone, and a
-checkpoint holds nothing else: the others are those of `config.init`.
+[r, E]. Training changes only A, B and the parameters of the task. Checkpoints
+store only these; all other parameters are read from `config.init`.
 """
 
 import os
@@ -21,7 +21,7 @@ A, B = 'lora_a', 'lora_b'
 
 
 def body_of(model: Model, params: Params) -> Params:
-  """Returns the parameters that adapters leave as they are."""
+  """Returns the parameters that training with adapters does not change."""
   return {k: x for k, x in params.items() if k not in model.task_params}
 
 
@@ -29,8 +29,9 @@ def merged(body: Params, trained: Params) -> Params:
   """Returns all parameters, with adapters added to their kernels.
 
   Args:
-    body: as `body_of` gives it.
-    trained: adapters in the place of their kernels, and the task's parameters.
+    body: result of `body_of`.
+    trained: adapters, as A and B in place of a kernel, and the task's
+      parameters.
   """
   found, trained = flatten_dict(body), flatten_dict(trained)
   for path, x in trained.items():
@@ -44,7 +45,7 @@ def merged(body: Params, trained: Params) -> Params:
 
 
 def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
-  """Returns all parameters of a step whose `params` are adapters.
+  """Returns all parameters of a checkpoint that stores adapters.
 
   Raises:
     FileNotFoundError: if `config.init` is missing.
@@ -59,12 +60,14 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   like = jax.ShapeDtypeStruct(sums.shape, sums.dtype)
   kept = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: like})
   if not np.array_equal(sums, kept[item]):
-    raise ValueError(f'the arrays of {item} are not those saved')
+    raise ValueError(f'the arrays of {item} differ from their checksums')
   start = opening.open_checkpoint(os.fspath(config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}
   fresh = flops.param_shapes(model, size) | task
   body = body_of(model, transfer.to_new_task(start, model, size, fresh))
   found = saving.checksums(body).tolist()
   if found != meta['fixed'][: len(found)]:
-    raise ValueError(f'{start.path} is not the one that adapters were added to')
+    raise ValueError(
+      f'{start.path} has changed since the adapters were trained on it'
+    )
   return merged(body, trained)

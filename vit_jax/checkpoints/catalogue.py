@@ -1,9 +1,9 @@
 """Published checkpoints by short names.
 
 Files and facts come from the READMEs of google-research/vision_transformer and
-google-research/big_transfer. AugReg published thousands of checkpoints. The
-list has the ones that its README recommends, and at 224 pixels the files that
-timm names in `vision_transformer.py` and `vision_transformer_hybrid.py`.
+google-research/big_transfer. Of AugReg's thousands of checkpoints, the list has
+those that its README recommends. For 224 pixels it has those that timm names in
+`vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class Published(NamedTuple):
 
   Attributes:
     model: a name of `variants.fields`.
-    image_size: side in pixels of the images in its last training.
-    data: data sets of its trainings, in this order.
+    image_size: side of the images in the last training, in pixels.
+    data: data sets that it was trained on, in this order.
     address: gs://BUCKET/FILE in a public bucket.
     accuracy: top-1 on ImageNet in percent; None if it is unknown.
     accuracy_from: source of the accuracy.
@@ -141,7 +141,7 @@ def _all() -> dict[str, Published]:
     found[f'bit/m-{model}-imagenet'] = Published(
       model, 480, _BOTH, f'{file}-ILSVRC2012.npz', measured, _TIMM
     )
-    if model != 'r152x2':  # which came after the paper
+    if model != 'r152x2':  # published after the paper, as BiT-M only
       found[f'bit/s-{model}'] = Published(
         model, 224, _I1K, f'{file.replace("-M-", "-S-")}.npz'
       )

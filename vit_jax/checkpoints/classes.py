@@ -16,12 +16,12 @@ _LISTED = 20
 def same_classes(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str = ''
 ) -> np.ndarray:
-  """Returns the checkpoint's class index for each class of a data set.
+  """Returns the checkpoint's class index for each class of the data.
 
-  Classes are matched by name, or by position if the checkpoint has no names.
+  Matches classes by name, or by position if the checkpoint has no names.
 
   Args:
-    checkpoint: checkpoint with a head.
+    checkpoint: the checkpoint.
     names: class names of the data.
     class_order: `config.data.class_order` of the data.
 
@@ -31,12 +31,15 @@ def same_classes(
   """
   C = checkpoint.model.num_classes
   if not C:
-    raise ValueError(f'{checkpoint.path} has no head, so it cannot predict.')
+    raise ValueError(
+      f'{checkpoint.path} has no head, so it cannot predict. Give a checkpoint '
+      'with classes.'
+    )
   if not checkpoint.class_names:
     if len(names) != C:
       raise ValueError(
-        f'{checkpoint.path} has {C:,} classes without names, and the data '
-        f'{len(names):,}: they cannot be told apart.'
+        f'{checkpoint.path} has {C:,} classes without names, and the data have '
+        f'{len(names):,}. Without names, the numbers must be equal.'
       )
     _match_by_position(checkpoint, names, class_order)
     return np.arange(C)
@@ -45,17 +48,15 @@ def same_classes(
   times = collections.Counter(checkpoint.class_names)
   if twice := [name for name in names if times[name] > 1]:
     raise ValueError(
-      f'{checkpoint.path} has several classes named {twice[0]!r}, which cannot '
-      'be told apart by their names: give images of all its classes, in its '
-      'order.'
+      f'{checkpoint.path} has several classes named {twice[0]!r}. Give images '
+      'of all its classes, in its order.'
     )
   known = {name: i for i, name in enumerate(checkpoint.class_names)}
   if missing := [name for name in names if name not in known]:
     raise ValueError(
-      f'{checkpoint.path} does not know {len(missing):,} of the {len(names):,} '
-      f'classes, such as {missing[0]!r}; it knows '
-      f'{checkpoint.class_names[0]!r} and others. Fine-tune it on these, or '
-      'give images of what it knows.'
+      f'{checkpoint.path} lacks {len(missing):,} of the {len(names):,} classes '
+      f'({missing[0]!r}). Its classes are {checkpoint.class_names[0]!r} '
+      'and others. Fine-tune it on the data, or give images of its classes.'
     )
   return np.array([known[name] for name in names])
 
@@ -65,16 +66,16 @@ def check_same(
 ) -> None:
   """Checks that a checkpoint has the classes of the data.
 
-  Equal classes may have different names, such as WordNet's ids. A name that
-  only one of the two has is therefore compared by position.
+  The same class may have two names, such as a WordNet id and a word. Two names
+  therefore match by position if neither occurs on the other side.
 
   Args:
-    checkpoint: checkpoint with a head.
+    checkpoint: the checkpoint.
     names: class names of the data.
     class_order: `config.data.class_order` of the data.
 
   Raises:
-    ValueError: if they differ; names the first difference.
+    ValueError: if the classes differ; names the first difference.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
@@ -99,25 +100,25 @@ def check_same(
 def _match_by_position(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
 ) -> None:
-  """Logs which class name is matched with which index of a checkpoint.
+  """Logs the matches of class names and a checkpoint's indices.
 
   Raises:
-    ValueError: if the names are numbers whose order as text differs from the
+    ValueError: if the names are numbers whose order as text differs from their
       order by value, and `class_order` is empty.
   """
   if sources.has_two_orders(names) and not class_order:
     by_value = sorted(names, key=int)
     raise ValueError(
-      f'{checkpoint.path} has no names for these classes, and they have two '
-      f'orders: as text {_some(names)}, as torchvision sorts folders, or by '
-      f'value {_some(by_value)}, as timm and TFDS do. Choose the order of its '
-      'training: --class_order=text or number, in a config data.class_order.'
+      f'{checkpoint.path} does not have these class names, and they have two '
+      f'orders: as text {_some(names)} (torchvision) or by value '
+      f'{_some(by_value)} (timm, TFDS). Choose the order of its training with '
+      '--class_order=text or number; in a config, data.class_order.'
     )
   pairs = [f'{i} is {name!r}' for i, name in enumerate(names)]
   if len(pairs) > _LISTED:
     pairs = [*pairs[: _LISTED - 1], '...', pairs[-1]]
   _log.info(
-    '%s and the data share no class names. Classes meet by position: %s.',
+    '%s and the data share no class names. Classes match by position: %s.',
     checkpoint.path,
     ', '.join(pairs),
   )

@@ -1,8 +1,8 @@
 """Configs that take the model from their initial checkpoint.
 
-Config files do not open checkpoints, because that may download them. `choose`
-therefore sets the model's name to 'from_init', and `resolve` fills in the model
-after the flags are parsed.
+Config files do not open checkpoints, because that could download them. `choose`
+therefore only sets the model's name to 'from_init'. `resolve` fills in the
+model after the flags are parsed.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Fine-tuning replaces the head.
-_OF_THE_HEAD = ('num_classes', 'image_size', 'representation_size', 'head_bias')
-_OF_IMAGES = ('mean', 'std', 'interpolation')
+# Fields that are not copied, because fine-tuning replaces the head.
+_HEAD_FIELDS = ('num_classes', 'image_size', 'representation_size', 'head_bias')
+_IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 
 
 def choose(config: ConfigDict, path: str) -> None:
-  """Takes the model and the image normalisation from a checkpoint.
+  """Makes a config take model and image normalisation from a checkpoint.
 
-  Fields that flags or the config set later are kept.
+  Fields that the config or flags set later take precedence.
   """
   open_fields: dict[str, Any] = {'dtype': placeholder(str)}
   for name in variants.ARCHITECTURES:
@@ -37,7 +37,7 @@ def choose(config: ConfigDict, path: str) -> None:
   del open_fields['num_classes']  # follows from the data
   config.init = path
   config.model = ConfigDict(open_fields | {'name': NAME})
-  for field in _OF_IMAGES:
+  for field in _IMAGE_FIELDS:
     kind = type(config.data[field])
     del config.data[field]
     config.data[field] = placeholder(kind)
@@ -49,26 +49,27 @@ def resolve(config: ConfigDict) -> None:
   Rounds image sizes to multiples of the patch size.
 
   Raises:
-    FileNotFoundError, ValueError: as `opening.open_checkpoint`, or if a field
-      was set that the checkpoint's model lacks.
+    FileNotFoundError: as `opening.open_checkpoint`.
+    ValueError: as `opening.open_checkpoint`, or if the checkpoint's model lacks
+      a field that is set.
   """
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  # Of the body: the model of MAE or of a segmentation is another class.
+  # The fields of the body: models for MAE and segmentation are other classes.
   fields = variants.config_of(checkpoint.model)
-  left_out = {*_OF_THE_HEAD, *checkpoint.model.compute_fields}
+  left_out = {*_HEAD_FIELDS, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])
   model |= {k: v for k, v in fields.items() if k not in left_out}
   given = {k: v for k, v in config.model.items() if v is not None}
   if unknown := given.keys() - model.keys():
     raise ValueError(
-      f'{config.init} has no field {min(unknown)!r} in its model. '
+      f'The model of {config.init} has no field {min(unknown)!r}. '
       + nearest(min(unknown), model)
     )
   with config.unlocked():
     config.model = ConfigDict(model | given | {'name': fields['name']})
-    for field in _OF_IMAGES:
+    for field in _IMAGE_FIELDS:
       if config.data[field] is None:
         config.data[field] = getattr(checkpoint.preprocessing, field)
     config.data.image_size = _tiled(config, config.data.image_size)
@@ -91,10 +92,11 @@ def _tiled(config: ConfigDict, size: str | None) -> str | None:
 
 
 def nearest_size(config: ConfigDict, pixels: int) -> int:
-  """Returns the nearest side that the patches tile: 378 for 384 and /14.
+  """Returns the nearest image side that the patches tile.
 
-  Prefers the smaller of two sides. Returns `pixels` if the model is not
-  resolved yet, or no side within 64 pixels fits.
+  It is 378 for 384 pixels and patches of 14. The smaller of two equally near
+  sides wins. Returns `pixels` if the model is not resolved yet, or if no side
+  within 64 pixels fits.
   """
   if config.model.name == NAME:
     return pixels

@@ -40,8 +40,8 @@ class Checkpoint:
     image_size: (H, W) in pixels that the position embeddings are for.
     preprocessing: how to resize and normalise images.
     class_names: C names; empty if the checkpoint does not store them.
-    loss: loss of the head, 'softmax' or 'sigmoid', which also turns logits into
-      probabilities.
+    loss: training loss of the head, 'softmax' or 'sigmoid'. The function of
+      this name turns logits into probabilities.
   """
 
   path: str
@@ -82,8 +82,8 @@ class Checkpoint:
   def class_name(self, index: int) -> str:
     """Returns a unique name of a class.
 
-    This is its number if the class has no name. If several classes share a name
-    (ImageNet has two cranes), the number is appended.
+    A class without a name gets its index. If several classes share a name
+    (ImageNet has two cranes), the index is appended.
     """
     names = self.class_names
     if not names:
@@ -107,7 +107,10 @@ class Checkpoint:
     """
     names, C = self.class_names, self.model.num_classes
     if not C:
-      raise ValueError(f'{self.path} has no head, hence no classes.')
+      raise ValueError(
+        f'{self.path} has no head, hence no classes. Give a checkpoint with a '
+        'head.'
+      )
     found = [
       i for i, name in enumerate(names) if text in (name, f'{name} ({i})')
     ]
@@ -115,7 +118,7 @@ class Checkpoint:
       return found[0]
     if found:
       raise ValueError(
-        f'{self.path} has {len(found)} classes {text!r}: say which, '
+        f'{self.path} has {len(found)} classes {text!r}. Give '
         f'{" or ".join(map(repr, map(self.class_name, found)))}.'
       )
     if str(text).isdecimal() and int(text) < C:
@@ -124,7 +127,7 @@ class Checkpoint:
     if len(hint) > 300:
       hint = f'Some of its names: {", ".join(names[:10])}.'
     raise ValueError(
-      f'{self.path} has no class {text!r}: give one of its names or an index '
+      f'{self.path} has no class {text!r}. Give one of its names or an index '
       f'from 0 to {C - 1}. {hint}'
     )
 
@@ -145,7 +148,7 @@ class Checkpoint:
     if not np.all(np.isfinite(outputs)):
       raise ValueError(
         f'{self.path} gives numbers that are not finite for {image}. Its '
-        'parameters are damaged, or too large for its dtype.'
+        'parameters are damaged, or too large for the dtype of the model.'
       )
 
   def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
@@ -185,8 +188,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   """Opens a checkpoint and detects its format.
 
   Args:
-    path: a workdir (opens the newest step, or with `early_stopping` the best
-      one); a folder `checkpoints/STEP`; a file or directory in a foreign
+    path: a workdir, whose newest step is opened, or with `early_stopping` the
+      best one; a folder `checkpoints/STEP`; a file or directory in a foreign
       format; or a name that `fetch.local` fetches. A `Checkpoint` is returned
       unchanged. If training kept a Polyak average, the average is opened.
 
@@ -211,17 +214,17 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
     return _open_step(folder / str(_step_of(folder)))
   if '://' in os.fspath(place):
     raise ValueError(
-      f'{path} holds no checkpoint of this package, and folders of others are '
-      'only read from disk: copy it here first.'
+      f'{path} is not a workdir. Folders in other formats are only read from '
+      'disk. Copy it to the disk first.'
     )
   return _open_foreign(os.fspath(place))
 
 
 def _step_of(folder: epath.Path) -> int:
-  """Returns the step of the checkpoint that is the result of a run.
+  """Returns the step whose checkpoint is the result of a run.
 
-  Does not use `Checkpoints`, which renames damaged checkpoints, because the run
-  may still be writing.
+  It does not use `Checkpoints`, which renames damaged checkpoints: the run may
+  still be writing.
   """
   kept = saving.steps(folder)
   newest = kept[-1]
@@ -251,21 +254,21 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
     yield
   except Exception as e:
     # Orbax raises FileNotFoundError also for a folder that cannot be read.
-    is_lacking = isinstance(e, FileNotFoundError)
-    hindrance = saving.judge(step_dir, e)[1] if is_lacking else ''
+    is_missing = isinstance(e, FileNotFoundError)
+    read_failure = saving.judge(step_dir, e)[1] if is_missing else ''
     raise ValueError(
       f'The checkpoint {step_dir} cannot be read: '
-      f'{hindrance or saving.first_line(e)}'
+      f'{read_failure or saving.first_line(e)}'
     ) from e
 
 
 def _params_of(
   step_dir: epath.Path, meta: dict[str, Any], model: Model
 ) -> dict[str, Any]:
-  """Returns the verified parameters that are the result of training."""
+  """Returns the parameters after training, verified by their checksums."""
   config, size = meta['config'], tuple(meta['image_size'])
   if config['optimizer'].get('lora'):
-    # By name, because it opens the checkpoint that adapters were added to.
+    # Imported by name, because `adapters` imports this module.
     adapters = importlib.import_module('vit_jax.checkpoints.adapters')
     found: dict[str, Any] = adapters.read(step_dir, meta, model)
     return found
@@ -277,13 +280,13 @@ def _params_of(
   else:
     params = saving.read_arrays(step_dir / item, like)
   if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
-    raise ValueError(f'the arrays of {item} are not those of its config')
+    raise ValueError(f'the arrays of {item} do not fit its config')
   sums_like = jax.eval_shape(saving.checksums, like)
   sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
   ours, kept = saving.checksums(params), sums[item]
   # The objective's state has checksums of more arrays than the result.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
-    raise ValueError(f'the arrays of {item} are not those saved')
+    raise ValueError(f'the arrays of {item} differ from their checksums')
   return params
 
 
@@ -299,7 +302,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     preprocessing = Preprocessing.of(config['data'])
     params = _params_of(step_dir, meta, model)
   if short_sides := config.get('objective', {}).get('short_sides'):
-    # The largest size that images are resized to.
+    # DETR opens at the largest size of its training.
     size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),
@@ -319,7 +322,7 @@ def _open_foreign(path: str) -> Checkpoint:
   try:
     model = variants.build(**file.fields)
   except (TypeError, ValueError) as e:
-    raise ValueError(f'{path} is no checkpoint of a model here: {e}') from e
+    raise ValueError(f'{path} is not of a supported model: {e}') from e
   shapes = traverse_util.flatten_dict(flops.param_shapes(model, size), sep='/')
   arrays = table.file_to_ours(file, {k: x.shape for k, x in shapes.items()})
   for warning in file.warnings:

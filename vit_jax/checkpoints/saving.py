@@ -1,8 +1,9 @@
-"""Saving training with orbax and resuming it exactly.
+"""Saves training with orbax and resumes it exactly.
 
-A workdir holds `checkpoints/STEP/` with the items `params`, `opt_state`,
-`average` and `objective_state` (unless empty), `checksums`, and `meta`: the
-full config, class names, preprocessing, time spent, the step and its metrics.
+A workdir has folders `checkpoints/STEP/` with the items `params`, `opt_state`,
+`average` and `objective_state` (unless empty), `checksums` and `meta`. `meta`
+stores the full config, class names, preprocessing, time spent, the step and its
+metrics.
 """
 
 import dataclasses
@@ -32,13 +33,13 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # The items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Minimum bytes of a replicated array for its devices to save a slice each.
-# Slicing compiles a program for every shape and device, which delays training
-# at the first checkpoint.
+# Each device saves a slice of a replicated array from this size in bytes on.
+# Slicing compiles a program for every shape and device, which delays the first
+# checkpoint.
 _LEAST_SLICE = 2**20
 
-# TensorStore's error codes for missing or wrong bytes. Other codes, such as
-# UNAVAILABLE, are read failures.
+# TensorStore's error codes for missing or wrong bytes. Other codes mean that
+# reading failed, such as UNAVAILABLE.
 _DAMAGE = re.compile(
   '(DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE): '
 )
@@ -62,7 +63,8 @@ class Checkpoints:
       keep_last: number of newest checkpoints to keep.
       best_metric: metric whose best checkpoint is kept as well.
       best: 'highest' or 'lowest', the better values of the metric.
-      start_over: whether to ignore damaged checkpoints if all are damaged.
+      start_over: whether training may start at step 0 if all checkpoints are
+        damaged.
 
     Raises:
       OSError: if a checkpoint's metrics cannot be read now.
@@ -88,7 +90,7 @@ class Checkpoints:
     self._manager = self._open()
 
   def _best_step(self) -> int | None:
-    """Returns the step with the best value, the first one of equal steps."""
+    """Returns the step with the best value; the first of several equal ones."""
     values = {
       step: self._sign * metrics.get(self._best_metric, np.nan)
       for step, metrics in self._metrics.items()
@@ -128,7 +130,7 @@ class Checkpoints:
     meta: dict[str, Any],
     metrics: dict[str, float],
   ) -> None:
-    """Starts saving; returns once the arrays have left the devices.
+    """Starts to save; returns when the arrays have left the devices.
 
     Args:
       step: steps taken so far.
@@ -152,7 +154,7 @@ class Checkpoints:
     self._metrics[step] = metrics
 
   def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Adds metrics to a checkpoint whose evaluation SIGTERM interrupted."""
+    """Adds metrics to a checkpoint whose evaluation a signal interrupted."""
     self._metrics[step] = metrics
     if jax.process_index() == 0:
       folder = self.directory / str(step)
@@ -161,10 +163,11 @@ class Checkpoints:
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Returns the newest undamaged `meta` of a checkpoint, or None.
+    """Returns `meta` of the newest undamaged checkpoint, or None.
 
     Raises:
-      OSError, ValueError: as `restore`.
+      OSError: as `restore`.
+      ValueError: as `restore`.
     """
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
     found = self._newest(args, lambda step, got: _verified(got[META], step))
@@ -177,7 +180,7 @@ class Checkpoints:
 
     Args:
       like: trees of `jax.ShapeDtypeStruct` with shardings, by item name. The
-        shardings may differ from those at saving.
+        shardings may differ from the saved ones.
 
     Returns:
       The step and the trees, or None if nothing was saved yet.
@@ -200,7 +203,7 @@ class Checkpoints:
       for name in like:
         sums = checksums(restored[name])
         if not np.array_equal(sums, restored[CHECKSUMS][name]):
-          raise ValueError(f'the arrays of {name} are not those saved')
+          raise ValueError(f'the arrays of {name} differ from their checksums')
 
     trees = like | {CHECKSUMS: sums_like}
     args = {
@@ -212,7 +215,7 @@ class Checkpoints:
   def _newest(
     self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
-    """Returns the newest step whose items pass a check, and these items."""
+    """Returns the newest step whose items pass `check`, and these items."""
     # The manager's own handler waits for all processes after reading, but a
     # process that finds damage leaves early.
     handler = ocp.CompositeCheckpointHandler()
@@ -228,14 +231,14 @@ class Checkpoints:
         found = step, restored
         break
       damaged[step] = damage
-      del restored  # memory may suffice for one checkpoint only
+      del restored  # frees the memory for the next one
     lost = [f'{step} ({damage})' for step, damage in damaged.items()]
     lost += sorted(p.name for p in self.directory.glob('*.damaged'))
     if lost and not found and not self._start_over:
       raise ValueError(
-        f'No checkpoint in {self.directory} is whole: {", ".join(lost)}. To '
-        'train again from step 0, which replaces metrics.csv, add '
-        '--start_over or give another --workdir.'
+        f'All checkpoints in {self.directory} are damaged: {", ".join(lost)}. '
+        'To train from step 0 again, add --start_over, which replaces '
+        'metrics.csv, or give another --workdir.'
       )
     if damaged:
       self._manager.close()
@@ -253,31 +256,32 @@ class Checkpoints:
       OSError: if any process cannot read the checkpoint now.
     """
     folder = self.directory / str(step)
-    result, damage, hindrance = None, '', ''
+    result, damage, failure = None, '', ''
     try:
       result = work(*args)
     except Exception as e:  # damaged files fail in many ways
-      damage, hindrance = judge(folder, e)
+      damage, failure = judge(folder, e)
       # Prevents a traceback for each concurrent read that failed.
       logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-    flags = np.array([bool(damage), bool(hindrance)])
-    damaged, hindered = (
+    flags = np.array([bool(damage), bool(failure)])
+    any_damage, any_failure = (
       multihost_utils.process_allgather(flags).reshape(-1, 2).any(axis=0)
     )
-    if hindered:
+    if any_failure:
       error = OSError(
         f'The checkpoint {folder} cannot be read now: '
-        f'{hindrance or "another process says why"}. Nothing was changed. Once '
-        'it can be read, the same command goes on.'
+        f'{failure or "another process has the reason"}. Nothing was changed. '
+        'Run the same command again when it can be read.'
       )
-      error.errno = errno.EIO  # so that all processes end with one status
+      error.errno = errno.EIO  # gives all processes the same exit status
       raise error
-    return result, damage or ('another process found it so' if damaged else '')
+    return result, damage or ('another process found it' if any_damage else '')
 
   def _set_aside(self, step: int, damage: str) -> None:
     self._metrics.pop(step, None)
     _log.warning(
-      'Checkpoint %s is damaged and stepped over (%s); renamed to %d.damaged.',
+      'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the one '
+      'before it is used.',
       self.path(step),
       damage,
       step,
@@ -295,27 +299,27 @@ class Checkpoints:
     self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits until everything is written, and ends."""
+    """Waits until everything is written, and closes the manager."""
     self._manager.close()
 
 
 class _Manager(ocp.CheckpointManager):
-  """Leaves preemption to `preemption_notice`, and fails at once."""
+  """Leaves preemption to `preemption_notice`, and raises errors at once."""
 
   def metrics(self, step: int) -> None:
-    # Earlier versions let orbax save metrics, without a checksum.
+    # Ignores the metrics that earlier versions let orbax save.
     del step
 
   def reached_preemption(self, step: int) -> bool:
-    # JAX's processes agree on a single sync number. If orbax asked with step
-    # numbers, `preemption_notice`, which asks with other numbers, would never
-    # be told.
+    # All processes of JAX agree on one number to stop at. `preemption_notice`
+    # asks with its own numbers. It would miss the notice if orbax asked with
+    # step numbers.
     del step
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
-    # After an error in one process, orbax would wait for the others and they
-    # for it, silently, until the timeout of a save.
+    # Otherwise, after an error in one process, all would wait silently for each
+    # other until the timeout of a save.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
 
@@ -324,7 +328,7 @@ class _Manager(ocp.CheckpointManager):
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the best checkpoint.
 
-  Orbax's own `BestN` needs metrics that it saves itself, without a checksum.
+  Orbax's `BestN` needs metrics that orbax saves, without a checksum.
   """
 
   best_step: Callable[[], int | None]
@@ -343,10 +347,13 @@ class _Best(checkpoint_managers.PreservationPolicy):
 def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
-  Returns a description of the damage and of the read failure; one is empty. A
-  checkpoint is damaged only if all its bytes can be read and the error is about
-  them. Orbax also reports a missing file if a folder cannot be read, and fails
-  if memory runs out.
+  A checkpoint is damaged only if all its bytes can be read and the error is
+  about their content. Orbax reports a missing file even if a folder cannot be
+  read, and it also fails if memory runs out.
+
+  Returns:
+    A description of the damage, and one of the read failure. One of them is
+    empty.
   """
   try:
     _read_all(folder)
@@ -354,9 +361,9 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
     return '', first_line(e)
   while error.__cause__:
     error = error.__cause__  # type: ignore[assignment]
-  of_bytes = (ValueError, LookupError, TypeError, AttributeError)
+  content = (ValueError, LookupError, TypeError, AttributeError)
   is_coded = re.match('[A-Z_]+: ', str(error))
-  if isinstance(error, (*of_bytes, FileNotFoundError)) and (
+  if isinstance(error, (*content, FileNotFoundError)) and (
     not is_coded or _DAMAGE.match(str(error))
   ):
     return first_line(error), ''
@@ -391,7 +398,7 @@ def steps(folder: epath.Path) -> list[int]:
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
   except FileNotFoundError:
-    return []  # in a bucket, an empty folder does not exist
+    return []  # buckets have no empty folders
 
 
 def steps_in(workdir: str) -> list[int]:
@@ -403,7 +410,7 @@ def is_step(path: epath.Path) -> bool:
   """Whether a path has the name of a finished checkpoint."""
   if not re.fullmatch('0|[1-9][0-9]*', path.name):
     return False
-  # On a disk, unfinished checkpoints have other names anyway.
+  # On a disk, unfinished checkpoints have other names.
   return '://' not in os.fspath(path) or ocp.utils.is_checkpoint_finalized(path)
 
 
@@ -446,30 +453,30 @@ def _trees(
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
-  # Copied, because it is written in the background.
+  # Copied, because orbax writes it in the background.
   meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 
 def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
-  """Returns the `meta` of a checkpoint as it was read from its file.
+  """Returns `meta` from the content of its file, after checks.
 
   Raises:
-    ValueError: if it was changed, or saved as another step.
+    ValueError: if its checksum or its step is wrong.
   """
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
-    raise ValueError('its meta data are not those saved')
-  if (was := meta.get('step', step)) != step:  # earlier versions have none
+    raise ValueError('its meta data differ from their checksum')
+  if (was := meta.get('step', step)) != step:  # earlier versions lack it
     raise ValueError(
-      f'it was saved as step {was}, and its folder is called {step}: rename '
-      f'the folder to {was}'
+      f'it was saved as step {was}, but its folder is {step}. Rename the '
+      f'folder to {was}'
     )
   return meta
 
 
 def read_meta(step_dir: epath.Path) -> dict[str, Any]:
-  """Returns the verified `meta` of a checkpoint.
+  """Returns `meta` of a checkpoint, verified by its checksum.
 
   Raises:
     OSError, ValueError, LookupError, TypeError: if it is missing or damaged.
@@ -480,7 +487,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Reads the arrays of a checkpoint's item that `like` contains, as NumPy."""
+  """Reads arrays of a checkpoint's item as NumPy; `like` says which ones."""
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(
@@ -494,7 +501,7 @@ def read_arrays(item_dir: epath.Path, like: Any) -> Any:
 
 
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
-  """Returns the verified metrics of a checkpoint.
+  """Returns the metrics of a checkpoint, verified by their checksum.
 
   Raises:
     OSError, ValueError, LookupError, TypeError, AttributeError: if they are
@@ -513,10 +520,11 @@ def _digest(meta: dict[str, Any]) -> str:
 
 
 def checksums(tree: Any) -> jax.Array | np.ndarray:
-  """Returns the sum modulo 2^32 of the bits of every array, in tree order.
+  """Returns one checksum for each array, in tree order.
 
-  The sum does not depend on the order, hence not on the sharding. NumPy arrays
-  are summed on the host without a copy to a device.
+  A checksum is the sum of the array's elements as unsigned integers, modulo
+  2^32. It does not depend on the order of the elements, hence not on the
+  sharding. NumPy arrays are summed on the host, without a copy to a device.
   """
   if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
     sums = [
@@ -539,7 +547,7 @@ def _device_checksums(tree: Any) -> jax.Array:
 
 
 def absolute(path: str) -> epath.Path:
-  """Returns a path that orbax takes: absolute, or with a scheme as in gs://."""
+  """Returns an absolute path for orbax; keeps one with a scheme (gs://)."""
   if '://' in path:
     return epath.Path(path)
   return epath.Path(os.path.abspath(os.path.expanduser(path)))

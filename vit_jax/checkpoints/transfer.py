@@ -28,16 +28,16 @@ def to_new_task(
   backbone, only this part is replaced.
 
   Args:
-    checkpoint: checkpoint to start from.
-    model: model to train; it or a part of it must have the same body.
+    checkpoint: the checkpoint.
+    model: the model to train. Its body, or that of a part, must be the same.
     image_size: (H, W) that the model is built for.
-    fresh: initial parameters of the model, from which its head is taken.
+    fresh: initial parameters of the model, for its head.
 
   Returns:
     NumPy parameters for `model`.
 
   Raises:
-    ValueError: if the bodies differ; names all fields that do.
+    ValueError: if the bodies differ; names all different fields.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -84,15 +84,15 @@ def _check_same_body(
       was, wanted = getattr(old, name), getattr(new, name)
       if name not in may_differ and was != wanted:
         wrong.append(
-          f'{name} {_shown(was)}; config.model.{prefix}{name} is '
-          f'{_shown(wanted)}'
+          f'{name} {str(was):.60}; config.model.{prefix}{name} is '
+          f'{str(wanted):.60}'
         )
   if wrong:
-    way_out = 'Set them as the checkpoint has them.'
+    way_out = "Set these fields to the checkpoint's values."
     if not prefix:
       way_out = (
-        f'--config=configs/finetune.py:{checkpoint.path},DATA takes the model '
-        'of the checkpoint.'
+        f'--config=configs/finetune.py:{checkpoint.path},DATA takes the '
+        "checkpoint's model."
       )
     raise ValueError(
       f'{checkpoint.path} has another body than config.model. It has '
@@ -100,20 +100,12 @@ def _check_same_body(
     )
 
 
-def _shown(value: Any) -> str:
-  """Formats a field's value; abbreviates a palette."""
-  if isinstance(value, tuple) and len(value) > 12:
-    start = ', '.join(f'{x:.3g}' for x in value[:3])
-    return f'of {len(value):,} numbers ({start}, ...)'
-  return str(value)
-
-
 def at_size(
   model: Model, params: Any, old: tuple[int, int], new: tuple[int, int]
 ) -> Any:
   """Converts parameters to another image size.
 
-  Position embeddings are interpolated (section 3.2). With JAX arrays it can run
+  Interpolates position embeddings (section 3.2). With JAX arrays, it can run
   inside a jitted and differentiated function.
 
   Raises:
@@ -125,8 +117,8 @@ def at_size(
     found = posemb.resize_all(params, like, model.grid(old), model.grid(new))
   if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
     raise ValueError(
-      f'A {type(model).__name__} for images of {old[0]}x{old[1]} pixels has '
-      f'other parameters than one for {new[0]}x{new[1]}: give one size.'
+      f'The parameters of {type(model).__name__} depend on the image size, so '
+      f'it cannot change from {old[0]}x{old[1]} to {new[0]}x{new[1]} pixels.'
     )
   return found
 
@@ -134,8 +126,8 @@ def at_size(
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Converts a checkpoint to another image size.
 
-  Position embeddings are interpolated (section 3.2). If images are resized and
-  then cropped, the resized side is scaled with the crop.
+  Interpolates position embeddings (section 3.2). If images are resized and then
+  cropped, the resized side grows with the crop.
 
   Raises:
     ValueError: if the model cannot take such images.
@@ -173,7 +165,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
     model, dropped = checkpoint.model.clone(num_classes=0), ('head',)
   else:
     raise ValueError(
-      f'{checkpoint.path} has no representation layer to keep: use --head=keep '
+      f'{checkpoint.path} has no representation layer to keep. Use --head=keep '
       'or --head=drop.'
     )
   for name in dropped:
@@ -184,10 +176,10 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 
 
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
-  """Rewrites position embeddings as learned 1-D ones, for foreign formats.
+  """Converts position embeddings to learned 1-D ones, for foreign formats.
 
-  The outputs stay the same. This works for two-dimensional, fixed and absent
-  embeddings at the input; other checkpoints are returned unchanged.
+  The outputs stay the same. Converts two-dimensional, fixed and missing
+  embeddings at the input. Returns other checkpoints unchanged.
   """
   model = checkpoint.model
   if (

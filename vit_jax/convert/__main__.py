@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int | None:
   for sentence in convert(
     args.source, args.target, image_size=size or None, **options
   ):
-    print(f'not held  {sentence}')
+    print(f'note      {sentence}')
   return None
 
 

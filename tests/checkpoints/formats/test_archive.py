@@ -261,9 +261,9 @@ def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
   assert found.size('KERNEL', 3) == 2
   assert [found.size('KERNEL', 3, axis) for axis in (1, 2)] == [3, 5]
   assert found.size('BIAS', 1) == 0
-  with pytest.raises(ValueError, match="'kernel' should have 2 dimensions"):
+  with pytest.raises(ValueError, match="'kernel' must have 2 dimensions"):
     found.size('KERNEL', 2)
-  with pytest.raises(ValueError, match="x.npz is not a X .*'bias'.* is absent"):
+  with pytest.raises(ValueError, match="not a X .*'bias'.* is missing"):
     found.shape('BIAS', 1)
 
 
@@ -272,5 +272,5 @@ def test_a_mean_or_a_deviation_that_is_not_assumed_is_said(name):
   assert archive.not_held(Weights({}, {})) == []
   other = Preprocessing(**{name: (0.5, 0.5, 0.4)})
   (line,) = archive.not_held(Weights({}, {}, other))
-  assert line.startswith('The mean (0.5, 0.5, 0.')
+  assert line.startswith('Images have mean (0.5, 0.5, 0.')
   assert archive.not_held(Weights({}, {}, other), other) == []

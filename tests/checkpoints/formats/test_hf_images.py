@@ -98,16 +98,6 @@ PROCESSORS = {
     Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3),
     '',
   ),
-  'other scale': (
-    SQUASH | {'rescale_factor': 2 / 255},
-    Preprocessing(mean=(0.25,) * 3, std=(0.25,) * 3),
-    'from 0 to 2',
-  ),
-  'not scaled': (
-    SQUASH | {'do_rescale': False, 'image_mean': 127.5, 'image_std': 255},
-    Preprocessing(mean=(0.5,) * 3, std=(1.0,) * 3),
-    'from 0 to 255',
-  ),
   'nearest': (SQUASH | {'resample': 0}, Preprocessing(), 'resample is 0'),
   'not resized': (
     SQUASH | {'do_resize': False},
@@ -119,12 +109,6 @@ PROCESSORS = {
     Preprocessing(40, interpolation='bicubic', squash=True),
     '',
   ),
-  'a share': (
-    {'image_processor_type': 'ConvNextImageProcessor', 'crop_pct': 0.8}
-    | {'size': {'shortest_edge': 32}},
-    Preprocessing(40, interpolation='bicubic'),
-    '',
-  ),
   'not cropped': (
     CROP | {'do_center_crop': False, 'size': {'shortest_edge': 32}},
     dataclasses.replace(CROPPED, resize_small=0),
@@ -133,7 +117,7 @@ PROCESSORS = {
   'other size': (
     CROP | {'crop_size': 24},
     dataclasses.replace(CROPPED, resize_small=0),
-    'makes images of .24, 24. pixels where the model takes .32, 32.',
+    'images have .24, 24. pixels, .* the model have .32, 32.',
   ),
   'unknown class': (
     SQUASH | {'image_processor_type': 'SwinImageProcessor'},
@@ -161,9 +145,7 @@ def test_image_processors(folder, caplog, kind):
     assert re.search(words, caplog.text)
 
 
-@pytest.mark.parametrize(
-  'kind', ['defaults', 'crop', 'not normalised', 'other scale', 'not scaled']
-)
+@pytest.mark.parametrize('kind', ['defaults', 'crop', 'not normalised'])
 @pytest.mark.usefixtures('transformers')
 def test_image_processors_scale_as_theirs(folder, kind):
   stated = PROCESSORS[kind][0]
@@ -235,7 +217,7 @@ def test_without_a_processor_images_are_those_of_the_paper(
   assert folder.open().preprocessing == want
   assert not caplog.messages
   assert bit_folder.open().image_size == (224, 224)
-  assert '224 x 224 pixels are assumed' in caplog.text
+  assert 'This assumes 224x224 pixels' in caplog.text
 
 
 @pytest.mark.edge
@@ -247,10 +229,11 @@ def test_without_a_processor_images_are_those_of_the_paper(
     ({'size': {'height': 32, 'width': -1}}, 'size is .*-1'),
     (
       {'image_mean': [0.5, 0.5]},
-      'image_mean is .0.5, 0.5. and .* three',
+      'image_mean is .0.5, 0.5.; .* three',
     ),
-    ({'image_std': [0.5, 0.5, 0]}, 'image_std is .* above 0'),
-    ({'rescale_factor': 0}, 'rescale_factor 0: .* above 0'),
+    ({'image_std': [0.5, 0.5, 0]}, 'std is .* above 0'),
+    ({'rescale_factor': 2 / 255}, 'rescale_factor is 0.0078'),
+    ({'do_rescale': False}, 'do_rescale is False'),
   ],
 )
 def test_processors_that_make_no_sense_are_refused(folder, change, words):

@@ -150,7 +150,7 @@ CHANGES = {
   'scalar root': (replaced('conv_root/kernel', np.float32(0)), 'conv_root'),
   'a width that nothing holds': (
     replaced('embedding/kernel', np.zeros((8, 8, 0, 10**12))),
-    "'embedding/kernel' should have 4 dimensions, none of them 0",
+    "'embedding/kernel' must have 4 dimensions above 0",
   ),
   'more layers than anyone has': (
     lambda a: (
@@ -365,11 +365,11 @@ def test_bfloat16_arrays_are_numbers(tmp_path):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   {
-    'map': ({'pool': 'map'}, "pool 'map', only 'cls' or 'gap': .*=bigvision, "),
-    'relative': (
-      {'posemb': 'relative'},
-      "posemb 'relative', only 'learned1d': use --to=orbax, onnx or stablehlo",
+    'map': (
+      {'pool': 'map'},
+      "pool 'map', only 'cls' or 'gap'. Choose",
     ),
+    'relative': ({'posemb': 'relative'}, "posemb 'relative', only 'learned1d'"),
     'oblong': ({'size': (16, 64)}, 'image_size 16x64: .* square'),
   }.values(),
 )
@@ -378,18 +378,6 @@ def test_what_the_originals_have_not_is_refused(tmp_path, fields, message):
   with pytest.raises(ValueError, match=f'^An official .npz file.*{message}'):
     npz.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
   assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize(
-  ('name', 'way_out'), [('deit', 'timm, orbax'), ('detr', 'orbax')]
-)
-def test_another_kind_of_model_is_told_where_it_fits(tmp_path, name, way_out):
-  """Which is not here."""
-  weights = random_checkpoint(None, SIZE, **VIT).weights()
-  other = dataclasses.replace(weights, fields=weights.fields | {'name': name})
-  with pytest.raises(ValueError, match=f"name '{name}'.*use --to={way_out},"):
-    npz.write(other, str(tmp_path / 'x.npz'), 'float32')
 
 
 def test_what_a_file_cannot_hold_is_said(tmp_path):
@@ -405,11 +393,10 @@ def test_what_a_file_cannot_hold_is_said(tmp_path):
     lines,
     [
       'class names',
-      r'shorter side to 40 pixels, then the centre, bicubic\): its readers '
-      'assume the whole image, bilinear',
-      r'mean \(0.4, 0.5, 0.6\) and deviation \(0.2',
+      'shorter side to 40 pixels, .* assume the whole image, bilinear',
+      r'mean \(0.4, 0.5, 0.6\) and standard deviation \(0.2',
       'exact GELU: .* 1e-3',
-      'epsilon 1e-12: its readers use 1e-6',
+      'epsilon is 1e-12.* use 1e-6',
     ],
     strict=True,
   ):

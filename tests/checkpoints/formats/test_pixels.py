@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from vit_jax.checkpoints.formats import image_configs, torchvision
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.json_config import JsonConfig
 from vit_jax.data import decode
 from vit_jax.data.transforms import EvalTransform
 
@@ -112,7 +112,7 @@ def test_pixels_of_transformers(tmp_path, transformers, name):
 def test_pixels_of_timm(timm, mode, share, interpolation):
   values = {'crop_mode': mode, 'crop_pct': share, 'mean': [0.0] * 3}
   values |= {'std': [1.0] * 3, 'interpolation': interpolation}
-  preprocessing = image_configs.of_timm(Stated(values, 'x'), SIZE)
+  preprocessing = image_configs.of_timm(JsonConfig(values, 'x'), SIZE)
   transform = timm.data.create_transform(224, **values)
 
   def theirs(pixels):

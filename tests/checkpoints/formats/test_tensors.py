@@ -137,7 +137,7 @@ def test_code_in_a_pickle_never_runs(torch, tmp_path, legacy):
     _use_new_zipfile_serialization=not legacy,
   )
   if legacy:  # PyTorch lists the classes in a zip file alone
-    message = 'x.pth: the file cannot be read: .*: save the state dict alone$'
+    message = r'x.pth: the file cannot be read: .*Save only model.state_dict'
     with pytest.raises(ValueError, match=message) as e:
       tensors.read(str(path))
     # torch would tell over many lines how to run it.
@@ -149,10 +149,10 @@ def test_code_in_a_pickle_never_runs(torch, tmp_path, legacy):
 
 
 NO_STATES = {
-  'not a dictionary': (lambda torch: torch.ones(1), 'no tensor in it has a'),
+  'not a dictionary': (lambda torch: torch.ones(1), 'has no named tensors'),
   'a whole model': (
     lambda torch: torch.nn.Linear(2, 3),
-    'no tensor in it has a name: save model.state_dict',
+    'has no named tensors. Save model.state_dict',
   ),
   'sparse': (lambda torch: {'x': torch.eye(2).to_sparse()}, "'x' cannot be"),
   'complex': (
@@ -193,7 +193,7 @@ def write_parts(folder, places):
 def test_folders_are_read(torch, tmp_path):
   parts = {'x': 'one.safetensors', 'y': 'two.safetensors'}
   want = {'x': ARRAYS['a'], 'y': ARRAYS['b.weight']}
-  with pytest.raises(FileNotFoundError, match=r'no weights: none of model.saf'):
+  with pytest.raises(FileNotFoundError, match=r'no weights. It must have'):
     tensors.read_folder(str(tmp_path))
   torch.save({'z': torch.ones(1)}, tmp_path / 'one.bin')
   index = tmp_path / 'pytorch_model.bin.index.json'
@@ -210,11 +210,6 @@ def test_folders_are_read(torch, tmp_path):
 
 CONTRADICTIONS = {
   'nothing': ({}, 'no object weight_map'),
-  'outside': ({'weight_map': {'x': '../x'}}, r"names '\.\./x', which is not"),
-  'lost': (
-    {'weight_map': dict.fromkeys('xhgfedcba', 'one.safetensors')},
-    "one.safetensors lacks the array 'a'",  # the first of many
-  ),
 }
 
 
@@ -233,7 +228,7 @@ def test_parts_that_contradict_their_index_are_refused(
 def test_a_missing_part_is_named(tmp_path):
   parts = {f'{i}': f'{9 - i}.safetensors' for i in range(9)}
   write_parts(tmp_path, {'weight_map': parts})
-  with pytest.raises(FileNotFoundError, match="names '1.safetensors', which"):
+  with pytest.raises(FileNotFoundError, match="names the file '1.safet"):
     tensors.read_folder(str(tmp_path))
 
 
@@ -241,9 +236,9 @@ def test_a_missing_part_is_named(tmp_path):
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (b'{"x": ', r'x.json is no JSON: .*char 6'),
-    (b'\xff{}', r'x.json is no JSON: .*position 0'),
-    (b'[]', r'x.json holds a list where'),
+    (b'{"x": ', r'x.json is not JSON: .*char 6'),
+    (b'\xff{}', r'x.json is not JSON: .*position 0'),
+    (b'[]', r'x.json has a list; it must'),
   ],
 )
 def test_broken_json_is_refused(tmp_path, content, message):
@@ -285,7 +280,7 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path):
 
 def test_what_float16_cannot_hold_is_refused(tmp_path):
   arrays = {'x': np.array([1, -7e4], np.float32)}
-  message = re.escape("'x' has values up to 70000, and float16 ends at 65,504")
+  message = re.escape("'x' has values up to 70000; float16 ends at 65,504")
   with pytest.raises(ValueError, match=message):
     tensors.write_safetensors(str(tmp_path / 'x'), arrays, 'float16')
   assert list(tmp_path.iterdir()) == []

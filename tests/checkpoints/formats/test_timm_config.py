@@ -28,32 +28,38 @@ CONTRADICTIONS = {
   'heads': ({'model_args__num_heads': 5}, 'width 48 is not a multiple .* 5'),
   'pool': (
     {'model_args__global_pool': 'map'},
-    "pool is that of pool 'map', and the arrays are those of 'cls' or 'gap'",
+    "global_pool means pool 'map'; the arrays need 'cls' or 'gap'",
   ),
   'other pool': (
     {'model_args__global_pool': 'max'},
-    "global_pool is 'max', and there is no such model here, only token, avg",
+    "global_pool is 'max'; models here have only token, avg",
   ),
-  'act': ({'model_args__act_layer': 'relu'}, "act_layer is 'relu', and there"),
+  'act': (
+    {'model_args__act_layer': 'relu'},
+    "act_layer is 'relu'; models here have",
+  ),
   'norm': (
     {'model_args__norm_layer': 'rmsnorm'},
     "norm_layer is 'rmsnorm', .* have 'layernorm'",
   ),
   'scale': ({'model_args__init_values': 1}, 'init_values is 1, and the array'),
-  'unknown': ({'model_args__block_fn': 'x'}, "block_fn is 'x', and whether"),
-  'args': ({'model_args': [1]}, r'model_args is \[1\] and should be an obje'),
+  'unknown': (
+    {'model_args__block_fn': 'x'},
+    "block_fn is 'x'; this argument is not",
+  ),
+  'args': ({'model_args': [1]}, r'model_args is \[1\]; it must be an obje'),
   'size': (
     {'model_args__img_size': 64},
-    "64x64 pixels, 64 patches of 8, and 'pos_embed' has 17 tokens",
+    "64x64 pixels have 64 patches of 8, but 'pos_embed' has 17 tokens",
   ),
-  'classes': ({'num_classes': 8}, 'num_classes is 8, and the head .* has 7'),
+  'classes': ({'num_classes': 8}, 'num_classes is 8; the head has 7'),
   'names': (
     {'pretrained_cfg__label_names': ['cat']},
-    'label_names should be a list of 7 names',
+    'label_names must be a list of 7 names',
   ),
   'architecture': (
     {'model_args__embed_dim': None},
-    "architecture is 'vit_base_patch16_224' of width 768, and .* have 48",
+    "architecture is 'vit_base_patch16_224', whose width is 768; .* 48",
   ),
 }
 
@@ -73,7 +79,7 @@ def test_contradicting_configurations_are_refused(folder, kind):
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
-    ('vit_of_tomorrow', 'which timm .* does not know'),
+    ('vit_of_tomorrow', 'which timm .* does not have'),
     ('naflexvit_base_patch16_gap', 'and no model .* of a NaFlexVit'),
     ('resnet18', 'and no .* of a ResNet'),
     ('test_vit3', 'and no .* pooled registers'),
@@ -160,7 +166,7 @@ def test_a_configuration_without_a_model_is_refused(folder):
   config = folder.config()
   del config['architecture']
   folder.put_config(config)
-  with pytest.raises(ValueError, match='has neither architecture, as timm .*,'):
+  with pytest.raises(ValueError, match='must have the key architecture'):
     opening.open_checkpoint(str(folder))
 
 
@@ -184,9 +190,9 @@ def test_older_configurations_are_read(folder):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'architecture': 'resnetv2_50'}, "'resnetv2_50', and only resnetv2_"),
+    ({'architecture': 'resnetv2_50'}, "'resnetv2_50'; it must match resnetv2_"),
     ({'model_args__global_pool': 'max'}, "global_pool is 'max', and models he"),
-    ({'model_args__output_stride': 8}, 'output_stride is 8, and whether'),
+    ({'model_args__output_stride': 8}, 'output_stride is 8; this arg'),
   ],
 )
 def test_other_resnets_are_refused(tmp_path, changes, message):

@@ -11,7 +11,7 @@ from tests.checkpoints.formats.timm_folder import TINY
 from tests.checkpoints.random_weights import random_checkpoint, random_images
 from vit_jax.checkpoints.formats import image_configs
 from vit_jax.checkpoints.formats import timm as convert
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.json_config import JsonConfig
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 
@@ -47,7 +47,7 @@ def test_every_resizing_comes_back():
       # As timm computes it.
       if resize_small:
         assert math.floor(side / part['crop_pct']) == resize_small
-      pretrained = Stated(part, '')
+      pretrained = JsonConfig(part, '')
       back = image_configs.of_timm(pretrained, (side, side))
       assert (back, pretrained.warnings) == (preprocessing, [])
   # Of quotients that need no more digits it is as timm writes it.
@@ -58,12 +58,12 @@ def test_every_resizing_comes_back():
 def test_resizing_that_timm_does_otherwise_is_said():
   _, lines = image_configs.to_timm(Preprocessing(64), (32, 48))
   (line,) = lines
-  assert line.startswith('Resizing the shorter side to 64 pixels for images of')
-  assert line.endswith('until both sides are 2 times those.')
+  assert line.startswith('The shorter side is resized to 64 pixels')
+  assert line.endswith('at least 2 times the crop.')
 
 
 def images_of(**changes):
-  pretrained = Stated(changes, 'x.json')
+  pretrained = JsonConfig(changes, 'x.json')
   return image_configs.of_timm(pretrained, (224, 224)), pretrained.warnings
 
 
@@ -98,14 +98,14 @@ def test_images_that_timm_prepares_otherwise_are_warned_about(
 @pytest.mark.parametrize(
   ('crop_pct', 'resize_small', 'how'),
   [
-    (0.875, 0, 'the whole image is resized'),
-    (0.4, 80, 'the shorter side is resized to 80 pixels and the centre taken'),
+    (0.875, 0, 'images are resized as a whole'),
+    (0.4, 80, 'to a shorter side of 80 pixels, then cropped'),
   ],
 )
 def test_the_centre_is_taken_where_it_is_large_enough(
   crop_pct, resize_small, how
 ):
-  pretrained = Stated({'crop_pct': crop_pct}, 'x.json')
+  pretrained = JsonConfig({'crop_pct': crop_pct}, 'x.json')
   preprocessing = image_configs.of_timm(pretrained, (32, 64))
   (warning,) = pretrained.warnings
   assert how in warning
@@ -118,13 +118,13 @@ def test_the_centre_is_taken_where_it_is_large_enough(
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'crop_pct': 0}, 'x.json: crop_pct is 0 and should be a share'),
+    ({'crop_pct': 0}, 'x.json: crop_pct is 0; it must be a share'),
     # timm would pad images with black.
-    ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1 and should be a share'),
-    ({'crop_mode': 'border'}, "x.json: crop_mode is 'border', and images are"),
+    ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1; it must be a share'),
+    ({'crop_mode': 'border'}, "x.json: crop_mode is 'border'; it must be"),
     # Of which the sides of images would be no number any more.
     ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000; it must'),
-    ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\] and should be three'),
+    ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\]; it must be three'),
     ({'std': [1, 1, 1e9]}, r'x.json: std is .* must lie in'),
   ],
 )

@@ -185,8 +185,8 @@ def test_files_without_a_configuration_are_read(
   *more, warning = caplog.messages
   assert len(more) == bool(left_out)
   if left_out:
-    assert f'left out: {left_out}.' in more[0]
-  assert 'does not say all of its model. Assumed are' in warning
+    assert f'leaves out {left_out}.' in more[0]
+  assert 'does not store its configuration. This assumes' in warning
   assert 'square images of 32 pixels' in warning
   assert 'without a position' not in warning
 
@@ -207,7 +207,7 @@ def test_the_pooling_of_a_file_alone_is_a_stated_assumption(
   torch.save(model.state_dict(), file)
   alone = opening.open_checkpoint(file)
   (warning,) = caplog.messages
-  assert 'pooling by the class token (not avg, max or avgmax)' in warning
+  assert "pool 'cls'" in warning
   assert 'convert FILE DIRECTORY --to=timm' in warning
   # As the warning says.
   convert.write(alone.weights(), str(tmp_path / 'x'), 'float32')
@@ -234,7 +234,7 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', **fields)
   opening.open_checkpoint(f'{folder}/model.safetensors')
   (warning,) = caplog.messages
-  assert 'does not say all of its model. Assumed are' in warning
+  assert 'does not store its configuration. This assumes' in warning
   assert 'without a position' not in warning
   # Nor does it matter whether it would have one.
   for without in (False, True):
@@ -312,16 +312,16 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({}, 'does not say how many heads .* width of 48 is not usual: give a dir'),
-    ({'pos_embed': None}, "has no 'pos_embed' and does not say how large"),
+    ({}, 'number of heads, and its width 48 is not .* Give a dir'),
+    ({'pos_embed': None}, 'has neither .* nor an image size'),
     (
       {'pos_embed': np.ones((1, 12, 48), np.float32)},
       'position embeddings for 11 patches',
     ),
-    ({'blocks.0.attn.q_bias': ONE}, 'as DeiT III, EVA, BEiT and RoPE-ViT'),
+    ({'blocks.0.attn.q_bias': ONE}, 'like DeiT III, EVA, BEiT and RoPE-ViT'),
     (
       {'blocks.0.attn.qkv.bias': None},
-      "lacks 'blocks.0.attn.qkv.bias', .*: give a directory whose config",
+      "lacks 'blocks.0.attn.qkv.bias', .* Give a directory with a config",
     ),
   ],
 )
@@ -336,7 +336,7 @@ def test_a_perception_encoder_without_its_configuration_is_refused(tmp_path):
   folder = Folder(tmp_path / 'x', **TINY | {'pool': 'map'})
   cls_11D = np.zeros((1, 1, TINY['width']), np.float32)
   folder.change_arrays(cls_token=cls_11D)
-  with pytest.raises(ValueError, match='as the Perception Encoder has'):
+  with pytest.raises(ValueError, match='like the Perception Encoder'):
     opening.open_checkpoint(f'{folder}/model.safetensors')
 
 
@@ -354,7 +354,7 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert got.image_size == (224, 224)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
-  assert 'does not say how large its images are: 224x224' in warning
+  assert 'This assumes images of 224x224' in warning
 
 
 def test_an_architecture_may_have_its_tag(folder, monkeypatch):
@@ -414,7 +414,7 @@ def test_rotary_embeddings_are_known_by_what_they_are(timm, name):
 def test_a_distilled_model_is_read_at_its_tokens(tmp_path):
   given = Folder(tmp_path / 'x', **TINY, name='deit')
   given.change_config(model_args__global_pool='avg')
-  with pytest.raises(ValueError, match="'dist_token' and no class token that"):
+  with pytest.raises(ValueError, match="'dist_token' but pool 'gap'"):
     opening.open_checkpoint(str(given))
 
 
@@ -453,7 +453,7 @@ def test_torchvisions_vit_is_read(
   ours = open_and_compare(tmp_path / 'x.pth', model, images, torch)
   assert ours.model.heads == 3
   assert ours.preprocessing.mean == (0.485, 0.456, 0.406)
-  assert 'Assumed are pooling by the class token' in caplog.text
+  assert "pool 'cls'" in caplog.text
 
 
 @pytest.mark.fast('vit_small_patch16_dinov3_qkvb-64')
@@ -540,5 +540,5 @@ def test_grey_images_are_read_and_more_channels_refused(tmp_path, timm, torch):
     ),
   )
   assert relative_difference(logits_of(ours, images), want) < TOLERANCE
-  with pytest.raises(ValueError, match=r'for images of 4 channels, and images'):
+  with pytest.raises(ValueError, match='for images of 4 channels; it must'):
     opening.open_checkpoint(str(tmp_path / 'four'))

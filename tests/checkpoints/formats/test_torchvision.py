@@ -78,7 +78,10 @@ def test_a_directory_of_timm_says_what_its_images_are(
   torch, file, tmp_path, caplog
 ):
   opening.open_checkpoint(file)
-  assert 'does not say how large its images are: 224x224' in caplog.text
+  assert (
+    'does not store the preprocessing. This assumes a crop of 224x224'
+    in caplog.text
+  )
   caplog.clear()
   save_file = pytest.importorskip('safetensors.torch').save_file
   save_file(torch.load(file), tmp_path / 'model.safetensors')
@@ -100,7 +103,7 @@ def test_a_directory_of_timm_says_what_its_images_are(
   assert checkpoint.preprocessing.mean == (0.4, 0.4, 0.4)
   assert checkpoint.preprocessing.interpolation == 'bicubic'
   assert checkpoint.class_names == tuple('abcde')
-  assert 'does not say' not in caplog.text
+  assert 'does not store' not in caplog.text
   # Without a word on images they are those that timm assumes.
   bare = {'architecture': 'tv_resnet50'}
   (tmp_path / 'config.json').write_text(json.dumps(bare))
@@ -143,7 +146,7 @@ def test_what_a_training_put_before_the_names_is_left_out(
   [
     ({'layer1.0.conv2.weight': (64, 2, 3, 3)}, 'layer1.0.conv2.weight'),
     ({'layer1.0.se.weight': (3,)}, 'layer1.0.se.weight'),
-    ({'fc.weight': (5,)}, "'fc.weight' should have 2"),
+    ({'fc.weight': (5,)}, "'fc.weight' must have 2"),
   ],
 )
 def test_another_resnet_is_refused(torch, file, tmp_path, change, message):

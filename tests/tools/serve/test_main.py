@@ -73,5 +73,5 @@ def test_what_is_converted_is_served_and_removed(opened, monkeypatch):
   assert said.splitlines() == [
     'converting a.npz as a',
     'converting b.npz as b',
-    'not held  b lost',
+    'note      b lost',
   ]

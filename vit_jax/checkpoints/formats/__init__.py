@@ -1,1 +1,1 @@
-"""Foreign checkpoint formats, one a file. They know trees, not modules."""
+"""Readers and writers of foreign checkpoint formats, one in each file."""

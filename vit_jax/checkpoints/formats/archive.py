@@ -29,57 +29,57 @@ def load(path: str) -> Flat:
   Raises:
     ValueError: if an array is damaged or not numeric; names file and array.
   """
-  what = 'the archive'
+  part = 'the archive'
   flat: Flat = {}
   try:
-    # Opened here, because np.load does not close a damaged file.
+    # `open` closes a damaged file; np.load alone does not.
     with open(path, 'rb') as file, np.load(file, allow_pickle=False) as archive:
       infos = archive.zip.infolist()
       with progress(f'reading {path}', sum(x.file_size for x in infos)) as bar:
         for key in archive.files:
-          what = f'the array {key!r}'
-          # A member that is not an array is returned as bytes.
+          part = f'the array {key!r}'
+          # NumPy returns bytes for a member that is not an array.
           x = np.asarray(archive[key])
-          flat[key] = number(
+          flat[key] = numeric(
             x.view(ml_dtypes.bfloat16) if x.dtype == 'V2' else x
           )
           bar.update(x.nbytes)
   except Exception as e:
-    raise unreadable(path, what, e) from e
+    raise unreadable(path, part, e) from e
   return flat
 
 
-def number(x: np.ndarray) -> np.ndarray:
-  """Returns an array of integers or floating-point numbers as it is.
+def numeric(x: np.ndarray) -> np.ndarray:
+  """Returns an array of integers or floating-point numbers unchanged.
 
   Raises:
-    ValueError: with another type.
+    ValueError: if the array has another type.
   """
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
-    raise ValueError(f'its type {x.dtype} is not a type of weights')
+    raise ValueError(f'its type is {x.dtype}, not a number')
   return x
 
 
-def unreadable(path: str, what: str, error: Exception) -> ValueError:
-  """Returns the error for a damaged file, whatever its parser raised."""
-  # PyTorch gives the reason behind its advice on how to run the file anyway.
+def unreadable(path: str, part: str, error: Exception) -> ValueError:
+  """Returns the error for a file that its parser could not read."""
+  # PyTorch puts advice on how to run the code of a file before the reason.
   _, refused, reason = str(error).rpartition('WeightsUnpickler error: ')
   reason = ' '.join(reason.partition('\n')[0].split())[:300]
   if refused:
-    reason = f'{reason.partition(". ")[0]}: save the state dict alone'
+    reason = f'{reason.partition(". ")[0]}. Save only model.state_dict()'
   return ValueError(
-    f'{path}: {what[:200]} cannot be read: {type(error).__name__}: {reason}'
+    f'{path}: {part[:200]} cannot be read: {type(error).__name__}: {reason}'
   )
 
 
 def save(target: str, flat: Flat, dtype: str) -> None:
-  """Writes an uncompressed archive, whole or not at all.
+  """Writes an uncompressed archive completely or not at all.
 
-  The same arrays give the same bytes at any time. Each is made contiguous when
-  its turn comes, and written as `dtype`; bfloat16 becomes two-byte void.
+  The same arrays always give the same bytes. Arrays are converted to `dtype`
+  one at a time, to save memory. bfloat16 becomes two-byte void.
 
   Raises:
-    FileExistsError: if something is there already.
+    FileExistsError: if the target exists.
   """
   stored_dtype = np.dtype(dtype)
   total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
@@ -89,7 +89,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
     progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      # An entry that is given as such, not by name, has the year 1980.
+      # A ZipInfo has a fixed date; a name would get the current time.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
@@ -99,10 +99,10 @@ def save(target: str, flat: Flat, dtype: str) -> None:
       bar.update(stored.nbytes)
 
 
-def progress(what: str, total_bytes: int) -> tqdm:
-  """Returns a progress bar that only appears for long operations."""
+def progress(description: str, total_bytes: int) -> tqdm:
+  """Returns a progress bar that appears after two seconds."""
   return tqdm(
-    desc=what,
+    desc=description,
     total=total_bytes,
     unit='B',
     unit_scale=True,
@@ -120,14 +120,14 @@ class Lookup:
     path: path of the file, for messages.
     arrays: arrays by the file's keys.
     key_of: function from our name to the file's key.
-    what: kind of checkpoint, for messages.
+    format_name: name of the format, for messages.
     shown: function from this key to the one shown in messages.
   """
 
   path: str
   arrays: Flat
   key_of: Callable[[str], str]
-  what: str
+  format_name: str
   shown: Callable[[str], str] = str
 
   def has(self, name: str) -> bool:
@@ -135,24 +135,24 @@ class Lookup:
     return self.key_of(name) in self.arrays
 
   def shape(self, name: str, ndim: int) -> tuple[int, ...]:
-    """Returns the shape of an array that decides a field.
+    """Returns the shape of an array that determines a field.
 
     Raises:
-      ValueError: if it is absent, has another number of dimensions, or no
-        elements: it could claim any size then.
+      ValueError: if the array is missing, has another number of dimensions, or
+        is empty. The shape of an empty array could claim any size.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)
     if x is None or x.ndim != ndim or not x.size:
-      found = 'absent' if x is None else f'of shape {x.shape}'
+      found = 'is missing' if x is None else f'has shape {x.shape}'
       raise ValueError(
-        f'{self.path} is not a {self.what} checkpoint: {self.shown(key)!r} '
-        f'should have {ndim} dimensions, none of them 0, and is {found}.'
+        f'{self.path} is not a {self.format_name} checkpoint: the array '
+        f'{self.shown(key)!r} must have {ndim} dimensions above 0; it {found}.'
       )
     return x.shape
 
   def size(self, name: str, ndim: int, axis: int = 0) -> int:
-    """Returns the size of an axis of an array, 0 if it is absent.
+    """Returns the size of an array's axis, or 0 if the array is missing.
 
     Raises:
       ValueError: as `shape`.
@@ -160,12 +160,13 @@ class Lookup:
     return self.shape(name, ndim)[axis] if self.has(name) else 0
 
   def count(self, start: str, pattern: str) -> tuple[int, ...]:
-    """Returns how many layers there are in each stage.
+    """Counts the layers of each stage.
 
     Args:
-      start: of their keys, as the file has it.
-      pattern: of what follows; the last group tells layers apart, and one
-        before it has the number of a stage. Without, all are one stage.
+      start: the beginning of the layers' keys in the file.
+      pattern: regular expression for the rest of a key. Its last group
+        identifies the layer. A group before it is the number of the stage;
+        without one, there is a single stage.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
@@ -176,33 +177,38 @@ class Lookup:
 def not_held(
   weights: Weights, assumed: Preprocessing | None = None
 ) -> list[str]:
-  """Says what an archive of parameters alone leaves out, a sentence each.
+  """Lists what an archive with only parameters does not store.
 
-  Its readers prepare images as is `assumed`; None for the default.
+  Args:
+    weights: the model.
+    assumed: the preprocessing that readers of the file use; None for the
+      default.
+
+  Returns:
+    One sentence for each difference.
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()
   lines = []
   if weights.class_names:
-    lines.append('The class names: the format has no place for them.')
+    lines.append('The file does not store class names.')
   if actual.describe() != assumed.describe():
     lines.append(
-      f'How images are resized ({actual.describe()}): its readers assume '
+      f'Images are resized so: {actual.describe()}. Readers of the file assume '
       f'{assumed.describe()}.'
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
-      f'The mean {actual.mean} and deviation {actual.std} of images: its '
-      'readers assume 0.5 for both.'
+      f'Images have mean {actual.mean} and standard deviation {actual.std}. '
+      'Readers of the file assume 0.5 for both.'
     )
   if fields.get('gelu', 'tanh') != 'tanh':
     lines.append(
-      'The exact GELU: its readers compute the tanh approximation, which moves '
-      'logits by about 1e-3.'
+      'The model has the exact GELU. Readers of the file compute the tanh '
+      'approximation, which changes logits by about 1e-3.'
     )
-  if fields.get('layer_norm_epsilon', 1e-6) != 1e-6:
+  if (epsilon := fields.get('layer_norm_epsilon', 1e-6)) != 1e-6:
     lines.append(
-      f'The LayerNorm epsilon {fields["layer_norm_epsilon"]}: its readers use '
-      '1e-6.'
+      f'The LayerNorm epsilon is {epsilon}. Readers of the file use 1e-6.'
     )
   return lines

@@ -1,8 +1,8 @@
 """The .npz checkpoints of big_vision.
 
-Flat keys joined by '/', with the numbers of today's Flax. The class token joins
-the others after the position embeddings were added and has none; ours has one,
-which is zero in what is read and added to the token in what is written.
+Flat keys joined by '/', with the module numbers of Flax Linen. big_vision's
+class token has no position embedding. Reading gives it an embedding of zeros,
+and writing adds our embedding to the token.
 """
 
 import re
@@ -14,8 +14,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, npz, table
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
-# What its training code saves parameters under.
-PREFIX = 'params/'
+PREFIX = 'params/'  # of the parameters in a training checkpoint
 
 _HOLDS = 'pool representation_size gelu layer_norm_epsilon posemb=sincos2d'
 _TOWER = 'params/img/'
@@ -24,10 +23,10 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Tells whether the arrays are those of a big_vision file.
+  """Whether the arrays are from a big_vision file.
 
-  One with fixed position embeddings has no sign of its own but that an official
-  file would have learned ones.
+  A file with fixed position embeddings has no key of its own. It differs from
+  an official file with Linen's numbers, which always has learned ones.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -36,7 +35,7 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat) -> table.File:
-  """Reads a file, of which `arrays` are from `archive.load`."""
+  """Reads a file; `arrays` are the result of `archive.load`."""
   count = len(arrays)
   prefix, arrays = npz.without_other_trees(arrays)
 
@@ -50,12 +49,12 @@ def read(path: str, arrays: table.Flat) -> table.File:
   if fields['posemb'] == 'sincos2d':
     H, W = fields['image_size']
     warnings.append(
-      f'{path} has no position embeddings: fixed ones (sincos2d) and images of '
-      f'{H}x{W} pixels are assumed.'
+      f'{path} has no position embeddings. This assumes fixed ones (sincos2d) '
+      f'and images of {H}x{W} pixels.'
     )
   if prefix == _TOWER and len(arrays) < count:
     warnings.append(
-      f'{path}: only its image tower is read ({len(arrays)} of {count} arrays).'
+      f'{path}: only the image tower is read, {len(arrays)} of {count} arrays.'
     )
   return table.File(
     path=path,
@@ -74,7 +73,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that big_vision and timm read, layers unrolled."""
+  """Writes a checkpoint for big_vision and timm, with layers unrolled."""
   npz.check_vit(weights, 'A big_vision .npz file', _HOLDS)
   fields = weights.fields
   arrays = table.ours_to_file(
@@ -87,8 +86,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if fields['posemb'] == 'sincos2d' and fields['image_size'] != (side, side):
     H, W = fields['image_size']
     lines.append(
-      f'The image size {H}x{W}: fixed position embeddings are not stored, and '
-      f'{side}x{side} is assumed.'
+      f'The image size is {H}x{W}. The file does not store fixed position '
+      f'embeddings, so its readers assume {side}x{side}.'
     )
   return lines
 
@@ -100,13 +99,10 @@ def _key(name: str) -> str:
 def _infer_fields(lookup: archive.Lookup, stacked: bool) -> dict[str, Any]:
   fields = npz.encoder_fields(lookup, stacked)
   patch = fields['patch_size']
-  learned = lookup.has(npz.POSITIONS)
+  learned, side = lookup.has(npz.POSITIONS), _assumed_side(patch)
   if learned:
-    side = (
-      table.square_side(lookup.shape(npz.POSITIONS, 3)[1], lookup.path) * patch
-    )
-  else:
-    side = _assumed_side(patch)
+    _, tokens, _ = lookup.shape(npz.POSITIONS, 3)
+    side = table.square_side(tokens, lookup.path) * patch
   return fields | {
     'pool': 'map' if lookup.has('MAPHead_0/probe') else fields['pool'],
     'posemb': 'learned1d' if learned else 'sincos2d',
@@ -115,12 +111,12 @@ def _infer_fields(lookup: archive.Lookup, stacked: bool) -> dict[str, Any]:
 
 
 def _assumed_side(patch: int) -> int:
-  """Returns the side of images where nothing tells it: 224 or just below."""
+  """Returns the largest image side up to 224 that the patches tile."""
   return max(224 // patch, 1) * patch
 
 
 def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
-  """Returns what its classifiers are evaluated with: 256 pixels for 224."""
+  """Returns the evaluation preprocessing of big_vision's classifiers."""
   return table.Preprocessing(
     resize_small=256 if image_size == (224, 224) else 0
   )
@@ -129,7 +125,7 @@ def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns the table; `stacked` layers, if any, are along a first axis."""
+  """Returns the table; `stacked` is the number of layers along a first axis."""
   entries = []
   for name in shapes:
     layer = _LAYER.fullmatch(name) if stacked else None

@@ -1,8 +1,8 @@
 """The .npz checkpoints of BiT (1912.11370): ResNets of version 2.
 
-Flat keys joined by '/', float32, as TensorFlow named its variables: a unit's
-convolutions are a, b and c, and each comes after a GroupNorm of the same
-letter. The head is a convolution of one pixel.
+Flat keys joined by '/', float32, with the names of TensorFlow's variables. The
+convolutions of a unit are called a, b and c, like the GroupNorm before each.
+The head is a 1x1 convolution.
 """
 
 import re
@@ -12,13 +12,13 @@ from vit_jax.checkpoints.formats import archive, table, torchvision
 
 DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
-# The arrays do not say. It was pre-trained at this size, and takes any.
+# Size in pre-training. The arrays do not determine it, and any size works.
 IMAGE_SIZE = (224, 224)
-# What follows 'block' in the keys of a unit: numbers of the stage and of it.
+# The rest of a unit's key after 'block': the numbers of stage and unit.
 UNIT = r'(\d)/(unit\d+)/'
 
 _CONV = 'standardized_conv2d'
-# Patterns and their replacements in our names, in this order.
+# Replacements that turn our names into BiT's, applied in this order.
 _RULES: torchvision.Rules = (
   ('^conv_root', f'root_block/{_CONV}'),
   ('^head', 'head/conv2d'),
@@ -33,14 +33,14 @@ _RULES: torchvision.Rules = (
 
 
 def matches(arrays: Iterable[str]) -> bool:
-  """Tells whether keys are those of a BiT file."""
+  """Whether the keys are from a BiT file."""
   return any(key.startswith(PREFIX) for key in arrays)
 
 
 def read(path: str, arrays: table.Flat) -> table.File:
-  """Reads a file, of which `arrays` are from `archive.load`."""
+  """Reads a file; `arrays` are the result of `archive.load`."""
   arrays = {k: x for k, x in arrays.items() if k.startswith(PREFIX)}
-  # TensorFlow numbered the convolutions of some files.
+  # Some files have TensorFlow's numbers behind the names of convolutions.
   stored = {re.sub(r'(standardized_conv2d)_\d+/', r'\1/', k): k for k in arrays}
 
   def key_of(name: str) -> str:
@@ -61,35 +61,31 @@ def read(path: str, arrays: table.Flat) -> table.File:
     },
     table=table.renamed(key_of, _layout),
     warnings=(
-      f'{path} does not say how large its images are: '
-      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels are assumed.',
+      f'{path} does not store the image size. This assumes '
+      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels.',
     ),
   )
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that timm and the code of BiT read."""
+  """Writes a checkpoint for timm and BiT's own code."""
   fields = weights.fields
-  table.check_writable(
-    fields,
-    'A BiT .npz file cannot hold a model with',
-    ('resnet',),
-    'width',
-  )
+  start = 'A BiT .npz file cannot store a model with'
+  table.check_writable(fields, start, ('resnet',), 'width')
   arrays = table.ours_to_file(weights.arrays, table.renamed(_key, _layout))
   archive.save(target, arrays, dtype)
   lines = archive.not_held(weights)
   if fields['image_size'] != IMAGE_SIZE:
     H, W = fields['image_size']
     lines.append(
-      f'The image size {H}x{W}: its readers assume '
-      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} unless they are told.'
+      f'The image size is {H}x{W}. Readers of the file assume '
+      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} by default.'
     )
   return lines
 
 
 def _key(name: str) -> str:
-  """Returns the published key of one of our names."""
+  """Converts one of our names to BiT's key."""
   for pattern, to in _RULES:
     name = re.sub(pattern, to, name)
   return PREFIX + name

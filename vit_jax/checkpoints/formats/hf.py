@@ -1,10 +1,9 @@
 """Directories of transformers: config.json and model.safetensors.
 
-`FAMILIES` has what is read. Written are ViT, DeiT, I-JEPA (the ViT without a
-class token, classified by the mean of its tokens) and BiT. SigLIP 2 of a fixed
-resolution is saved as SigLIP; the others take images of any aspect ratio there,
-and here the square that their position embeddings are for. ImageGPT and DETR
-are in modules of `PROJECTS`.
+`FAMILIES` and `PROJECTS` list the model types that are read. ViT, DeiT, I-JEPA
+(a ViT without a class token, which averages its tokens), BiT and the models of
+`PROJECTS` are written. SigLIP 2 takes images of any aspect ratio in
+transformers; here it takes the square that its position embeddings are for.
 """
 
 import math
@@ -24,10 +23,10 @@ from vit_jax.checkpoints.formats.hf_families import (
   class_names,
   labels,
 )
-from vit_jax.checkpoints.formats.stated import Stated, written
+from vit_jax.checkpoints.formats.json_config import JsonConfig, to_config
 from vit_jax.register import Register
 
-# By `model_type`: modules with `read` and `write` of their own.
+# Modules with their own `read` and `write`, by `model_type`.
 PROJECTS = Register(
   'model_type',
   {
@@ -37,19 +36,18 @@ PROJECTS = Register(
 )
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-# With a teacher, DeiT has two classifiers.
+# A DeiT with distillation token calls its first classifier 'cls_classifier'.
 _CLS_HEAD = {(f'head/{leaf}', 'deit') for leaf in ('kernel', 'bias')}
-_NO_MODEL = 'vit_jax writes no ViT, DeiT, I-JEPA or BiT of transformers with'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory, of which `config` is the config.json.
+  """Reads a directory; `config` is its config.json.
 
-  CLIP's projection is the head, without a bias. A classifier of CLIP or SigLIP
-  reads the mean of the tokens, and what else pools them is left out.
+  CLIP's projection becomes the head, without a bias. A classifier of CLIP or
+  SigLIP averages the tokens, so other pooling arrays are left out.
 
   Raises:
-    ValueError: as all formats.
+    ValueError: as in all formats.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:
@@ -62,8 +60,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     kinds = ', '.join(map(str, config.get('architectures') or ())) or 'none'
     raise ValueError(
       f'{path}/config.json: model_type is {model_type!r} (architectures: '
-      f'{kinds}), which is not read. Read are '
-      f'{", ".join([*FAMILIES, *PROJECTS])} and timm_wrapper.'
+      f'{kinds}); it must be one of {", ".join([*FAMILIES, *PROJECTS])} or '
+      'timm_wrapper.'
     )
   family = FAMILIES[model_type]
   named = torch_vit.Arrays(
@@ -71,17 +69,17 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     {
       key: x
       for key, x in tensors.read_folder(path, family.ignored).items()
-      # Registers that are switched off are an empty array.
+      # A model without registers has an empty array of them.
       if x.size or not key.endswith('register_tokens')
     },
-    'hf',
     model_type == 'bit',
     rf'({model_type}\.)?((vision_model|model|vit)\.)?',
   )
-  of_images = config.get('vision_config') or config
-  stated = Stated(of_images, f'{path}/config.json')
+  vision = JsonConfig(
+    config.get('vision_config') or config, f'{path}/config.json'
+  )
   fields_of = _bit_fields if model_type == 'bit' else _vit_fields
-  fields, classifies = fields_of(named, stated, model_type)
+  fields, is_classifier = fields_of(named, vision, model_type)
   preprocessing, size, warnings = image_configs.of_hf(
     path, model_type, fields.get('image_size')
   )
@@ -89,73 +87,73 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     fields | {'image_size': size},
     preprocessing=preprocessing,
     class_names=(
-      class_names(config, fields['num_classes'], path) if classifies else ()
+      class_names(config, fields['num_classes'], path) if is_classifier else ()
     ),
-    warnings=(*stated.warnings, *warnings),
+    warnings=(*vision.warnings, *warnings),
   )
 
 
 def _vit_fields(
-  named: torch_vit.Arrays, stated: Stated, model_type: str
+  named: torch_vit.Arrays, config: JsonConfig, model_type: str
 ) -> tuple[dict[str, Any], bool]:
-  """Returns the fields, and whether there is a classifier."""
+  """Returns the model's fields, and whether it is a classifier."""
   family = FAMILIES[model_type]
   lookup = named.lookup(f'transformers {model_type}')
   head = named.key_of('head/kernel')
-  classifies = lookup.has('head/kernel') and 'classifier' in head
+  is_classifier = lookup.has('head/kernel') and 'classifier' in head
   fixed = dict(family.fields)
-  if classifies and family.classifier is None:
+  if is_classifier and family.classifier is None:
     raise ValueError(
-      f'{named.path} is a {model_type} with {head!r}, and what such a '
-      'classifier reads is not known here. Save its body alone: '
+      f'{named.path} is a {model_type} with the classifier {head!r}, which is '
+      'not supported. Save the model without it: '
       'AutoModel.from_pretrained(...).save_pretrained(...).'
     )
-  if classifies:
+  if is_classifier:
     fixed |= family.classifier or {}
     for name in [name for name in named if re.match(family.unused, name)]:
       del named[name]
   if model_type.startswith('siglip2'):
-    _unfold_patches(named, stated)
+    _unfold_patches(named, config)
   found, channels, stride = torch_vit.fields(lookup)
-  # The gated MLP of DINOv2 is SwiGLU whatever its configuration says.
+  # DINOv2's gated MLP is SwiGLU, whatever hidden_act is.
   if found['swiglu']:
-    act = stated.get('hidden_act', 'gelu')
+    act = config.get('hidden_act', 'gelu')
     if model_type == 'dinov3_vit' and act != 'silu':
-      stated.refuse('hidden_act', ', and a gated MLP here has silu.')
-    stated['hidden_act'] = 'gelu'
+      config.refuse('hidden_act', '; it must be silu for a gated MLP.')
+    config['hidden_act'] = 'gelu'
   pools = {'MAPHead_0/probe': 'map', 'cls': 'cls'}
   pool = next((pools[name] for name in pools if lookup.has(name)), 'gap')
   found |= {'pool': pool} | fixed
-  if classifies:
-    # A classifier sees the class token itself, and no file has both.
+  if is_classifier:
+    # Classifiers read the class token itself, not the pooler's output.
     found['representation_size'] = 0
-  if stated.get('image_size') is None:
-    stated['image_size'] = 224
-  sides = stated.tiled(stated.sides('image_size'), stride)
+  if config.get('image_size') is None:
+    config['image_size'] = 224
+  sides = config.whole_patches(config.sides('image_size'), stride)
   read = ('cls',) * ('cls' in found['pool'])
   if found['name'] == 'deit':
     read += ('dist',)
   registers = lookup.size('registers', 3, axis=1)
   known = found | {'channels': channels, 'registers': registers}
-  known |= stated.fields(family.config, known, model_type)
+  known |= config.fields(family.config, known, model_type)
   del known['channels']
-  named.settle(read, stride, sides, stated)
+  named.settle(read, stride, sides, config)
   known['registers'] = lookup.size('registers', 3, axis=1)
-  return known | {'image_size': sides}, classifies
+  return known | {'image_size': sides}, is_classifier
 
 
 def _bit_fields(
-  named: torch_vit.Arrays, stated: Stated, model_type: str
+  named: torch_vit.Arrays, config: JsonConfig, model_type: str
 ) -> tuple[dict[str, Any], bool]:
   lookup = named.lookup('transformers bit')
   fields = torch_vit.bit_fields(lookup)
   sizes = _bit_sizes(fields['layers'], fields['width'])
-  stated.setdefault('output_stride', 32)
-  # A greater one changes nothing.
-  stride = max(sizes['stride'], stated.positive('output_stride'))
+  config.setdefault('output_stride', 32)
+  # A larger output_stride than the model's stride has no effect.
+  stride = max(sizes['stride'], config.positive('output_stride'))
   _, channels, *_ = lookup.shape('conv_root/kernel', 4)
   found = fields | sizes | {'stride': stride, 'channels': channels}
-  stated.fields(FAMILIES[model_type].config, found, model_type)
+  config.fields(FAMILIES[model_type].config, found, model_type)
   return fields, lookup.has('head/kernel')
 
 
@@ -168,23 +166,23 @@ def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
   }
 
 
-def _unfold_patches(named: torch_vit.Arrays, stated: Stated) -> None:
-  """Gives SigLIP 2's patches two dimensions, and its images a size."""
+def _unfold_patches(named: torch_vit.Arrays, config: JsonConfig) -> None:
+  """Makes SigLIP 2's patch kernel a convolution's, and sets image_size."""
   lookup = named.lookup('SigLIP 2')
-  stated.setdefault('patch_size', 16)
-  patch = stated.positive('patch_size')
+  config.setdefault('patch_size', 16)
+  patch = config.positive('patch_size')
   name = 'embedding/kernel'
   _, columns = lookup.shape(name, 2)
   if columns != 3 * patch**2:
-    stated.refuse(
+    config.refuse(
       'patch_size', f', and {named.key_of(name)} has {columns} numbers a patch.'
     )
-  # Theirs has the channels of a pixel side by side.
+  # The three channels of a pixel are adjacent.
   named[name] = named[name].reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)
   _, count, _ = lookup.shape(torch_vit.POSITIONS, 3)
-  if stated.get('num_patches', count) != count:
-    stated.refuse('num_patches', f', and the arrays have {count}.')
-  stated['image_size'] = patch * math.isqrt(count)
+  if config.get('num_patches', count) != count:
+    config.refuse('num_patches', f', and the arrays have {count}.')
+  config['image_size'] = patch * math.isqrt(count)
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
@@ -193,7 +191,15 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   own = {'igpt': 'imagegpt'}.get(fields['name'], fields['name'])
   if own in PROJECTS:
     return PROJECTS.load(own).write(weights, target, dtype)
-  _check_writable(fields)
+  num_classes = fields['num_classes']
+  holds = 'width'
+  if fields['name'] != 'resnet':
+    holds = 'pool=gap gelu layer_norm_epsilon qkv_bias'
+    # Classifiers and I-JEPA have no representation layer.
+    if not num_classes and fields['pool'] != 'gap':
+      holds += ' representation_size'
+  start = 'vit_jax writes no ViT, DeiT, I-JEPA or BiT of transformers with'
+  table.check_writable(fields, start, ('vit', 'deit', 'resnet'), holds)
   model_type, name = 'vit', 'ViT'
   if fields['name'] == 'resnet':
     model_type, name = 'bit', 'Bit'
@@ -202,7 +208,6 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   elif fields['pool'] != 'cls':
     model_type, name = 'ijepa', 'IJepa'
   family = FAMILIES[model_type]
-  num_classes = fields['num_classes']
   known = fields | {'channels': 3}
   config: dict[str, Any] = {'dtype': dtype, 'model_type': model_type}
   if model_type == 'bit':
@@ -215,7 +220,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
       'initializer_range': 0.02,
       'pooler_output_size': fields['representation_size'] or fields['width'],
     }
-  config |= written(family.config, known)
+  config |= to_config(family.config, known)
   task, prefix = 'Model', ''
   if num_classes:
     task, prefix = 'ForImageClassification', f'{model_type}.'
@@ -227,14 +232,14 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   config['architectures'] = [name + task]
   key_of = torch_vit.namer('hf', model_type == 'bit')
 
-  def key_below(name: str) -> str:
+  def full_key_of(name: str) -> str:
     key = key_of(name)
     if 'classifier' not in key:
       return prefix + key
     return f'cls_{key}' if (name, model_type) in _CLS_HEAD else key
 
   arrays = table.ours_to_file(
-    weights.arrays, table.renamed(key_below, torch_table.layout)
+    weights.arrays, table.renamed(full_key_of, torch_table.layout)
   )
   images = image_configs.to_hf(weights.preprocessing, fields['image_size'])
   configs = {'config.json': config, image_configs.FILE: images}
@@ -242,41 +247,19 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   return _not_held(weights)
 
 
-def _check_writable(fields: dict[str, Any]) -> None:
-  holds = 'width'
-  ways_out = {'pool': f'use --to=timm or bigvision, or {table.ELSEWHERE}'}
-  if fields['name'] != 'resnet':
-    holds = 'pool=gap gelu layer_norm_epsilon qkv_bias'
-    if fields['num_classes']:
-      ways_out['representation_size'] = (
-        'its classifiers see the class token itself. Use --head=representation '
-        'to leave out the classifier, or --head=drop for the representation '
-        'layer too.'
-      )
-    elif fields['pool'] == 'gap':
-      ways_out['representation_size'] = (
-        'its representation layers see the first token. Use --head=drop.'
-      )
-    else:
-      holds += ' representation_size'
-  names = ('vit', 'deit', 'resnet')
-  table.check_writable(fields, _NO_MODEL, names, holds, ways_out)
-
-
 def _not_held(weights: table.Weights) -> list[str]:
   fields = weights.fields
   if fields['name'] == 'resnet':
     return [
-      'The 1e-10 that BiT adds to the variance of kernels: transformers adds '
-      '1e-8, which moves logits by about 1e-5, and by more where kernels are '
-      'small.'
+      'transformers adds 1e-8 to the variance of kernels, BiT 1e-10. This '
+      'changes logits by about 1e-5, and more if kernels are small.'
     ]
   if fields['pool'] == 'cls' and not (
     fields['num_classes'] or fields['representation_size']
   ):
     return [
-      'The absence of a pooler: open it with '
-      'ViTModel.from_pretrained(..., add_pooling_layer=False), or transformers '
-      'adds one with random weights.'
+      'The model has no pooler. transformers adds one with random weights, '
+      'unless you open it with '
+      'ViTModel.from_pretrained(..., add_pooling_layer=False).'
     ]
   return []

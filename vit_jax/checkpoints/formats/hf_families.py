@@ -1,25 +1,25 @@
-"""What transformers' config.json says of each type of model that is read.
+"""Tables of transformers' config.json for each model type.
 
-Sizes come from the arrays, and a configuration that contradicts them is
-refused. The same tables write it.
+They read and write it. Sizes come from the arrays; a config.json that
+contradicts them is an error.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.checkpoints.formats.stated import (
+from vit_jax.checkpoints.formats.json_config import (
   EPSILON,
   LARGE,
   POSITIVE,
   SIDES,
   SQUARE,
   Key,
-  named,
+  choices,
   only,
 )
 
-GELU = named(
+GELU = choices(
   {
     'gelu_pytorch_tanh': 'tanh',
     'gelu_new': 'tanh',
@@ -32,14 +32,16 @@ _POSITIONS = {'posemb': 'learned1d', 'layer_scale': 0.0}
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A type of model.
+  """A model type.
 
   Attributes:
     config: the table of config.json.
-    fields: of ours that all of its models have.
-    classifier: the same with a classifier; None if it cannot be read.
-    ignored: pattern of keys that say nothing of the images' features.
-    unused: pattern of our names that a classifier does not use.
+    fields: values of our fields that all its models have.
+    classifier: more such values for its classifiers; None if classifiers are
+      not supported.
+    ignored: regular expression for keys of other towers and decoders.
+    unused: regular expression for our names of arrays that a classifier does
+      not use.
   """
 
   config: dict[str, Key]
@@ -52,7 +54,7 @@ class Family:
 def _config(
   act: str, epsilon: float, more: Mapping[str, Key], heads: int = 12
 ) -> dict[str, Key]:
-  """Returns a table with the defaults of transformers."""
+  """Returns a table with transformers' defaults."""
   return {
     'hidden_size': Key('width'),
     'num_hidden_layers': Key('depth'),
@@ -102,7 +104,7 @@ _TEXT = r'^text_|^logit_|position_ids$'
 _CLIP = Family(
   _config('quick_gelu', 1e-5, _MLP),
   _POSITIONS | {'pre_norm': True},
-  # Of the tokens as the last layer leaves them.
+  # Its classifier averages the tokens before the final norm.
   {'pool': 'gap', 'final_norm': False},
   _TEXT,
   'Transformer/encoder_norm/',
@@ -156,10 +158,10 @@ def labels(
 def class_names(
   config: dict[str, Any], num_classes: int, path: str
 ) -> tuple[str, ...]:
-  """Returns the names of the classes, none where they are only numbered.
+  """Returns the class names of a config.json; empty for 'LABEL_0' and so on.
 
   Raises:
-    ValueError: if there is not one for each class.
+    ValueError: if id2label does not name each class.
   """
   names = config.get('id2label')
   if not num_classes or names is None:
@@ -167,8 +169,8 @@ def class_names(
   keys = [str(i) for i in range(num_classes)]
   if not isinstance(names, dict) or names.keys() != set(keys):
     raise ValueError(
-      f'{path}/config.json: id2label should have the keys 0 to '
-      f'{num_classes - 1}, one for each class of the classifier.'
+      f'{path}/config.json: id2label must have the keys 0 to '
+      f'{num_classes - 1}, one for each class.'
     )
   found = tuple(str(names[key]) for key in keys)
   return () if found == _unnamed(num_classes) else found

@@ -1,6 +1,6 @@
 """Converts image preprocessing from and to the configs of other libraries.
 
-transformers stores it in preprocessor_config.json, timm in its config.json.
+transformers stores it in preprocessor_config.json, timm in config.json.
 """
 
 import math
@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.checkpoints.formats import tensors
-from vit_jax.checkpoints.formats.stated import Stated, given
+from vit_jax.checkpoints.formats.json_config import (
+  JsonConfig,
+  only,
+  without_nulls,
+)
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
-# Where transformers 5 keeps those of images and text together.
+# File of transformers 5 for images and text.
 BOTH = 'processor_config.json'
 
 _PILLOW = {'bilinear': 2, 'bicubic': 3}
@@ -27,7 +31,7 @@ _OPENAI = {
   'image_mean': [0.48145466, 0.4578275, 0.40821073],
   'image_std': [0.26862954, 0.26130258, 0.27577711],
 }
-# Values that timm assumes if a pretrained_cfg lacks them.
+# timm's defaults for a pretrained_cfg.
 _TIMM = {
   'crop_pct': 0.875,
   'crop_mode': 'center',
@@ -35,13 +39,9 @@ _TIMM = {
   'mean': _IMAGENET['image_mean'],
   'std': _IMAGENET['image_std'],
 }
-# Defaults of all processors of transformers.
-_COMMON = {
-  'do_normalize': True,
-  'do_rescale': True,
-  'do_resize': True,
-  'rescale_factor': 1 / 255,
-}
+# Defaults of all image processors of transformers.
+_RESCALES = {'do_rescale': True, 'rescale_factor': 1 / 255}
+_COMMON = _RESCALES | {'do_normalize': True, 'do_resize': True}
 
 
 def _kind(
@@ -51,23 +51,22 @@ def _kind(
   return scaling | {'size': size, 'resample': resample} | has_crop
 
 
-# What each processor does besides. A number is the shorter side of `_EDGE`.
+# Defaults of each image processor.
 _KINDS: dict[str, dict[str, Any]] = {
   'ViT': _kind(_HALF, 224, 2),
   'ImageGPT': _kind(_HALF, 256, 2),
   'DeiT': _kind(_HALF, 256, 3, crop=224),
   'Bit': _kind(_OPENAI, 224, 3, crop=224),
   'CLIP': _kind(_OPENAI, 224, 3, crop=224),
-  # It resizes to 1 / crop_pct of the size, and cuts the centre out itself.
-  'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
-  # Its images have no fixed size.
+  # Its images have any size.
   'Siglip2': _kind(_HALF, 256, 2),
   'DINOv3ViT': _kind(_IMAGENET, 224, 2),
 }
-_EDGE = 'Bit', 'CLIP', 'ConvNext'
-# By how a model_type begins: its processor, and what the published models have
-# that differs from the paper's, for a directory without a file.
+# Image processors for which a number as size is the shorter side.
+_EDGE = 'Bit', 'CLIP'
+# Image processors by the beginning of model_type. The values are those of the
+# published models, for a directory without a preprocessor_config.json.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -83,7 +82,7 @@ _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-  """Returns the file of transformers for images of `size` (H, W)."""
+  """Returns preprocessor_config.json for images of `size` (H, W)."""
   height_width = dict(zip(('height', 'width'), size, strict=True))
   found = _COMMON | {
     'image_mean': list(p.mean),
@@ -93,7 +92,7 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     'size': height_width,
   }
   if p.resize_small:
-    # ViT's processor cannot cut out the centre; these are for any model.
+    # ViT's processor cannot crop. These processors fit any model.
     kind, edge = 'Bit', {'shortest_edge': p.resize_small}
     if p.squash:
       kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
@@ -108,85 +107,91 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def of_hf(
-  path: str, model_type: str, takes: tuple[int, int] | None
+  path: str, model_type: str, model_size: tuple[int, int] | None
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
-  """Reads the file of a directory; without one, images are as published.
+  """Reads the preprocessing of a directory of transformers.
+
+  A directory without a file gets the preprocessing of the published models.
 
   Args:
-    path: of the directory.
-    model_type: of its config.json; decides where the file does not.
-    takes: size (H, W) of the model's images in pixels; None for any.
+    path: path of the directory.
+    model_type: value in config.json; determines the defaults.
+    model_size: (H, W) of the model's images in pixels; None for any size.
 
   Returns:
-    The preprocessing, the size (H, W) that images end up with, and a sentence
-    on each thing that cannot be done alike here.
+    The preprocessing, the size (H, W) of its images, and one sentence for each
+    difference from transformers.
 
   Raises:
-    ValueError: for an invalid value; names the file and key.
+    ValueError: if a value is invalid; names the file and key.
   """
-  places = [os.path.join(path, name) for name in (FILE, BOTH)]
-  place = next(filter(os.path.exists, places), '')
-  file = Stated({}, place or places[0])
+  paths = [os.path.join(path, name) for name in (FILE, BOTH)]
+  found = next(filter(os.path.exists, paths), '')
+  file = JsonConfig({}, found or paths[0])
   start = next(x for x in _PUBLISHED if model_type.startswith(x))
   kind, published = _PUBLISHED[start]
-  if place:
-    of_images = Stated(tensors.read_json(place), place)
-    if place == places[1]:
-      of_images = of_images.part('image_processor')
-    file.update(given(of_images))
+  if found:
+    values = JsonConfig(tensors.read_json(found), found)
+    if found == paths[1]:
+      values = values.part('image_processor')
+    file.update(without_nulls(values))
     kind = _kind_of(file, kind)
-  elif takes:
+  elif model_size:
     kind = 'ViT'
-    file.update({'size': list(takes)} | published)
+    file.update({'size': list(model_size)} | published)
     if published:
       file.warnings.append(
-        f'{path} has no {FILE}: images are resized and scaled as those of the '
-        'published models are.'
+        f'{path} has no {FILE}. This assumes the preprocessing of the '
+        'published models.'
       )
   else:
     kind = 'ViT'
-    file.warnings.append(f'{path} has no {FILE}: 224 x 224 pixels are assumed.')
+    file.warnings.append(f'{path} has no {FILE}. This assumes 224x224 pixels.')
   for key, default in (_COMMON | _KINDS[kind]).items():
     file.setdefault(key, default)
-  if kind == 'Siglip2' and takes:
-    file['size'] = list(takes)
+  file.fields(only(_RESCALES), {}, model_type)
+  if kind == 'Siglip2' and model_size:
+    file['size'] = list(model_size)
     file.warn(
       'images keep their aspect ratio, with any number of patches up to '
-      f'max_num_patches; here the whole image is resized to {takes}.'
+      f'max_num_patches; here the whole image is resized to {model_size}.'
     )
-  makes, how = _sizes(file, kind)
-  if takes and makes != takes:
+  size, resizing = _sizes(file, kind)
+  if model_size and size != model_size:
     file.warn(
-      f'makes images of {makes} pixels where the model takes {takes}; here the '
-      'whole image is resized to that.'
+      f'images have {size} pixels, and those of the model have {model_size}; '
+      'here the whole image is resized to the latter.'
     )
-    makes, how = takes, {}
-  mean, std = _scaling(file)
+    size, resizing = model_size, {}
+  if file['do_normalize']:
+    resizing |= {'mean': file.rgb('image_mean'), 'std': file.rgb('image_std')}
+  else:
+    resizing |= {'mean': (0.0,) * 3, 'std': (1.0,) * 3}
   preprocessing = file.preprocessing(
-    mean=mean,
-    std=std,
     interpolation=file.interpolation('resample', _PILLOW),
     resize_like='dinov3' if kind == 'DINOv3ViT' else 'transformers',
-    **how,
+    **resizing,
   )
-  return preprocessing, makes, tuple(file.warnings)
+  return preprocessing, size, tuple(file.warnings)
 
 
-def _kind_of(file: Stated, usual: str) -> str:
+def _kind_of(file: JsonConfig, default: str) -> str:
   name = file.get(
-    'image_processor_type', file.get('feature_extractor_type', usual)
+    'image_processor_type', file.get('feature_extractor_type', default)
   )
   kind = re.sub('(ImageProcessor|FeatureExtractor)(Fast|Pil)?$', '', str(name))
   if kind in _KINDS:
     return kind
   file.warn(
-    f'image_processor_type is {name!r}, which is unknown here: it is read as '
+    f'image_processor_type {name!r} is unknown here and read as '
     'ViTImageProcessor.'
   )
   return 'ViT'
 
 
-def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], dict[str, Any]]:
+def _sizes(
+  file: JsonConfig, kind: str
+) -> tuple[tuple[int, int], dict[str, Any]]:
   """Returns the size of processed images, `resize_small` and `squash`."""
   crop = file.sides('crop_size') if file['do_center_crop'] else None
   size = file['size']
@@ -194,15 +199,11 @@ def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], dict[str, Any]]:
   if has_edge:
     size = size['shortest_edge']
   has_edge |= kind in _EDGE and isinstance(size, int)
-  makes = file.sides('size', size)
+  resized = file.sides('size', size)
   if file['do_resize']:
-    edge, is_square = makes[0], makes[0] == makes[1]
-    if kind == 'ConvNext' and has_edge and not crop:
-      # From 384 pixels on it does not crop.
-      small = int(edge / file.above_zero('crop_pct', 1)) if edge < 384 else 0
-      return makes, {'resize_small': small}
-    if not has_edge and crop in (None, makes):
-      return makes, {}
+    edge, is_square = resized[0], resized[0] == resized[1]
+    if not has_edge and crop in (None, resized):
+      return resized, {}
     if crop and is_square and edge >= max(crop):
       if has_edge or crop[0] == crop[1]:
         return crop, {'resize_small': edge, 'squash': not has_edge}
@@ -210,52 +211,27 @@ def _sizes(file: Stated, kind: str) -> tuple[tuple[int, int], dict[str, Any]]:
     f'do_resize is {file["do_resize"]}, size {file["size"]} and the crop '
     f'{crop}; here the whole image is resized.'
   )
-  return crop or makes, {}
+  return crop or resized, {}
 
 
-def _scaling(file: Stated) -> list[tuple[float, ...]]:
-  """Returns mean and deviation for values in [0, 1]."""
-  rows: list[tuple[float, ...]] = [(0.0,) * 3, (1.0,) * 3]
-  if file['do_normalize']:
-    rows = [file.rgb('image_mean'), file.rgb('image_std')]
-  # What a value of 1 here is there.
-  one = 255 * (file.rgb('rescale_factor')[0] if file['do_rescale'] else 1)
-  if min(*rows[1], one) <= 0:
-    file.refuse(
-      'image_std',
-      f' and rescale_factor {file["rescale_factor"]}: both must be above 0.',
-    )
-  if math.isclose(one, 1):
-    return rows
-  file.warn(
-    f'values reach from 0 to {one:g} before mean and deviation, which is done '
-    'alike here; it is rarely meant.'
-  )
-  return [tuple(x / one for x in row) for row in rows]
-
-
-def of_timm(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
+def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
   """Returns the preprocessing of a directory of timm.
 
   Args:
-    pretrained: its pretrained_cfg; gets a warning of each thing that cannot be
-      done alike here.
+    pretrained: its pretrained_cfg; gets a warning for each difference.
     size: (H, W) of the model's images in pixels.
 
   Raises:
-    ValueError: for an invalid value; names the file and key.
+    ValueError: if a value is invalid; names the file and key.
   """
-  found = pretrained.with_values(_TIMM | given(pretrained))
+  found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']
-  # Smaller ones are of more pixels than any image has.
+  # The bound keeps the resized image smaller than any limit of pixels.
   if type(share) not in (int, float) or not 1e-5 < share <= 1:
-    found.refuse(
-      'crop_pct', ' and should be a share of the image, as in 0.875.'
-    )
+    found.refuse('crop_pct', '; it must be a share of the image, as in 0.875.')
   if mode not in ('center', 'squash'):
     found.refuse(
-      'crop_mode',
-      ', and images are not padded here: it should be center or squash.',
+      'crop_mode', '; it must be center or squash: images are not padded here.'
     )
   height, width = size
   resize_small = math.floor(min(size) / share)
@@ -265,16 +241,13 @@ def of_timm(pretrained: Stated, size: tuple[int, int]) -> Preprocessing:
   elif not squash and height != width:
     if resize_small < max(size):
       resize_small = 0
-    how = (
-      f'the shorter side is resized to {resize_small} pixels and the '
-      'centre taken'
-      if resize_small
-      else 'the whole image is resized'
-    )
+    how = 'as a whole'
+    if resize_small:
+      how = f'to a shorter side of {resize_small} pixels, then cropped'
     found.warn(
-      f'with crop_mode {mode!r}, crop_pct {share} and images of '
-      f'{height}x{width} pixels timm prepares images in a way that is not '
-      f'there here: {how}.'
+      f'with crop_mode {mode!r}, timm resizes both sides to at least '
+      f'{1 / share:.3g} times {height}x{width} pixels; here images are resized '
+      f'{how}.'
     )
   return found.preprocessing(
     mean=found.rgb('mean'),
@@ -292,19 +265,19 @@ def to_timm(
   """Returns a part of a pretrained_cfg for images of `size` (H, W).
 
   Returns:
-    The part, and a sentence on each thing that timm does otherwise.
+    The part, and one sentence for each difference from timm.
   """
   crop_pct, lines = 1.0, []
   if p.resize_small:
     crop_pct = min(size) / p.resize_small
-    # timm rounds the quotient down, which rounding may have put below.
+    # timm rounds the quotient down, and float rounding may make it too small.
     if math.floor(min(size) / crop_pct) < p.resize_small:
       crop_pct = math.nextafter(crop_pct, 0)
     if size[0] != size[1] and not p.squash:
       lines.append(
-        f'Resizing the shorter side to {p.resize_small} pixels for images of '
-        f'{size[0]}x{size[1]}: timm resizes until both sides are '
-        f'{1 / crop_pct:.3g} times those.'
+        f'The shorter side is resized to {p.resize_small} pixels and cropped '
+        f'to {size[0]}x{size[1]}. timm resizes both sides to at least '
+        f'{1 / crop_pct:.3g} times the crop.'
       )
   return {
     'crop_mode': 'squash' if p.squash or not p.resize_small else 'center',

@@ -1,9 +1,9 @@
 """The official .npz checkpoints of the paper and its successors.
 
-Flat keys joined by '/', float32. The names inside an encoder layer carry the
-numbers of one of two Flax APIs; ours are the older, published ones, so that the
-table is the identity but for prefixes and numbers. ResNets are written as BiT
-publishes them, by `bit`.
+Flat keys joined by '/', float32. Modules of an encoder layer are numbered as in
+one of two Flax APIs: the one of the published files, which our names follow, or
+Linen. Files differ from our parameters only in prefixes and numbers. ResNets
+are written by `bit`, because BiT published them.
 """
 
 import re
@@ -16,10 +16,10 @@ from vit_jax.models import resnet
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
-# What the names of encoder layers begin with, before their number.
+# Beginning of the names of encoder layers, before their number.
 LAYERS = 'Transformer/encoderblock'
 
-# From our names to those of today's Flax.
+# From our names of modules to Flax Linen's.
 LINEN_NUMBERS = {
   'LayerNorm_2': 'LayerNorm_1',
   'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
@@ -30,28 +30,24 @@ _HOLDS = (
   'pool=gap representation_size gelu layer_norm_epsilon stem_width stem_layers'
 )
 
-# The next of kin of what a format refuses because of a field, or of its name.
-_HELD_BY = {'pool': 'bigvision', 'stem_width': 'npz'}
-_KIND_HELD_BY = {'resnet': 'npz', 'deit': 'timm', 'igpt': 'hf'}
-
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Accepts all arrays, as the last format that is asked."""
+  """Accepts all arrays, because this is the last format to be tried."""
   del arrays
   return True
 
 
 def read(path: str, arrays: table.Flat) -> table.File:
-  """Reads a file, of which `arrays` are from `archive.load`."""
+  """Reads a file; `arrays` are the result of `archive.load`."""
   prefix, arrays = without_other_trees(arrays)
   linen = has_linen_numbers(arrays)
 
   def key_of(name: str) -> str:
     return prefix + (linen_name(name) if linen else name)
 
-  # Old Flax stored them as (1, 1, 1, C), and newer rewrites of files as C.
+  # Older Flax stored GroupNorms as (1, 1, 1, C). Newer files have shape (C,).
   arrays = {
     key: x.reshape(1, 1, 1, -1)
     if _GROUP_NORM.search(key) and x.ndim == 1
@@ -69,7 +65,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint that the original loader and timm read."""
+  """Writes a checkpoint for the paper's code and timm."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', _HOLDS)
@@ -78,36 +74,24 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   return archive.not_held(weights)
 
 
-def check_vit(weights: table.Weights, target: str, holds: str) -> None:
-  """Refuses what the original code and its successors have no model for.
+def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
+  """Checks that an .npz file can store a ViT.
 
   Args:
-    weights: to be written.
-    target: the format, to begin a sentence with.
-    holds: as `table.check_writable` takes it.
+    weights: the model.
+    format_name: name of the format, the subject of messages.
+    holds: as in `table.check_writable`.
 
   Raises:
-    ValueError: naming the field and the formats that hold it.
+    ValueError: if the file cannot store it; names the field.
   """
-  fields = weights.fields
-  held_by = _HELD_BY | {'name': _KIND_HELD_BY.get(fields['name'])}
-  ways_out = {
-    field: f'use {table.ELSEWHERE.replace("=", f"={kin}, ")}'
-    for field, kin in held_by.items()
-    if kin
-  }
-  table.check_writable(
-    fields,
-    f'{target} cannot hold a model with',
-    ('vit',),
-    holds,
-    ways_out,
-  )
-  H, W = fields['image_size']
+  start = f'{format_name} cannot store a model with'
+  table.check_writable(weights.fields, start, ('vit',), holds)
+  H, W = weights.fields['image_size']
   if H != W:
     raise ValueError(
-      f'{target} cannot hold the image_size {H}x{W}: its readers take the '
-      f'position embeddings for those of a square. Use {table.ELSEWHERE}'
+      f'{format_name} cannot store image_size {H}x{W}: its readers expect '
+      f'position embeddings of a square. {table.ELSEWHERE}'
     )
 
 
@@ -117,14 +101,14 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
   if kernel is None or kernel.any():
     return ()
   return (
-    f'{lookup.path}: its head is all zeros, as in the files pre-trained on '
-    'ImageNet-21k: every class is equally likely until the model is '
+    f'{lookup.path}: the head is all zeros, as in files pre-trained on '
+    'ImageNet-21k. All classes get the same probability until the model is '
     'fine-tuned.',
   )
 
 
 def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
-  """Returns the prefix of a checkpoint's parameters and only those."""
+  """Returns the prefix of a checkpoint's parameters, and these parameters."""
   for prefix in PREFIXES:
     if any(key.startswith(prefix) for key in arrays):
       return prefix, {k: x for k, x in arrays.items() if k.startswith(prefix)}
@@ -132,12 +116,12 @@ def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
 
 
 def has_linen_numbers(keys: Iterable[str]) -> bool:
-  """Tells by the MLP's whether the layers have the numbers of today's Flax."""
+  """Whether the modules of layers have Linen's numbers, judged by the MLP."""
   return any(re.search('/encoderblock(_.*)?/MlpBlock_0/', key) for key in keys)
 
 
 def linen_name(name: str) -> str:
-  """Returns one of our names with the numbers of today's Flax."""
+  """Returns one of our names with Linen's module numbers."""
   return '/'.join(LINEN_NUMBERS.get(part, part) for part in name.split('/'))
 
 
@@ -147,11 +131,11 @@ def encoder_fields(
   """Infers the fields that every ViT has.
 
   Args:
-    lookup: by our names.
-    stacked: whether a first axis goes over the layers.
+    lookup: the arrays.
+    stacked: whether all layers are stacked along a first axis.
 
   Raises:
-    ValueError: if they contradict one another.
+    ValueError: if arrays contradict each other.
   """
   layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)
@@ -162,9 +146,9 @@ def encoder_fields(
   depth = sum(depths or lookup.count(lookup.key_of(LAYERS), '(_[^/]+)/'))
   if heads * head_width != width:
     raise ValueError(
-      f'{lookup.path} is no {lookup.what} checkpoint: '
-      f'{lookup.key_of(query)!r} has {heads} heads of {head_width} where the '
-      f'width is {width}.'
+      f'{lookup.path} is not a {lookup.format_name} checkpoint: '
+      f'{lookup.key_of(query)!r} has {heads} heads of {head_width}, whose '
+      f'product must be the width {width}.'
     )
   return {
     'patch_size': patch,

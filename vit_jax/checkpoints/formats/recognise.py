@@ -9,8 +9,8 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules that implement `table.Format`. The first whose `matches` accepts the
-# arrays reads them.
+# Modules that implement `table.Format`. The first one whose `matches` accepts
+# the arrays reads them.
 TENSORS = Register(
   'format',
   {
@@ -45,17 +45,7 @@ def read(path: str) -> File:
   Raises:
     ValueError: if it is damaged or its format is unknown.
   """
-  is_folder = os.path.isdir(path)
-  for file in os.listdir(path) if is_folder else ['']:
-    place = os.path.join(path, file) if file else path
-    # A pipe or a device might never end.
-    if os.path.exists(place) and not os.path.isfile(place) | os.path.isdir(
-      place
-    ):
-      raise ValueError(
-        f'{place} is no regular file: copy what it gives to one.'
-      )
-  if is_folder:
+  if os.path.isdir(path):
     return _read_folder(path)
   if tensors.is_tensors(path):
     return _read_tensors(path, tensors.read(path))
@@ -66,15 +56,15 @@ def read(path: str) -> File:
 
 
 def _no_checkpoint(path: str) -> ValueError:
+  names = 'model.stablehlo', 'serve.py'  # of StableHLO and of a board
   if path.endswith('.onnx') or any(
-    os.path.exists(os.path.join(path, name))
-    for name in ('model.stablehlo', 'serve.py')  # the second for boards
+    os.path.exists(os.path.join(path, name)) for name in names
   ):
     return ValueError(
-      f'{path} is a program that was exported: give the checkpoint that it was '
-      'made of, or run it as docs/guides/convert.md says.'
+      f'{path} is an exported program. Give the checkpoint that it was '
+      'exported from, or run it as docs/guides/convert.md says.'
     )
-  return ValueError(f'{path} holds no checkpoint: give {WHAT_OPENS}.')
+  return ValueError(f'{path} is not a checkpoint. Give {WHAT_OPENS}.')
 
 
 def _read_folder(path: str) -> File:
@@ -90,21 +80,21 @@ def _read_folder(path: str) -> File:
   if 'architecture' in config:
     return _read_tensors(path, tensors.read_folder(path), config)
   raise ValueError(
-    f'{place} has neither architecture, as timm writes it, nor model_type, as '
-    'transformers does.'
+    f'{place} must have the key architecture (timm) or model_type '
+    '(transformers).'
   )
 
 
 def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
-  """Reads the model among arrays that training code has wrapped."""
+  """Reads the model from arrays that may have other keys and prefixes."""
   prefix, *others = _prefixes(arrays)
   inside = _under(prefix, arrays)
   if not config and not any(TENSORS.load(x).matches(inside) for x in TENSORS):
     keys = ', '.join(sorted(arrays)[:3])
     raise ValueError(
-      f'{path} has no model that is known here among its {len(arrays)} arrays '
-      f'({keys} ...); the ViTs of timm have patch_embed.proj.weight.'
-      f'{table.looks_like(arrays)} It should be {WHAT_OPENS}.'
+      f'{path} has {len(arrays)} arrays ({keys} ...), which are not of a known '
+      f'model. A ViT of timm has patch_embed.proj.weight.'
+      f'{table.looks_like(arrays)} Give {WHAT_OPENS}.'
     )
   try:
     file = format_of(inside, TENSORS).read(path, inside, *config)
@@ -120,14 +110,14 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
     return file
   more = f' and {len(left_out) - 5} more' if len(left_out) > 5 else ''
   warning = (
-    f'{path} holds more than a model. The model under {prefix!r} is read; '
-    f'left out: {", ".join(left_out[:5])}{more}.'
+    f'{path} has more than one model. This reads the one under {prefix!r} and '
+    f'leaves out {", ".join(left_out[:5])}{more}.'
   )
   return dataclasses.replace(file, warnings=(warning, *file.warnings))
 
 
 def _prefixes(arrays: Flat) -> list[str]:
-  """Returns the key prefixes of a model's wrappers, the best one first.
+  """Returns the key prefixes of all models in a file, the best model first.
 
   Averaged weights come first, because they are meant for evaluation. Ignores a
   model inside another one, such as DETR's ResNet.

@@ -1,8 +1,8 @@
 """Shared parts of all foreign formats.
 
-A format is a table of entries; each maps some arrays of a file to some arrays
-of ours. Reading, writing and the check of a file's arrays and shapes use the
-same table, so that they cannot disagree.
+A format is a table of entries. Each entry maps some arrays of a file to some of
+our arrays. Reading, writing and the checks of keys and shapes use the same
+table, so that they cannot disagree.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ import numpy as np
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 
-# Fields that formats do not store: they do not change the output, or only with
-# `rope`, which is checked separately.
+# Fields that formats need not store: `head_bias` only initialises the head, and
+# `rope_side` matters only with `rope`, which is checked.
 _NOT_STORED = {'head_bias', 'rope_side'}
-# Formats that can store every model.
-ELSEWHERE = '--to=orbax, onnx or stablehlo.'
+# The way out of all refusals to write.
+ELSEWHERE = 'Choose another --to: orbax, onnx and stablehlo store every model.'
 
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 Reshape = Callable[[np.ndarray], np.ndarray]
-# Functions from our array to the file's and back; both return views.
+# Functions that convert our array to the file's and back; both return views.
 Layout = tuple[Reshape, Reshape]
 
 
@@ -81,7 +81,7 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
 def joined(
   key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
 ) -> Entry:
-  """Returns an entry that maps one array of a file to several of ours."""
+  """Returns an entry for an array of a file that concatenates ours."""
   to_file, to_ours = layout
   return Entry(
     (key,),
@@ -95,11 +95,11 @@ def renamed(
   key_of: Callable[[str], str],
   layout: Callable[[str, tuple[int, ...]], Layout],
 ) -> Callable[[Shapes], list[Entry]]:
-  """Returns the table, as of a `File`, whose every entry is of one array.
+  """Returns the `table` of a `File` whose arrays match ours one to one.
 
   Args:
-    key_of: from our name to the key.
-    layout: from our name and shape to that of the file, and the inverse.
+    key_of: function from our name to the file's key.
+    layout: function from our name and shape to the layout.
   """
   return lambda shapes: [
     one(key_of(name), name, layout(name, shape))
@@ -134,15 +134,15 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-  """A converted model as another framework runs it.
+  """A converted model, run by another framework.
 
   Attributes:
-    framework: its name and version.
-    image_size: (H, W) in pixels it takes.
-    run: from uint8 images BHWC of that size, RGB, to float32 logits BC. Scales
-      images as the file says, and does not resize them. Of DETR BQC, and
-      behind the logits the boxes.
-    boxes: how many of the last of C are of a box.
+    framework: name and version of the framework.
+    image_size: (H, W) of its images in pixels.
+    run: function from RGB images BHWC, uint8, of this size to float32 logits
+      BC. It normalises the images as the file says. DETR returns BQC, with the
+      boxes concatenated to the logits.
+    boxes: number of the last channels that are a box: 4 for DETR, else 0.
   """
 
   framework: str
@@ -151,7 +151,7 @@ class Peer:
   boxes: int = 0
 
 
-# Names of the model outputs to compare.
+# Names of model outputs that `convert --check` compares.
 COMPARED = ('logits', 'pre_logits', 'predictions', 'boxes')
 
 
@@ -164,55 +164,56 @@ def compared(outputs: Mapping[str, Any]) -> np.ndarray:
 class Format(Protocol):
   """Interface of the module of a foreign format."""
 
-  DTYPES: tuple[str, ...]  # that it writes
+  DTYPES: tuple[str, ...]  # dtypes that `write` supports
 
   def matches(self, arrays: Flat, /) -> bool:
-    """Whether these are the arrays of a file of this format."""
+    """Whether the arrays are from a file of this format."""
 
   def read(
     self, path: str, arrays: Flat, /, *config: Mapping[str, Any]
   ) -> File:
-    """Reads a model off its arrays, and off config.json in a directory.
+    """Reads a model from its arrays, and from config.json of a directory.
 
-    Raises ImportError if it takes a library that is not installed, and
-    ValueError, which names file and key, if no model here is like that.
+    Raises:
+      ImportError: if a library that it needs is not installed.
+      ValueError: if the model is not supported; names the file and key.
     """
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
-    """Writes a new file or directory, whole or not at all.
+    """Writes a new file or directory completely or not at all.
 
-    Returns a sentence on each thing that the format cannot hold or its readers
-    compute otherwise. Raises ValueError if the format has no such model.
+    Returns:
+      One sentence for each thing that is not stored, or that readers of the
+      format compute differently.
+
+    Raises:
+      ValueError: if the format cannot store the model.
     """
 
 
 def check_writable(
-  fields: Mapping[str, Any],
-  what: str,
-  names: tuple[str, ...],
-  holds: str,
-  ways_out: Mapping[str, str] | None = None,
+  fields: Mapping[str, Any], start: str, names: tuple[str, ...], holds: str
 ) -> None:
-  """Refuses a model that a format cannot hold.
+  """Checks that a format can store a model.
 
   Args:
-    fields: of `variants.build`.
-    what: the beginning of a sentence about the models it can.
-    names: of the architectures that the format holds.
-    holds: fields that it holds at any value, or, as 'field=value', at one value
-      besides the default; between spaces. It holds no other value of any field
-      than the default.
-    ways_out: by field, where it is not `ELSEWHERE`.
+    fields: arguments of `variants.build`.
+    start: beginning of the error message, as in 'timm has no model with'.
+    names: the architectures that the format stores.
+    holds: fields that the format stores, separated by spaces: 'field' for any
+      value, 'field=value' for one value besides the default. Any other field
+      must have its default.
 
   Raises:
-    ValueError: naming the field, its value and the way out.
+    ValueError: if it cannot; names the field, its value and the way out.
   """
 
   def refuse(field: str, *values: Any) -> None:
-    way_out = (ways_out or {}).get(field, f'use {ELSEWHERE}')
+    head = field == 'representation_size'
     raise ValueError(
-      f'{what} {field} {fields[field]!r}, only '
-      f'{" or ".join(map(repr, values))}: {way_out}'
+      f'{start} {field} {fields[field]!r}, only '
+      f'{" or ".join(map(repr, values))}. '
+      f'{"Leave out the head with --head=drop. " * head}{ELSEWHERE}'
     )
 
   name, held = fields['name'], holds.split()
@@ -232,25 +233,25 @@ def check_writable(
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:
-  """Returns the arrays of a file as ours, float32.
+  """Converts the arrays of a file to ours, float32.
 
   Args:
-    file: from one of the formats.
-    shapes: of our arrays, by name.
+    file: the file, as a format reads it.
+    shapes: shapes of our arrays by name.
 
   Raises:
-    ValueError: naming the keys that are missing, left over, of another shape or
-      not finite.
+    ValueError: if arrays are missing, unknown, of another shape or not finite;
+      names their keys.
   """
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
   wrong = [
-    f'has the array {key!r}, for which a model of this shape has no place'
+    f'has the array {key!r}, which a model of this shape lacks'
     for key in sorted(file.arrays.keys() - known)
   ]
   ours: Flat = {}
   for entry in entries:
-    # Zeros that take no memory.
+    # Broadcast zeros take no memory.
     zeros = (np.broadcast_to(np.float32(0), shapes[k]) for k in entry.ours)
     expected = entry.to_file(*zeros)
     stored = []
@@ -292,16 +293,16 @@ _LOOKS = {
 
 
 def looks_like(keys: Iterable[str]) -> str:
-  """Returns a sentence on the model that has such keys; empty if unknown."""
+  """Returns a sentence that names an unsupported model; '' if unknown."""
   all_keys = '\n'.join(keys)
-  for pattern, what in _LOOKS.items():
+  for pattern, model in _LOOKS.items():
     if re.search(pattern, all_keys, re.MULTILINE):
-      return f' It looks like {what}.'
+      return f' It looks like {model}.'
   return ''
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
-  """Returns our arrays as those of a file, by its keys; see `File.table`."""
+  """Converts our arrays to a file's, by its keys; `table` as in `File`."""
   flat: Flat = {}
   for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))
@@ -313,13 +314,13 @@ def square_side(patches: int, path: str) -> int:
   """Returns the side of a square grid of patches.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: if the number of patches is not the square of a number.
   """
   side = math.isqrt(max(patches, 0))
   if side * side != patches or not side:
     raise ValueError(
-      f'{path} has position embeddings for {patches} patches, which is no '
-      'square grid.'
+      f'{path} has position embeddings for {patches} patches, which do not '
+      'form a square.'
     )
   return side
 
@@ -327,11 +328,11 @@ def square_side(patches: int, path: str) -> int:
 def _finite_float32(x: np.ndarray, key: str, path: str) -> np.ndarray:
   with np.errstate(over='ignore'):
     x = x.astype(np.float32, copy=False)
-  # A sum of squares would need less memory, but overflows.
+  # A sum of squares would need less memory, but could overflow.
   bad = x.size - np.count_nonzero(np.isfinite(x))
   if bad:
     raise ValueError(
-      f'{path}: {key!r} has {bad:,} values that are no finite float32 numbers: '
-      'the file is damaged, or its training diverged.'
+      f'{path}: {key!r} has {bad:,} values that are not finite in float32. '
+      'The file is damaged, or its training diverged.'
     )
   return x

@@ -1,7 +1,7 @@
-"""Files of named tensors: .safetensors and PyTorch's.
+"""Reads and writes named tensors: .safetensors and PyTorch's files.
 
-The first bytes tell which of them a file is. No code in it ever runs: PyTorch
-unpickles tensors, numbers and text alone (`weights_only`).
+The format of a file is detected by its content. No code of a file ever runs:
+PyTorch unpickles only tensors, numbers and text (`weights_only`).
 """
 
 import json
@@ -21,7 +21,7 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
 from vit_jax.data import atomic_files
 
-# Of torch.save before version 1.6: a protocol, and a number that torch chose.
+# First bytes of files by torch.save before version 1.6.
 _LEGACY_PICKLE = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'
 
 _FOLDER_FILES = (
@@ -30,58 +30,62 @@ _FOLDER_FILES = (
   'pytorch_model.bin',
   'pytorch_model.bin.index.json',
 )
-# How often BatchNorm had been updated, which nothing reads.
+# BatchNorm's update counters, which no model here needs.
 _COUNTS = r'\.num_batches_tracked$'
 
 
 def is_tensors(path: str) -> bool:
-  """Tells by its content whether `read` is for a file."""
+  """Whether a file is a .safetensors or PyTorch file, judged by its content."""
   return _is_safetensors(path) or _is_torch(path)
 
 
 def read(path: str, ignored: str = _COUNTS) -> Flat:
-  """Returns every array of a .safetensors, .pth, .pt or .bin file.
+  """Returns all arrays of a .safetensors, .pth, .pt or .bin file.
 
   The keys of nested dictionaries are joined by dots.
 
   Args:
-    path: of the file.
-    ignored: pattern of the keys of arrays that are left out.
+    path: path of the file.
+    ignored: regular expression for keys to leave out.
 
   Raises:
-    ImportError: if PyTorch is needed and not installed.
-    ValueError: naming the file, and the array that is damaged or not numeric.
+    ImportError: if PyTorch is needed but not installed.
+    ValueError: if the file has another format, or an array is damaged or not
+      numeric; names the file and the array.
   """
   if not is_tensors(path):
-    raise ValueError(f"{path} is neither a .safetensors file nor PyTorch's.")
-  load = _safetensors if _is_safetensors(path) else _torch
-  what = 'the file'
+    raise ValueError(
+      f'{path} is neither a .safetensors file nor a PyTorch file.'
+    )
+  load = safetensors.numpy.load_file if _is_safetensors(path) else _load_torch
+  part = 'the file'
   flat: Flat = {}
   try:
     for key, x in load(path).items():
-      what = f'the array {key!r}'
+      part = f'the array {key!r}'
       if not re.search(ignored, key):
-        flat[key] = archive.number(
+        flat[key] = archive.numeric(
           x if isinstance(x, np.ndarray) else _to_numpy(x)
         )
   except ImportError:
     raise
   except Exception as e:
-    raise archive.unreadable(path, what, e) from e
+    raise archive.unreadable(path, part, e) from e
   return flat
 
 
 def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
-  """Returns every array of a directory in the layout of the Hugging Face hub.
+  """Returns all arrays of a directory in the layout of the Hugging Face hub.
 
   Args:
-    folder: the directory.
-    ignored: as of `read`.
+    folder: path of the directory.
+    ignored: as in `read`.
 
   Raises:
-    FileNotFoundError: if it holds no file of tensors, or a part is missing.
+    FileNotFoundError: if the directory has no weights, or lacks one of their
+      files.
     ImportError: as `read`.
-    ValueError: as `read`, or if parts disagree with their index.
+    ValueError: as `read`, or if the index of several files is invalid.
   """
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)
@@ -90,24 +94,24 @@ def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
         return _read_parts(path, ignored)
       return read(path, ignored)
   raise FileNotFoundError(
-    f'{folder} has no weights: none of {", ".join(_FOLDER_FILES)}.'
+    f'{folder} has no weights. It must have one of {", ".join(_FOLDER_FILES)}.'
   )
 
 
 def read_json(path: str) -> dict[str, Any]:
-  """Returns the object that a JSON file holds.
+  """Returns the object in a JSON file.
 
   Raises:
-    ValueError: if it holds none; names the file and what is wrong where.
+    ValueError: if the file is not JSON or not an object; names the file.
   """
   try:
     value = json.loads(pathlib.Path(path).read_text('utf-8'))
   except (ValueError, RecursionError) as e:
-    raise ValueError(f'{path} is no JSON: {e}') from e
+    raise ValueError(f'{path} is not JSON: {e}') from e
   if not isinstance(value, dict):
     raise ValueError(
-      f'{path} holds a {type(value).__name__} where a JSON object, {{...}}, is '
-      'expected.'
+      f'{path} has a {type(value).__name__}; it must have a JSON object, '
+      '{...}.'
     )
   return value
 
@@ -123,7 +127,8 @@ def write_folder(
   Args:
     target: the new directory.
     configs: JSON objects by file name.
-    arrays, dtype: as of `write_safetensors`, as are the errors.
+    arrays: as in `write_safetensors`, which also raises the errors.
+    dtype: as in `write_safetensors`.
   """
   with atomic_files.new_folder(target) as folder:
     for name, config in configs.items():
@@ -133,26 +138,24 @@ def write_folder(
 
 
 def write_safetensors(
-  target: str,
-  arrays: Mapping[str, np.ndarray],
-  dtype: str = 'float32',
+  target: str, arrays: Mapping[str, np.ndarray], dtype: str = 'float32'
 ) -> None:
-  """Writes a .safetensors file, whole or not at all.
+  """Writes a .safetensors file completely or not at all.
 
-  The same arrays give the same bytes.
+  The same arrays always give the same bytes.
 
   Args:
     target: the new file.
-    arrays: by key.
-    dtype: 'float32', 'bfloat16' or 'float16', that each is written as.
+    arrays: arrays by key.
+    dtype: dtype to write, 'float32', 'bfloat16' or 'float16'.
 
   Raises:
-    FileExistsError: if something is there already.
-    ValueError: if an array has values that the type cannot hold.
+    FileExistsError: if the target exists.
+    ValueError: if a value is too large for float16.
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:
-    # As PyTorch's readers want it.
+    # Older transformers refuse files without this entry.
     safetensors.numpy.save_file(stored, path, {'format': 'pt'})
 
 
@@ -161,8 +164,8 @@ def _as_dtype(x: np.ndarray, dtype: np.dtype, key: str) -> np.ndarray:
     stored = np.ascontiguousarray(x, dtype)
   if dtype == np.float16 and not np.isfinite(stored).all():
     raise ValueError(
-      f'{key!r} has values up to {np.abs(x).max():g}, and float16 ends at '
-      '65,504: use --dtype=bfloat16.'
+      f'{key!r} has values up to {np.abs(x).max():g}; float16 ends at 65,504. '
+      'Use --dtype=bfloat16.'
     )
   return stored
 
@@ -173,7 +176,7 @@ def _start(path: str) -> bytes:
 
 
 def _is_safetensors(path: str) -> bool:
-  # The length of the header, and its first character.
+  # The JSON header begins after eight bytes with its length.
   return _start(path)[8:9] == b'{'
 
 
@@ -188,39 +191,24 @@ def _is_torch(path: str) -> bool:
   return any(name.endswith('/data.pkl') for name in names)
 
 
-def _safetensors(path: str) -> Flat:
-  return safetensors.numpy.load_file(path)
-
-
 def _read_parts(index_path: str, ignored: str) -> Flat:
-  """Returns the arrays of several files, found by their index."""
-  folder = os.path.dirname(index_path)
+  """Returns the arrays of all files that an index names."""
   places = read_json(index_path).get('weight_map')
   if not isinstance(places, dict):
     raise ValueError(f'{index_path} has no object weight_map.')
   flat: Flat = {}
   for name in sorted({str(name) for name in places.values()}):
-    if name != os.path.basename(name) or name in ('', '.', '..'):
-      raise ValueError(
-        f'{index_path} names {name!r}, which is not a file beside it.'
-      )
-    part = os.path.join(folder, name)
-    if not os.path.isfile(part):
+    path = os.path.join(os.path.dirname(index_path), name)
+    if not os.path.isfile(path):
       raise FileNotFoundError(
-        f'{index_path} names {name!r}, which is missing: fetch it too.'
+        f'{index_path} names the file {name!r}, which is missing. Fetch it.'
       )
-    flat |= read(part, ignored)
-  for key in sorted(places.keys() - flat.keys()):
-    if not re.search(ignored, key):
-      raise ValueError(
-        f'{os.path.join(folder, places[key])} lacks the array {key!r}, which '
-        f'{index_path} says is there.'
-      )
+    flat |= read(path, ignored)
   return flat
 
 
 class _Ignored(dict):
-  """Stands for an object of any class but tensors, numbers and text."""
+  """Replaces any object that is not a tensor, number or text."""
 
   def __init__(self, *args: Any, **kwargs: Any) -> None:
     super().__init__()
@@ -229,17 +217,17 @@ class _Ignored(dict):
     pass
 
 
-def _torch(path: str) -> dict[str, Any]:
-  """Returns the tensors of a file of PyTorch's."""
+def _load_torch(path: str) -> dict[str, Any]:
+  """Returns the tensors of a PyTorch file."""
   try:
     import torch
   except ImportError as e:
     raise ImportError(
-      f"{path} is a file of PyTorch's: pip install torch to read it, or "
-      f'convert it to .safetensors where it is. ({e})'
+      f'{path} is a PyTorch file. To read it, pip install torch, or convert it '
+      f'to .safetensors where torch is installed. ({e})'
     ) from e
   is_zip = not _start(path).startswith(_LEGACY_PICKLE)
-  # Training code saves its flags, metrics and NumPy numbers beside the weights.
+  # Training code also saves flags, metrics and NumPy numbers.
   names = {'argparse.Namespace'}
   if is_zip:
     names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
@@ -247,21 +235,19 @@ def _torch(path: str) -> dict[str, Any]:
     torch.serialization.safe_globals([(_Ignored, name) for name in names]),
     warnings.catch_warnings(),
   ):
-    # About types that are refused, and about how torch reads.
+    # torch warns about types that it refuses and about its own internals.
     warnings.simplefilter('ignore')
     saved = torch.load(path, 'cpu', weights_only=True, mmap=is_zip)
   found = dict(_tensors(saved, torch.Tensor))
   if not found:
-    raise ValueError(
-      'no tensor in it has a name: save model.state_dict() instead'
-    )
+    raise ValueError('it has no named tensors. Save model.state_dict() instead')
   return found
 
 
 def _tensors(
   saved: Any, kind: type, start: str = ''
 ) -> Iterator[tuple[str, Any]]:
-  """Yields the tensors of nested dictionaries with their joined keys."""
+  """Yields the tensors of nested dictionaries with keys joined by dots."""
   for key, x in saved.items() if isinstance(saved, dict) else ():
     if isinstance(key, str) and isinstance(x, kind):
       yield f'{start}{key}', x
@@ -270,7 +256,7 @@ def _tensors(
 
 
 def _to_numpy(x: Any) -> np.ndarray:
-  """Returns a dense tensor as an array that shares its memory."""
+  """Returns a dense tensor as an array that shares the memory."""
   import torch
 
   x = x.detach()

@@ -1,7 +1,7 @@
-"""timm's models: directories for its `local-dir:`, and files of tensors.
+"""timm's models, as directories for its `local-dir:` or files of tensors.
 
-ViT and its successors (DeiT, DeiT III, AugReg, the image towers of CLIP and
-SigLIP, DINOv2, DINOv3), hybrids and BiT.
+Supports ViT and its successors (DeiT, DeiT III, AugReg, the image towers of
+CLIP and SigLIP, DINOv2, DINOv3), hybrids and BiT.
 """
 
 import dataclasses
@@ -20,28 +20,21 @@ from vit_jax.checkpoints.formats import (
   torch_vit,
   torchvision,
 )
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.json_config import JsonConfig
 from vit_jax.models.variants import SIZES
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-# A file of arrays cannot tell these poolings from max, avgmax or one another.
-_POOLINGS = {
-  'cls': 'pooling by the class token (not avg, max or avgmax), ',
-  'gap': 'pooling by the mean of the patches (not max or avgmax), ',
-  'map': '',
-}
-_TO_STATE = (
-  'If any of it is wrong, logits are wrong: write a directory with `python -m '
-  'vit_jax.convert FILE DIRECTORY --to=timm`, correct its config.json '
-  '(model_args.global_pool, model_args.act_layer, pretrained_cfg.mean ...) and '
-  'give that.'
+_CORRECT_IT = (
+  'If this is wrong, so are the logits. Then run `python -m vit_jax.convert '
+  'FILE DIRECTORY --to=timm`, correct config.json (model_args.global_pool, '
+  'model_args.act_layer, pretrained_cfg.mean ...) and give the directory.'
 )
-# Arrays of models whose files alone do not say whether queries and keys turn.
-_TURNING = re.compile(
+# Arrays of models with and without rotary embeddings, which files do not store.
+_MAYBE_ROTARY = re.compile(
   r'blocks\.0\.(attn\.q_bias|attn\.q_proj\.weight|gamma_1)$'
 )
-# What hid patches in training, and what can be computed.
+# Arrays for training only, and arrays that follow from the configuration.
 _UNUSED = re.compile(
   r'(^|\.)(mask_token|local_cls_norm\.\w+|bias_mask|rope_embed\.periods)$'
   '|^decoder_'
@@ -50,7 +43,7 @@ _PERIODS = 'rope_embed.periods'
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Tells whether these are the arrays of a ViT, a hybrid or BiT."""
+  """Whether the arrays are from a ViT, a hybrid or BiT."""
   known = 'patch_embed.proj.weight', 'stem.conv.weight', 'conv_proj.weight'
   return any(key in arrays for key in known)
 
@@ -60,26 +53,26 @@ def read(
 ) -> table.File:
   """Reads a file of tensors, or a directory with its config.json.
 
-  Files of torchvision's ViT, DINOv2's and DINOv3's originals and the MAE
-  authors are read as timm's, too.
+  Also reads torchvision's ViT and the original files of DINOv2, DINOv3 and MAE.
   """
-  stated = Stated(config or {}, os.path.join(path, 'config.json'))
+  full = JsonConfig(config or {}, os.path.join(path, 'config.json'))
   if config is None and _PERIODS not in arrays:
     _check_alone(path, arrays)
   is_bit = 'stem.conv.weight' in arrays
   stored = {key: x for key, x in arrays.items() if not _UNUSED.search(key)}
-  named = torch_vit.Arrays(path, stored, 'timm', is_bit)
+  named = torch_vit.Arrays(path, stored, is_bit)
   preprocessing = table.Preprocessing()
   if 'conv_proj.weight' in arrays:
     preprocessing = torchvision.IMAGES
   if is_bit:
-    fields = _resnet_fields(named, stated)
+    fields = _resnet_fields(named, full)
   elif config is None and _PERIODS in arrays:
-    fields = _dinov3_fields(named, arrays[_PERIODS], stated)
+    fields = _dinov3_fields(named, arrays[_PERIODS], full)
     preprocessing = dataclasses.replace(torchvision.IMAGES, resize_small=0)
   else:
-    fields = _vit_fields(named, stated, preprocessing)
-  return named.file(fields, **timm_config.rest(stated, fields, preprocessing))
+    fields = _vit_fields(named, full, preprocessing)
+  attributes = timm_config.file_attributes(full, fields, preprocessing)
+  return named.file(fields, **attributes)
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
@@ -94,93 +87,91 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _check_alone(path: str, arrays: table.Flat) -> None:
-  """Refuses a file that leaves open what only a config.json says."""
+  """Raises ValueError if a file needs a config.json to be understood."""
   why = ''
-  pooling = 'attn_pool.latent'
   bias = 'blocks.0.attn.qkv.bias'
-  if key := next(filter(_TURNING.match, arrays), ''):
-    why = f'has {key!r}, as DeiT III, EVA, BEiT and RoPE-ViT have'
-  elif pooling in arrays and 'cls_token' in arrays:
-    why = f"has {pooling!r} beside 'cls_token', as the Perception Encoder has"
+  if key := next(filter(_MAYBE_ROTARY.match, arrays), ''):
+    why = f'has {key!r}, like DeiT III, EVA, BEiT and RoPE-ViT'
+  elif 'attn_pool.latent' in arrays and 'cls_token' in arrays:
+    why = "has 'attn_pool.latent' and 'cls_token', like the Perception Encoder"
   elif 'blocks.0.norm1.weight' in arrays and bias not in arrays:
-    # One lost array looks the same: no one would notice.
-    why = f'lacks {bias!r}, which is lost, or which its model does not have'
+    # A damaged file looks the same as a model without this bias.
+    why = f'lacks {bias!r}, which may be lost or not part of the model'
   if why:
     raise ValueError(
-      f"{path} {why}: give a directory whose config.json says which of timm's "
-      'architectures it is, {"architecture": "deit3_base_patch16_224"}.'
+      f"{path} {why}. Give a directory with a config.json that names timm's "
+      'architecture, such as {"architecture": "deit3_base_patch16_224"}.'
     )
 
 
 def _vit_fields(
-  named: torch_vit.Arrays, config: Stated, images: table.Preprocessing
+  named: torch_vit.Arrays, config: JsonConfig, images: table.Preprocessing
 ) -> dict[str, Any]:
   lookup = named.lookup('timm')
   found, channels, stride = torch_vit.fields(lookup)
-  known = timm_config.known_facts(config)
+  known = timm_config.architecture_facts(config)
   has_cls, is_deit = lookup.has('cls'), lookup.has('dist')
   pool = _pool(lookup, config, known['pool'])
   if is_deit and pool != 'cls':
     raise ValueError(
-      f"{lookup.path} has the array 'dist_token' and no class token that is "
-      'read: no model here is like that.'
+      f"{lookup.path} has 'dist_token' but pool {pool!r}; it must pool the "
+      'class token.'
     )
-  stated = timm_config.image_size(config)
-  if stated:
-    stated = config.tiled(stated, stride)
+  size = timm_config.image_size(config)
+  if size:
+    size = config.whole_patches(size, stride)
   registers = lookup.size('registers', 3, axis=1)
   read = ('cls', 'dist') if pool == 'cls' else ()
-  image_size, placed = named.settle(read, stride, stated, config)
+  image_size, placed = named.settle(read, stride, size, config)
   grid_only = has_cls and not placed
-  turned = known['turned']
   found |= {
     'name': 'deit' if is_deit else 'vit',
     'pool': pool,
     'image_size': image_size,
   }
-  of_args = {
+  shown = found | {
     'channels': channels,
     'class_token': has_cls,
     'grid_only': grid_only,
     'registers': registers,
   }
-  facts = timm_config.read(config, found | of_args, known)
+  facts = timm_config.read(config, shown, known)
   found['registers'] = lookup.size('registers', 3, axis=1)
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, found['width'])
   if not config:
     config.warnings.append(
-      f'{lookup.path} does not say all of its model. Assumed are '
-      f'{_POOLINGS[pool]}{facts["heads"]} heads, '
-      f"timm's exact GELU and epsilon of {facts['layer_norm_epsilon']:g}, "
+      f'{lookup.path} does not store its configuration. This assumes '
+      f'{facts["heads"]} heads, pool {pool!r}, the exact GELU, a LayerNorm '
+      f'epsilon of {facts["layer_norm_epsilon"]:g}, '
       + ('a class token without a position, ' if grid_only else '')
       + f'square images of {image_size[0]} pixels, resized so: '
-      f'{images.describe()}, values of mean {images.mean} and deviation '
-      f'{images.std}. {_TO_STATE}'
+      f'{images.describe()}, mean {images.mean} and standard deviation '
+      f'{images.std}. {_CORRECT_IT}'
     )
-  if turned:
-    named.turn(found['width'] // facts['heads'], *turned)
+  if known['rotation']:
+    named.turn(found['width'] // facts['heads'], *known['rotation'])
   return found | facts
 
 
 def _dinov3_fields(
-  named: torch_vit.Arrays, periods: np.ndarray, config: Stated
+  named: torch_vit.Arrays, periods: np.ndarray, config: JsonConfig
 ) -> dict[str, Any]:
-  """Returns the fields of an original of DINOv3, which all have these.
+  """Returns the fields of an original file of DINOv3.
 
   Raises:
-    ValueError: if the periods of its rotary embeddings are impossible.
+    ValueError: if the periods of the rotary embeddings are invalid.
   """
   lookup = named.lookup('DINOv3')
   found, _, stride = torch_vit.fields(lookup)
   for name in named:
     if name.endswith('/key/bias'):
-      named[name] = np.zeros_like(named[name])  # which it masks
+      named[name] = np.zeros_like(named[name])  # the original masks it
   P = periods.size
   theta = float(periods[-1]) ** (P / (P - 1)) if P > 1 else 0.0
   if not 1 < theta < 1e9:
     raise ValueError(
-      f'{named.path}: {_PERIODS!r} should be periods that grow from 1.'
+      f'{named.path}: {_PERIODS!r} must be periods that grow from 1.'
     )
   side = 224 // stride * stride
   image_size, _ = named.settle(('cls',), stride, (side, side), config)
@@ -188,15 +179,17 @@ def _dinov3_fields(
     'gelu': 'exact',
     'layer_norm_epsilon': 1e-5,
     'heads': found['width'] // (4 * P),
-    # Stored in 16 bits, some of them.
+    # Rounded, because some files store periods in 16 bits.
     'rope': float(round(theta)),
     'registers': lookup.size('registers', 3, axis=1),
     'image_size': image_size,
   }
 
 
-def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:
-  """Returns the pooling that the arrays are for."""
+def _pool(
+  lookup: archive.Lookup, config: JsonConfig, stated: str | None
+) -> str:
+  """Returns the pooling; `stated` is the configuration's."""
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']
   elif not lookup.has('cls'):
@@ -207,8 +200,8 @@ def _pool(lookup: archive.Lookup, config: Stated, stated: str | None) -> str:
     possible = ['cls', 'gap']
   if stated not in (None, *possible):
     raise ValueError(
-      f'{config.place}: global_pool is that of pool {stated!r}, and the '
-      f'arrays are those of {" or ".join(map(repr, possible))}.'
+      f'{config.path}: global_pool means pool {stated!r}; the arrays need '
+      f'{" or ".join(map(repr, possible))}.'
     )
   return stated or possible[0]
 
@@ -218,21 +211,23 @@ def _usual_heads(path: str, width: int) -> int:
     if size.width == width:
       return size.heads
   raise ValueError(
-    f'{path} does not say how many heads its attention has, and a width of '
-    f'{width} is not usual: give a directory with a config.json.'
+    f'{path} does not store the number of heads, and its width {width} is not '
+    'that of a known model. Give a directory with a config.json.'
   )
 
 
-def _resnet_fields(named: torch_vit.Arrays, config: Stated) -> dict[str, Any]:
+def _resnet_fields(
+  named: torch_vit.Arrays, config: JsonConfig
+) -> dict[str, Any]:
   lookup = named.lookup('timm')
   timm_config.check_resnet(config, timm_config.BIT)
   image_size = timm_config.image_size(config)
   if image_size is None:
     image_size = (224, 224)
     config.warnings.append(
-      f'{lookup.path} does not say how large its images are: 224x224 pixels, '
-      'resized as a whole and bilinearly, values in [-1, 1], and pooling by '
-      f'the mean (not max or avgmax) are assumed. {_TO_STATE}'
+      f'{lookup.path} does not store its configuration. This assumes images of '
+      '224x224 pixels, resized as a whole and bilinearly, values in [-1, 1] '
+      f'and average pooling. {_CORRECT_IT}'
     )
   return torch_vit.bit_fields(lookup) | {'image_size': image_size}
 
@@ -242,20 +237,19 @@ def _not_held(weights: table.Weights) -> list[str]:
   lines = []
   if fields['name'] == 'deit' and not fields['num_classes']:
     lines.append(
-      'That what a classifier would see is the class token: timm gives the '
+      'Without a head, the model returns the class token. timm returns the '
       'mean of it and the distillation token.'
     )
   if fields['name'] == 'resnet':
     lines.append(
-      'The 1e-10 that BiT adds to the variance of kernels: timm adds 1e-8. '
-      'With random weights logits move by up to 2e-5 of the largest, less than '
-      'by rounding; by more where kernels are small.'
+      'timm adds 1e-8 to the variance of kernels, BiT 1e-10. This changes '
+      'logits by up to 2e-5 of the largest, and more if kernels are small.'
     )
   elif fields['stem_width']:
     lines.append(
-      'The 1e-5 that hybrids add to the deviation of kernels, and the 1e-6 '
-      "that their GroupNorm adds: timm adds 1e-8 to the kernels' variance, and "
-      '1e-5. With random weights logits move by up to 3e-4 of the largest, and '
-      'by more where kernels are small.'
+      'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
+      "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
+      'in GroupNorm. This changes logits by up to 3e-4 of the largest, and '
+      'more if kernels are small.'
     )
   return lines

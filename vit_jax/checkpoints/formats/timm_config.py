@@ -1,28 +1,28 @@
-"""The config.json of timm's models, from our fields and to them.
+"""Reads and writes the config.json of timm's models.
 
-What a configuration leaves to the architecture is known here for the models of
-the paper and its successors, and asked of timm for others.
+timm's architectures have defaults that config.json does not repeat. Those of
+the paper's models and DeiT stand here. For others, timm builds the model.
 """
 
 import re
 from typing import Any
 
 from vit_jax.checkpoints.formats import image_configs, table, torch_vit
-from vit_jax.checkpoints.formats.stated import (
+from vit_jax.checkpoints.formats.json_config import (
   LARGE,
   POSITIVE,
   SIDES,
   SQUARE,
+  JsonConfig,
   Key,
   Kind,
-  Stated,
-  named,
+  choices,
   only,
-  written,
+  to_config,
 )
 from vit_jax.models import variants
 
-# timm's names of sizes, and the patch sizes that it has them with.
+# Sizes by timm's names, and the patch sizes of these models in timm.
 _SIZES = {
   'tiny': (variants.SIZES['ti'], (16,)),
   'small': (variants.SIZES['s'], (8, 16, 32)),
@@ -38,7 +38,7 @@ _HYBRIDS = {
   (3, 4, 9): 'vit_base_r50_s16_224',
   (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
-# By units of the stages: depth and the width factors that timm has.
+# Depth and width factors of timm's BiT, by the number of units in each stage.
 _BITS = {
   (3, 4, 6, 3): (50, (1, 3)),
   (3, 4, 23, 3): (101, (1, 3)),
@@ -48,7 +48,7 @@ _KNOWN = re.compile(
   rf'(?:vit|deit)_({"|".join(_SIZES)})_(?:distilled_)?'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
-# How PyTorch prints layers: timm has classes of its own, and uses PyTorch's.
+# Our names of activations, by how PyTorch prints them.
 _ACTIVATIONS = {
   'GELU()': 'exact',
   "GELU(approximate='none')": 'exact',
@@ -56,7 +56,7 @@ _ACTIVATIONS = {
   "GELU(approximate='tanh')": 'tanh',
   'QuickGELU()': 'quick',
 }
-# Of a file without a configuration.
+# Facts about a file without a configuration.
 _UNKNOWN: dict[str, Any] = {
   'width': None,
   'heads': None,
@@ -65,26 +65,26 @@ _UNKNOWN: dict[str, Any] = {
   'layer_norm_epsilon': 1e-6,
   'rope': 0.0,
   'rope_side': 0,
-  'turned': None,
+  'rotation': None,
 }
-_POOL = named({'token': 'cls', 'avg': 'gap', 'map': 'map'})
+_POOL = choices({'token': 'cls', 'avg': 'gap', 'map': 'map'})
 _NORM = Kind(
-  # Without the parts that timm ignores.
-  lambda stated, key: re.sub('_|norm|fp32', '', str(stated[key]).lower()),
+  # timm ignores these parts of the name.
+  lambda config, key: re.sub('_|norm|fp32', '', str(config[key]).lower()),
   lambda norm: f'{norm}norm',
 )
 
 
 def _free(keys: str) -> dict[str, Key]:
-  """Returns keys that change no output, or that are read elsewhere."""
+  """Returns keys that do not change the output or are read elsewhere."""
   return dict.fromkeys(keys.split(), Key())
 
 
-# Of model_args, for a ViT. Others are refused.
+# Keys of model_args for a ViT. Other keys are errors.
 _VIT = {
   'act_layer': Key(
     'gelu',
-    named({'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}),
+    choices({'gelu_tanh': 'tanh', 'gelu': 'exact', 'quick_gelu': 'quick'}),
   ),
   'class_token': Key('class_token'),
   'depth': Key('depth'),
@@ -97,7 +97,7 @@ _VIT = {
   'num_heads': Key('heads', POSITIVE),
   'patch_size': Key('patch_size', SQUARE),
   'pos_embed': Key(
-    'posemb', named({'learn': 'learned1d', 'none': 'none', '': 'none'})
+    'posemb', choices({'learn': 'learned1d', 'none': 'none', '': 'none'})
   ),
   'pre_norm': Key('pre_norm'),
   'qk_norm': Key('qk_norm'),
@@ -112,11 +112,11 @@ _VIT = {
     'pos_drop_rate proj_drop_rate strict_img_size weight_init'
   ),
 }
-# The same arguments, for a ResNet.
+# Keys of model_args for a ResNet.
 _RESNET_ARGS = only({'global_pool': 'avg', 'in_chans': 3}) | _free(
   'channels drop_path_rate drop_rate num_classes stem_chs zero_init_last'
 )
-# Values that are not written, because timm has them anyway.
+# Defaults of timm, which are not written.
 _USUAL = {
   'init_values': 0.0,
   'norm_layer': 'layernorm',
@@ -129,11 +129,10 @@ _USUAL = {
   'scale_mlp_norm': False,
 }
 BIT = 'resnetv2_.*_bit.*'
-# By the names of today's timm and of before. Others have the same arrays, and
-# pool or blur between them.
+# Names in current and older versions of timm. Other ResNets may have the same
+# arrays but pool or blur between them.
 RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
-# Of the models that can be written.
 _CLASSIFIERS: dict[str, Any] = {
   'vit': 'head',
   'deit': ['head', 'head_dist'],
@@ -146,21 +145,20 @@ _HOLDS = {
   'deit': _DEIT,
   'resnet': 'width',
 }
-_NO_MODEL = 'timm has no model with'
 
 
 def read(
-  config: Stated, arrays: dict[str, Any], known: dict[str, Any]
+  config: JsonConfig, arrays: dict[str, Any], known: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns the fields of a ViT that its arrays do not show.
+  """Returns the fields of a ViT that its arrays do not determine.
 
   Args:
-    config: the config.json; empty where there is only a file.
-    arrays: what the arrays show of the fields, and of timm's arguments.
-    known: of `known_facts`.
+    config: the config.json; empty for a single file.
+    arrays: fields and timm's arguments that the arrays determine.
+    known: result of `architecture_facts`.
 
   Raises:
-    ValueError: if no model here is like that, or the configuration contradicts
+    ValueError: if the model is not supported, or the configuration contradicts
       the arrays.
   """
   args = config.part('model_args')
@@ -171,50 +169,53 @@ def read(
   if not arrays['class_token']:
     arrays['grid_only'] = args.get('no_embed_class')
   if arrays['layer_scale']:
-    # Arrays have no trace of its first value.
+    # The arrays do not determine its initial value.
     del arrays['layer_scale']
   if config and 'embed_dim' not in args and known['width'] != width:
     config.refuse(
       'architecture',
-      f' of width {known["width"]}, and the arrays have {width}.',
+      f', whose width is {known["width"]}; the arrays have {width}.',
     )
   facts = {
-    key: known[key] for key in known.keys() - {'pool', 'width', 'turned'}
+    key: known[key] for key in known.keys() - {'pool', 'width', 'rotation'}
   }
   if 'norm_layer' in args:
     facts['layer_norm_epsilon'] = _UNKNOWN['layer_norm_epsilon']
   return facts | _read_args(config, _VIT, arrays)
 
 
-def check_resnet(config: Stated, names: str) -> None:
-  """Refuses a config.json whose ResNet does more than its arrays show.
+def check_resnet(config: JsonConfig, names: str) -> None:
+  """Checks that a config.json describes a supported ResNet.
 
   Args:
-    config: the config.json; empty where there is only a file.
-    names: pattern of the architectures that are read.
+    config: the config.json; empty for a single file.
+    names: regular expression for the supported architectures.
+
+  Raises:
+    ValueError: if it does not.
   """
   name = str(config.get('architecture'))
   if config and not re.match(rf'(?:{names})($|\.)', name):
-    config.refuse('architecture', f', and only {names} is read.')
+    config.refuse('architecture', f'; it must match {names}.')
   _read_args(config, _RESNET_ARGS, {})
 
 
 def _read_args(
-  config: Stated, keys: dict[str, Key], arrays: dict[str, Any]
+  config: JsonConfig, keys: dict[str, Key], arrays: dict[str, Any]
 ) -> dict[str, Any]:
   args = config.part('model_args')
   for key in sorted(args.keys() - keys.keys()):
-    args.refuse(key, ', and whether a model here can do that is not known.')
+    args.refuse(key, '; this argument is not supported.')
   return args.fields(keys, arrays, str(config.get('architecture')))
 
 
-def _pretrained_cfg(config: Stated) -> Stated:
-  """Returns the part on images and classes; older timm wrote nothing else."""
+def _pretrained_cfg(config: JsonConfig) -> JsonConfig:
+  """Returns the part on images and classes; in older files it is the whole."""
   return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
-def image_size(config: Stated) -> tuple[int, int] | None:
-  """Returns (H, W) in pixels that a configuration is for, if it says so."""
+def image_size(config: JsonConfig) -> tuple[int, int] | None:
+  """Returns (H, W) in pixels, or None if the configuration has no size."""
   args, pretrained = config.part('model_args'), _pretrained_cfg(config)
   if 'img_size' in args:
     return args.sides('img_size')
@@ -225,32 +226,30 @@ def image_size(config: Stated) -> tuple[int, int] | None:
   return pretrained.sides('input_size', size[1:] if channels_first else size)
 
 
-def rest(
-  config: Stated, fields: dict[str, Any], images: table.Preprocessing
+def file_attributes(
+  config: JsonConfig, fields: dict[str, Any], images: table.Preprocessing
 ) -> dict[str, Any]:
-  """Returns the attributes of a `table.File` that a configuration decides.
+  """Returns the attributes of a `table.File` that a config.json determines.
 
   Args:
-    config: the config.json; empty where there is only a file.
-    fields: of the model.
-    images: the preprocessing where there is only a file.
+    config: the config.json; empty for a single file.
+    fields: the model's fields.
+    images: the preprocessing of a single file.
 
   Raises:
-    ValueError: if the configuration has another number of classes.
+    ValueError: if the configuration has another number of classes or names.
   """
   num_classes = fields['num_classes']
-  known = config.with_values(_pretrained_cfg(config) | config)
+  known = config.replace(_pretrained_cfg(config) | config)
   if known.get('num_classes', num_classes) != num_classes:
-    known.refuse(
-      'num_classes', f', and the head in the arrays has {num_classes:,}.'
-    )
+    known.refuse('num_classes', f'; the head has {num_classes:,} classes.')
   names = known.get('label_names', known.get('labels')) if num_classes else None
   if names is not None and (
     not isinstance(names, list) or len(names) != num_classes
   ):
     raise ValueError(
-      f'{config.place}: label_names should be a list of {num_classes:,} names, '
-      'one for each class of the head.'
+      f'{config.path}: label_names must be a list of {num_classes:,} names, '
+      'one for each class.'
     )
   if config:
     images = image_configs.of_timm(
@@ -263,16 +262,16 @@ def rest(
   }
 
 
-def known_facts(config: Stated) -> dict[str, Any]:
-  """Returns what the name of a ViT's architecture says, or timm's default.
+def architecture_facts(config: JsonConfig) -> dict[str, Any]:
+  """Returns the facts that follow from the name of a ViT's architecture.
 
-  Those are `width`, `heads` and `pool`, all None where there is no name, and
-  `gelu`, `layer_norm_epsilon`, `rope`, `rope_side`, and `turned`, as
-  `torch_vit.Arrays.turn` takes it, None without rotary embeddings.
+  They are `width`, `heads` and `pool`, which are None without a name; `gelu`,
+  `layer_norm_epsilon`, `rope` and `rope_side`; and `rotation`, the last
+  arguments of `torch_vit.Arrays.turn`, or None without rotary embeddings.
 
   Raises:
-    ImportError: if only timm knows them, and it is not installed.
-    ValueError: if no model here is like that.
+    ImportError: if timm is needed but not installed.
+    ValueError: if the model is not supported.
   """
   if not config:
     return _UNKNOWN
@@ -290,20 +289,20 @@ def known_facts(config: Stated) -> dict[str, Any]:
   return facts
 
 
-def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
-  """Returns what timm builds by a name, in no memory."""
+def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
+  """Returns the facts of a model that timm builds without memory."""
   try:
     import timm
     import torch
   except (ImportError, RuntimeError) as e:
-    # The second is a torchvision built for another torch.
+    # A torchvision built for another torch raises RuntimeError.
     raise ImportError(
-      f'{config.place}: architecture is {name!r}, whose heads and activation '
-      f'only timm knows: pip install timm. ({e})'
+      f'{config.path}: only timm has the defaults of architecture {name!r}. '
+      f'Run pip install timm. ({e})'
     ) from e
   if not timm.is_model(name):
     config.refuse(
-      'architecture', f', which timm {timm.__version__} does not know.'
+      'architecture', f', which timm {timm.__version__} does not have.'
     )
   with torch.device('meta'):
     model: Any = timm.create_model(name, num_classes=0)
@@ -313,7 +312,7 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
     )
   block = model.blocks[0]
   rope = getattr(model, 'rope', None)
-  theirs = config.with_values({'global_pool': model.global_pool})
+  theirs = config.replace({'global_pool': model.global_pool})
   return _UNKNOWN | {
     'width': model.embed_dim,
     'heads': block.attn.num_heads,
@@ -325,7 +324,7 @@ def _ask_timm(name: str, config: Stated) -> dict[str, Any]:
 
 
 def _activation(mlp: Any) -> str | None:
-  """Returns our name of an activation, None without one."""
+  """Returns our name of an MLP's activation; None if we have no such MLP."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
   return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))
@@ -342,7 +341,7 @@ def _epsilons(model: Any) -> set[float]:
 
 
 def _unlike(model: Any) -> list[str]:
-  """Lists the parts of a model of timm that no model here has."""
+  """Lists the parts of a timm model that no model here has."""
   from timm.models.eva import Eva, EvaBlock
   from timm.models.vision_transformer import Block, VisionTransformer
 
@@ -366,11 +365,11 @@ def _unlike(model: Any) -> list[str]:
       rope is not None and not _rotation(rope)
     ),
   }
-  return [what for what, is_so in lacking.items() if is_so]
+  return [part for part, is_lacking in lacking.items() if is_lacking]
 
 
 def _rotation(rope: Any) -> dict[str, Any]:
-  """Returns `rope`, `rope_side` and `turned`; nothing if no model has it."""
+  """Returns `rope`, `rope_side` and `rotation`; {} if it is not supported."""
   side, known = 0, False
   if type(rope).__name__ == 'RotaryEmbeddingDinoV3':
     known = rope.normalize_coords == 'separate' and rope.min_period is None
@@ -383,7 +382,7 @@ def _rotation(rope: Any) -> dict[str, Any]:
   return {
     'rope': float(rope.temperature),
     'rope_side': side,
-    'turned': (not rope.rotate_half, rope.grid_indexing == 'xy'),
+    'rotation': (not rope.rotate_half, rope.grid_indexing == 'xy'),
   }
 
 
@@ -391,25 +390,15 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
   """Returns the config.json that timm builds a model from.
 
   Args:
-    weights: of a model that timm has.
-    images: the part of the pretrained_cfg that is not decided here.
+    weights: the model.
+    images: the part of pretrained_cfg that `image_configs.to_timm` returns.
 
   Raises:
     ValueError: if timm has no such model.
   """
   fields = weights.fields
-  table.check_writable(
-    fields,
-    _NO_MODEL,
-    tuple(_HOLDS),
-    _HOLDS.get(fields['name'], ''),
-    {
-      'representation_size': (
-        'use --head=drop to leave out all of the head, or --to=npz.'
-      ),
-      'layer_norm_epsilon': f'use --to=hf, or {table.ELSEWHERE}',
-    },
-  )
+  holds = _HOLDS.get(fields['name'], '')
+  table.check_writable(fields, 'timm has no model with', tuple(_HOLDS), holds)
   is_vit = fields['name'] != 'resnet'
   root = 'embedding' if is_vit and not fields['stem_width'] else 'conv_root'
   stages = bool(is_vit and fields['stem_layers'])
@@ -444,7 +433,7 @@ def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
     'img_size': SIDES.write(size),
     **{
       key: value
-      for key, value in written(keys, fields).items()
+      for key, value in to_config(keys, fields).items()
       if key not in _USUAL or _USUAL[key] != value
     },
   }
@@ -461,13 +450,13 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   if layers not in _BITS:
     raise ValueError(
       f'timm has no BiT with layers {layers}, only '
-      f'{", ".join(map(str, _BITS))}: use --to=npz or hf, or {table.ELSEWHERE}'
+      f'{", ".join(map(str, _BITS))}. {table.ELSEWHERE}'
     )
   depth, factors = _BITS[layers]
   factor = width // 64 if width in [64 * x for x in factors] else factors[0]
   args: dict[str, Any] = {}
   if width != 64 * factor:
-    # timm multiplies them by the factor; widths are multiples of 32.
+    # timm multiplies both by the factor. Widths are multiples of 32.
     args = {
       'channels': [4 * width * 2**i // factor for i in range(len(layers))],
       'stem_chs': width // factor,
@@ -481,21 +470,20 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_architecture(fields: dict[str, Any]) -> str:
-  """Returns the nearest name in timm's registry.
+  """Returns the most similar name in timm's registry.
 
-  Its arguments can be overridden, and only a hybrid's stem cannot.
+  config.json overrides all its arguments except a hybrid's stem.
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])
     if stages not in _HYBRIDS:
       raise ValueError(
         f'timm has no hybrid with stem_layers {stages}, only '
-        f'{", ".join(map(str, _HYBRIDS))}: use --to=npz, or {table.ELSEWHERE}'
+        f'{", ".join(map(str, _HYBRIDS))}. {table.ELSEWHERE}'
       )
     return _HYBRIDS[stages]
   patch = fields['patch_size']
   if fields['name'] == 'deit':
-    # All that a name fixes can be overridden, but for the class.
     names = {192: 'tiny', 384: 'small'}
     name = names.get(fields['width'], 'base')
     return f'deit_{name}_distilled_patch16_224'

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints.formats import archive, table, torch_table
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.json_config import JsonConfig
 from vit_jax.models import resnet
 
 BACKBONE = 'patch_embed.backbone.'
@@ -23,8 +23,8 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules: of timm, of transformers ('-' for none), and those that
-# are only read: of transformers 5, CLIP, SigLIP, DINO and torchvision.
+# Names of our modules in timm, in transformers ('-' if it has no such module)
+# and, for reading only, in transformers 5, CLIP, SigLIP, DINO and torchvision.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
   'class_token',
@@ -50,7 +50,7 @@ _NAMES = {
   'head': 'head classifier cls_classifier visual_projection heads.head',
   'head_dist': 'head_dist distillation_classifier',
 }
-# The same of the modules of a layer.
+# The same for modules of an encoder layer.
 _IN_LAYER = {
   'LayerNorm_0': 'norm1 layernorm_before layer_norm1 ln_1',
   f'{_MSA}/query+key+value': 'attn.qkv - self_attention.in_proj',
@@ -74,7 +74,7 @@ _IN_LAYER = {
   'mlp.down_proj mlp.3 mlp.linear_2',
   'LayerScale_1': 'ls2 - layer_scale2 gamma_2 lambda_2',
 }
-# BiT, and what is before the patches of a hybrid.
+# The same for BiT. A hybrid has these modules before its patches.
 _RESNET = {
   'conv_root': 'stem.conv embedder.convolution',
   'gn_root': 'stem.norm -',
@@ -88,7 +88,7 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Arrays beside which a bias may be zero, and is left out then.
+# Kernels, or biases of queries, beside which files may leave out a zero bias.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -96,12 +96,12 @@ _WITHOUT_BIAS = (
   'q_bias',
   'q_proj.bias',
 )
-# Where layers and the units of a ResNet are written.
+# Keys of layers, and of a ResNet's units, for writing.
 _PLACES = {
   'timm': ('blocks.{}.', 'stages.{}.blocks.{}.'),
   'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
 }
-# Single arrays that look like the bias or the factor of a module.
+# Replacements that give such arrays the form MODULE.LEAF.
 _LEAVES = (
   (r'in_proj_(weight|bias)$', r'in_proj.\1'),
   (r'\.([qkv])_bias$', r'.\1.bias'),
@@ -117,7 +117,7 @@ _OURS, _OURS_IN_LAYER = _theirs(_NAMES), _theirs(_IN_LAYER)
 
 
 def _ours_of(key: str, is_bit: bool) -> str:
-  """Returns our name of an array, '' if there is no such name."""
+  """Returns our name of an array; '' if it is unknown."""
   in_stem = key.startswith(BACKBONE)
   key = key.removeprefix(BACKBONE)
   for pattern, to in _LEAVES:
@@ -152,69 +152,65 @@ def _ours_of(key: str, is_bit: bool) -> str:
 def namer(
   library: str, is_bit: bool = False, stages: bool = False
 ) -> Callable[[str], str]:
-  """Returns the function from a name of ours to the key that a library writes.
+  """Returns the function from our names to the keys of a library.
 
   Args:
     library: 'timm' or 'hf'.
     is_bit: whether the model is a ResNet.
-    stages: whether the stem of a hybrid has more than its root.
+    stages: whether a hybrid's stem has stages besides its root.
   """
   layer, unit = _PLACES[library]
   rows = _RESNET if is_bit else _NAMES | _IN_LAYER
   column = [*_PLACES].index(library)
-  # Of arrays that it does not write, the name in a message is another one's.
-  modules = {
-    ours: next(x for x in (row.split()[column], *row.split()) if x != '-')
-    for ours, row in rows.items()
-  }
+  modules = {ours: row.split()[column] for ours, row in rows.items()}
   if not is_bit:
     unit = BACKBONE + unit
     root = BACKBONE + 'stem.' * stages
     modules |= {'conv_root': f'{root}conv', 'gn_root': f'{root}norm'}
 
   def key_of(name: str) -> str:
-    key = torch_table.key_of(name, modules, layer, unit)
+    module, _, leaf = name.rpartition('/')
+    if leaf not in torch_table.LEAVES:
+      return modules[name]
+    if match := re.fullmatch(r'Transformer/encoderblock_(\d+)/(.+)', module):
+      module = layer.format(match[1]) + modules[match[2]]
+    elif match := re.fullmatch(r'block(\d+)/unit(\d+)/(.+)', module):
+      part = re.sub('(.+)_proj', r'downsample.\1', match[3])
+      module = unit.format(int(match[1]) - 1, int(match[2]) - 1)
+      module += part.replace('gn', 'norm')
+    else:
+      module = modules[module]
+    key = module + torch_table.LEAVES[leaf]
     return re.sub(r'\.(ls[12])\.weight$', r'.\1.gamma', key)
 
   return key_of
 
 
 class Arrays(dict[str, np.ndarray]):
-  """Arrays of a file by our names, as PyTorch lays them out.
+  """Arrays of a file by our names, in PyTorch's layout.
 
   Attributes:
-    path: of the file.
-    keys_of: key of the file by our name; with the part, where it has several.
-    others: arrays of the file that have no name here.
+    path: path of the file.
+    others: arrays of the file whose names are unknown, by key.
   """
 
   def __init__(
-    self,
-    path: str,
-    stored: table.Flat,
-    library: str,
-    is_bit: bool = False,
-    prefix: str = '',
+    self, path: str, stored: table.Flat, is_bit: bool, prefix: str = ''
   ):
-    """Renames arrays of a file.
+    """Renames the arrays of a file.
 
     Args:
-      path: of the file.
-      stored: by key.
-      library: 'timm' or 'hf', whose names messages use for absent arrays.
-      is_bit: whether the file is a ResNet's.
-      prefix: pattern of what keys begin with.
+      path: path of the file.
+      stored: arrays by key.
+      is_bit: whether the model is a ResNet.
+      prefix: regular expression for a prefix of keys.
     """
     super().__init__()
     self.path = path
-    self.keys_of: dict[str, str] = {}
     self.others: table.Flat = {}
-    self._prefix = ''
+    self._keys: dict[str, str] = {}
     for key, x in stored.items():
-      inside = re.sub(f'^{prefix}', '', key)
-      name = _ours_of(inside, is_bit)
-      if name in ('embedding/kernel', 'conv_root/kernel'):
-        self._prefix = key.removesuffix(inside)
+      name = _ours_of(re.sub(f'^{prefix}', '', key), is_bit)
       module, _, leaf = name.rpartition('/')
       start, _, last = module.rpartition('/')
       parts = last.split('+')
@@ -227,8 +223,6 @@ class Arrays(dict[str, np.ndarray]):
         self._put(name, x, key)
     self._join_gates()
     self._add_zeros()
-    stages = any(name.startswith('block1/') for name in self)
-    self._namer = namer(library, is_bit, stages)
 
   def _put(self, name: str, x: np.ndarray, key: str, part: str = '') -> None:
     if not name or name in self:
@@ -237,8 +231,8 @@ class Arrays(dict[str, np.ndarray]):
     if '/' not in name or name in (POSITIONS, 'MAPHead_0/probe'):
       x = x[(None,) * (3 - x.ndim)]
     elif name == 'head/kernel' and x.shape[2:] == (1, 1):
-      x = x[:, :, 0, 0]  # BiT's head is a convolution of one pixel
-    self[name], self.keys_of[name] = x, key + part
+      x = x[:, :, 0, 0]  # BiT's head is a 1x1 convolution
+    self[name], self._keys[name] = x, key + part
 
   def _join_gates(self) -> None:
     for name in [name for name in self if '+up' in name]:
@@ -246,38 +240,31 @@ class Arrays(dict[str, np.ndarray]):
       up, gate = self.pop(name), self.get(gate_name)
       if gate is not None and gate.ndim and gate.shape == up.shape:
         up = np.concatenate([self.pop(gate_name), up])
-      self._put(whole, up, self.keys_of[name])
+      self._put(whole, up, self._keys[name])
 
   def _add_zeros(self) -> None:
     """Adds the biases that a library leaves out."""
     for name in [name for name in self if name.endswith('/kernel')]:
-      bias, key = name.replace('kernel', 'bias'), self.keys_of[name]
+      bias, key = name.replace('kernel', 'bias'), self._keys[name]
       if name.endswith('/key/kernel'):
-        # Models may have a bias of queries and none of keys.
-        key = self.keys_of.get(bias.replace('/key/', '/query/'), '')
+        # Some models have biases of queries but not of keys.
+        key = self._keys.get(bias.replace('/key/', '/query/'), '')
       if key.endswith(_WITHOUT_BIAS) and bias not in self and self[name].ndim:
         zeros = np.zeros(len(self[name]), np.float32)
-        self._put(bias, zeros, self.keys_of[name], ' (bias)')
+        self._put(bias, zeros, self._keys[name], ' (bias)')
 
   def key_of(self, name: str) -> str:
-    """Returns the key of an array, or what it should be called."""
-    if name in self.keys_of:
-      return self.keys_of[name]
-    key = self._prefix + self._namer(name)
-    if match := re.fullmatch(r'(Transformer/encoderblock_)(\d+)(/.+)', name):
-      for i in range(10):
-        if of_other := self.keys_of.get(f'{match[1]}{i}{match[3]}'):
-          number = rf'(?<=[._]){i}(?=\.)'
-          key = re.sub(number, match[2], of_other, count=1)
-    # The key of another array must never stand for this one.
-    return name if key in {*self.keys_of.values(), *self.others} else key
+    """Returns the file's key of an array, or our name if it is missing."""
+    return self._keys.get(name, name)
 
-  def lookup(self, what: str) -> archive.Lookup:
-    """Returns these arrays, to infer the fields of a model from."""
-    return archive.Lookup(self.path, self, lambda x: x, what, self.key_of)
+  def lookup(self, format_name: str) -> archive.Lookup:
+    """Returns a `Lookup` of these arrays."""
+    return archive.Lookup(
+      self.path, self, lambda x: x, format_name, self.key_of
+    )
 
   def file(self, fields: dict[str, Any], **more: Any) -> table.File:
-    """Returns the file that has these arrays, with `more` of its attributes."""
+    """Returns a `File` of these arrays; `more` are its other attributes."""
     return table.File(
       path=self.path,
       arrays={self.key_of(name): x for name, x in self.items()} | self.others,
@@ -291,26 +278,27 @@ class Arrays(dict[str, np.ndarray]):
     read: tuple[str, ...],
     stride: int,
     stated: tuple[int, int] | None,
-    config: Stated,
+    config: JsonConfig,
   ) -> tuple[tuple[int, int], int]:
-    """Makes tokens and positions those of a plain ViT.
+    """Converts tokens and position embeddings to those of a plain ViT.
 
-    A token that is not read becomes a register. Registers get their positions
-    added, and tokens without a position get one of zeros. Patches of grey
-    images become those of colours.
+    A token that the head does not read becomes a register. The positions of
+    registers are added to them. Tokens without a position get one of zeros. The
+    patch kernel of a model for grey images gets three channels.
 
     Args:
-      read: of the tokens 'cls' and 'dist'.
-      stride: pixels from a patch to the next.
-      stated: (H, W) of images in pixels, if a configuration says so.
+      read: the tokens that the head reads: 'cls', 'dist', both or neither.
+      stride: distance between patches in pixels.
+      stated: (H, W) of images in pixels, if a configuration states it.
       config: gets the warnings.
 
     Returns:
-      (H, W) in pixels, and how many tokens before the patches had positions.
+      (H, W) in pixels, and the number of tokens before the patches that had
+      positions.
 
     Raises:
-      ValueError: if the positions are for other images than stated, or arrays
-        have different widths.
+      ValueError: if the positions do not fit the image size, or arrays have
+        different widths.
     """
     lookup = self.lookup('ViT')
     tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
@@ -318,19 +306,21 @@ class Arrays(dict[str, np.ndarray]):
     for name in (*tokens, *(x for x in (POSITIONS,) if x in self)):
       if (shape := lookup.shape(name, 3))[::2] != (1, width):
         raise ValueError(
-          f'{self.path}: {self.key_of(name)!r} has shape {shape} where the '
-          f'width is {width}.'
+          f'{self.path}: {self.key_of(name)!r} has shape {shape}; it must be '
+          f'(1, ..., {width}).'
         )
     if (kernel := self['embedding/kernel']).shape[1] == 1:
-      # As Pillow makes grey of colours.
+      # Pillow's weights for converting RGB to grey.
       grey = np.array([[[0.299]], [[0.587]], [[0.114]]], np.float32)
       self['embedding/kernel'] = kernel * grey
-      config.warn('its images are grey; here they are RGB, made grey by L.')
+      config.warn(
+        'the model takes grey images; here it takes RGB and converts it.'
+      )
     counts = [self[name].shape[1] for name in tokens]
     size, placed = _placed(self, counts, stride, stated)
     if folded := [x for x in tokens if x not in read]:
       rows = np.concatenate([self.pop(name) for name in folded], axis=1)
-      self._put('registers', rows, self.keys_of[folded[0]])
+      self._put('registers', rows, self._keys[folded[0]])
     first = sum(name in self for name in read)
     if POSITIONS in self and placed < first:
       zeros = (0, 0), (first - placed, 0), (0, 0)
@@ -344,15 +334,15 @@ class Arrays(dict[str, np.ndarray]):
     return size, placed
 
   def turn(self, K: int, neighbours: bool, columns_first: bool) -> None:
-    """Orders the K numbers of a head in queries and keys as they turn here.
+    """Reorders the channels of queries and keys for our rotary embeddings.
 
-    Attention does not see that order. Ours turns number j and number j + K/2
-    together, by rows in the first K/4 pairs.
+    Attention does not depend on this order. Our embeddings rotate the channels
+    j and j + K/2 together; the first K/4 pairs encode the row.
 
     Args:
-      K: numbers of a head.
-      neighbours: whether the file's pairs are neighbours.
-      columns_first: whether its first K/4 pairs turn by columns.
+      K: channels of a head.
+      neighbours: whether the file rotates adjacent channels together.
+      columns_first: whether the file's first K/4 pairs encode the column.
     """
     pairs = np.arange(K // 2)
     if columns_first:
@@ -374,15 +364,15 @@ def _placed(
 ) -> tuple[tuple[int, int], int]:
   """Returns the image size, and how many of the first tokens have positions.
 
-  Either no first token has a position, or the class token, or registers too.
+  These are none, those before the registers, or all.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has no {key!r} and does not say how large its images are: give '
-      'a directory with a config.json.'
+      f'{path} has neither {key!r} nor an image size. Give a directory with a '
+      'config.json.'
     )
   rows = arrays[POSITIONS].shape[1]
   unplaced = arrays['registers'].shape[1] if 'registers' in arrays else 0
@@ -397,25 +387,23 @@ def _placed(
   patches = (stated[0] // stride) * (stated[1] // stride)
   if rows - patches not in possible:
     raise ValueError(
-      f'{path}/config.json: images are of {stated[0]}x{stated[1]} pixels, '
-      f'{patches} patches of {stride}, and {key!r} has {rows} tokens.'
+      f'{path}/config.json: images of {stated[0]}x{stated[1]} pixels have '
+      f'{patches} patches of {stride}, but {key!r} has {rows} tokens.'
     )
   return stated, rows - patches
 
 
 def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
-  """Reads the fields of a ViT from the shapes of its arrays.
+  """Infers the fields of a ViT from its arrays.
 
   Returns:
-    The fields, the channels of images, and the pixels from a patch to the next.
+    The fields, the channels of images, and the distance between patches in
+    pixels.
 
   Raises:
-    ValueError: if a necessary array is absent.
+    ValueError: if a necessary array is missing.
   """
-
-  def has(name: str) -> bool:
-    return lookup.has(name)
-
+  has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
   stem_width, stride = 0, patch
   stem_layers: tuple[int, ...] = ()
@@ -426,7 +414,7 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   elif channels not in (1, 3):
     raise ValueError(
       f'{lookup.path}: {lookup.shown("embedding/kernel")!r} is for images of '
-      f'{channels} channels, and images here have 3, or 1 that is grey.'
+      f'{channels} channels; it must be for 3 (RGB) or 1 (grey).'
     )
   _, mlp_dim = lookup.shape(f'{FIRST}MlpBlock_3/Dense_1/kernel', 2)
   hidden, _ = lookup.shape(f'{FIRST}MlpBlock_3/Dense_0/kernel', 2)
@@ -441,7 +429,7 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
       'norm': 'layer' if has(f'{FIRST}LayerNorm_0/bias') else 'rms',
       'pre_norm': has('Transformer/pre_norm/scale'),
       'norm_pooled': has('pooled_norm/scale'),
-      # What it began with is of no use any more.
+      # Any value above 0: only initialisation depends on it.
       'layer_scale': 1e-4 * has(f'{FIRST}LayerScale_0/scale'),
       'qkv_bias': has(f'{FIRST}{_MSA}/query/bias'),
       'qk_norm': has(f'{FIRST}{_MSA}/query_norm/scale'),
@@ -459,12 +447,12 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
 
 
 def units(lookup: archive.Lookup) -> tuple[int, ...]:
-  """Returns the units of each stage of a ResNet."""
+  """Returns the number of units in each stage of a ResNet."""
   return lookup.count('block', r'(\d{1,6})/unit(\d{1,6})/')
 
 
 def bit_fields(lookup: archive.Lookup) -> dict[str, Any]:
-  """Reads the fields of a BiT from the shapes of its arrays."""
+  """Infers the fields of a BiT from its arrays."""
   return {
     'name': 'resnet',
     'version': 2,
@@ -475,19 +463,19 @@ def bit_fields(lookup: archive.Lookup) -> dict[str, Any]:
 
 
 def to_timm(arrays: table.Flat) -> table.Flat:
-  """Returns our arrays as those of timm's file, which joins some of them."""
+  """Converts our arrays to timm's, which concatenate some of them."""
   arrays = dict(arrays)
   is_bit = 'embedding/kernel' not in arrays
   first = int('cls' in arrays)
   if 'Transformer/pre_norm/scale' in arrays:
-    # Before a norm timm's patches have no bias: every position gets it.
+    # In timm, patches before a norm have no bias. Positions get it instead.
     positions_1LD = np.array(arrays[POSITIONS])
     positions_1LD[:, first:] += arrays.pop('embedding/bias')
     arrays[POSITIONS] = positions_1LD
   if 'registers' in arrays and POSITIONS in arrays:
     cls, patches = np.split(arrays[POSITIONS], [first], axis=1)
-    none = np.zeros_like(arrays['registers'])
-    arrays[POSITIONS] = np.concatenate([cls, none, patches], axis=1)
+    zeros = np.zeros_like(arrays['registers'])
+    arrays[POSITIONS] = np.concatenate([cls, zeros, patches], axis=1)
   stages = any(name.startswith('block1/') for name in arrays)
   key_of = namer('timm', is_bit, stages)
   stored: dict[str, dict[str, np.ndarray]] = {}

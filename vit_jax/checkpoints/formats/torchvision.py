@@ -1,7 +1,7 @@
-"""ResNets with BatchNorm, as torchvision has them and timm after it.
+"""ResNets with BatchNorm from torchvision and timm.
 
-Of bottleneck units: ResNet-50, 101 and 152. Here they are of version 0: their
-BatchNorm keeps the statistics that it was trained with.
+Supports bottleneck units: ResNet-50, 101 and 152. Here they have version 0,
+whose BatchNorm keeps the statistics of the training.
 """
 
 import os
@@ -15,9 +15,9 @@ from vit_jax.checkpoints.formats import (
   timm_config,
   torch_table,
 )
-from vit_jax.checkpoints.formats.stated import Stated
+from vit_jax.checkpoints.formats.json_config import JsonConfig
 
-# Of files alone: what torchvision's weights were trained and measured with.
+# Preprocessing of torchvision's models, for files without a config.json.
 IMAGES = table.Preprocessing(
   256,
   mean=(0.485, 0.456, 0.406),
@@ -26,7 +26,7 @@ IMAGES = table.Preprocessing(
 )
 _SIZE = (224, 224)
 LEAVES = torch_table.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
-# Patterns and their replacements in the paths of our modules, in this order.
+# Replacements that turn our module paths into torchvision's, in this order.
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 RULES: Rules = (
   (r'(conv|bn)_root', r'\g<1>1'),
@@ -37,7 +37,7 @@ RULES: Rules = (
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Tells whether these are the arrays of such a ResNet."""
+  """Whether the arrays are from such a ResNet."""
   known = ('conv1.weight', 'layer1.0.conv3.weight', 'fc.weight')
   return all(key in arrays for key in known)
 
@@ -45,36 +45,36 @@ def matches(arrays: table.Flat) -> bool:
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
-  """Reads a file of tensors, or timm's directory with its config.json."""
+  """Reads a file, or a directory of timm with its config.json."""
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
-  stated = Stated(config or {}, os.path.join(path, 'config.json'))
+  full = JsonConfig(config or {}, os.path.join(path, 'config.json'))
   if config is None:
-    stated.warnings.append(
-      f'{path} does not say how large its images are: {_SIZE[0]}x{_SIZE[1]} '
-      f"pixels of {IMAGES.resize_small}, bilinear, ImageNet's mean and "
-      'deviation, and pooling by the mean (not max or avgmax) are assumed. A '
-      "timm directory's config.json states others."
+    full.warnings.append(
+      f'{path} does not store the preprocessing. This assumes a crop of '
+      f'{_SIZE[0]}x{_SIZE[1]} pixels from {IMAGES.resize_small}, bilinear, '
+      "ImageNet's mean and standard deviation, and average pooling. To use "
+      'others, give a timm directory with a config.json.'
     )
-  timm_config.check_resnet(stated, timm_config.RESNET)
+  timm_config.check_resnet(full, timm_config.RESNET)
   fields = {
     'name': 'resnet',
     'version': 0,
     'layers': lookup.count('layer', r'(\d{1,6})\.(\d+)\.'),
     'width': lookup.shape('conv_root/kernel', 4)[0],
     'num_classes': lookup.shape('head/kernel', 2)[0],
-    'image_size': timm_config.image_size(stated) or _SIZE,
+    'image_size': timm_config.image_size(full) or _SIZE,
   }
   return table.File(
     path=path,
     arrays=arrays,
     fields=fields,
     table=table.renamed(_key_of, torch_table.layout),
-    **timm_config.rest(stated, fields, IMAGES),
+    **timm_config.file_attributes(full, fields, IMAGES),
   )
 
 
 def _key_of(name: str) -> str:
-  """Returns the key of an array of ours."""
+  """Converts one of our names to the file's key."""
   if name.startswith('head/'):
     return {'head/kernel': 'fc.weight', 'head/bias': 'fc.bias'}[name]
   module, _, leaf = name.rpartition('/')

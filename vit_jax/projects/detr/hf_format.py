@@ -20,7 +20,11 @@ from vit_jax.checkpoints.formats import (
   torch_table,
   torchvision,
 )
-from vit_jax.checkpoints.formats.stated import Stated, given, only
+from vit_jax.checkpoints.formats.json_config import (
+  JsonConfig,
+  only,
+  without_nulls,
+)
 from vit_jax.checkpoints.formats.table import Entry, Shapes
 from vit_jax.checkpoints.formats.torchvision import Rules
 from vit_jax.models.variants import STAGES
@@ -145,7 +149,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   if any('.embedder.embedder.' in key for key in arrays):
     naming = OWN
   lookup, prefix = lookup_of(path, arrays, naming)
-  stated = Stated(
+  stated = JsonConfig(
     {'encoder_attention_heads': HEADS, 'decoder_attention_heads': HEADS}
     | config,
     f'{path}/config.json',
@@ -215,7 +219,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
-  file = Stated(defaults | given(values), place)
+  file = JsonConfig(defaults | without_nulls(values), place)
   size = file['size']
   if isinstance(size, dict) and size.keys() == {
     'shortest_edge',

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.checkpoints.formats import archive, image_configs, table, tensors
-from vit_jax.checkpoints.formats.stated import Stated, only
+from vit_jax.checkpoints.formats.json_config import JsonConfig, only
 
 # Values of config.json that our iGPT implies.
 _CONFIG = {
@@ -51,7 +51,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   )
   rows, width = lookup.shape('wte.weight', 2)
   positions, _ = lookup.shape('wpe.weight', 2)
-  stated = Stated({'n_head': 8} | config, f'{path}/config.json')
+  stated = JsonConfig({'n_head': 8} | config, f'{path}/config.json')
   stated.fields(only(_CONFIG), {}, 'imagegpt')
   place = os.path.join(path, image_configs.FILE)
   images = tensors.read_json(place) if os.path.exists(place) else {}
@@ -88,7 +88,7 @@ def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   for key in ('crop_size', 'size'):
     stated = images.get(key)
     if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
-      height, width = Stated({key: stated}, path).sides(key)
+      height, width = JsonConfig({key: stated}, path).sides(key)
       if height * width == positions:
         return height, width
   side = table.square_side(positions, path)

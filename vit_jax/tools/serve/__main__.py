@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> None:
         checkpoint, pathlib.Path(folder), name, 'float32'
       )
       for sentence in lost:
-        print(f'not held  {sentence}', flush=True)
+        print(f'note      {sentence}', flush=True)
     paths = [
       pathlib.Path(folder) / f'{name}.float32.onnx' for name in checkpoints
     ]

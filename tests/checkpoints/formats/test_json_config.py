@@ -4,18 +4,18 @@ import math
 
 import pytest
 
-from vit_jax.checkpoints.formats.stated import (
+from vit_jax.checkpoints.formats.json_config import (
   SQUARE,
+  JsonConfig,
   Key,
-  Stated,
-  named,
-  written,
+  choices,
+  to_config,
 )
 from vit_jax.data.preprocessing import MAX_SIDE
 
 
 def stated(value, under=''):
-  return Stated({'key': value}, 'x.json', under)
+  return JsonConfig({'key': value}, 'x.json', under)
 
 
 def read(method, value):
@@ -54,10 +54,10 @@ def test_what_makes_sense_is_read(method, value, want):
       for x in (0, 1.001, True, math.nan, '1e-6', 10**400)
     ),
     *(
-      ('sides', x, 'a height and a width in pixels, from 1 to 65,536')
+      ('sides', x, 'height and width in pixels, 1 to 65,536')
       for x in (0, MAX_SIDE + 1, True, [2, 3, 4])
     ),
-    ('sides', {'height': 2}, 'a height and a width'),
+    ('sides', {'height': 2}, 'height and width'),
     *(
       ('rgb', x, 'three numbers, for red, green and blue')
       for x in (*([1, 2], True, [1, math.inf, 1], {}, [1, 10**400, 1]),)
@@ -69,26 +69,24 @@ def test_what_makes_none_is_refused_by_key(method, value, message):
   with pytest.raises(ValueError) as e:
     read(method, value)
   found = str(e.value)
-  assert found.startswith(f'x.json: key is {value!r} and should be {message}')
+  assert found.startswith(f'x.json: key is {value!r}; it must be {message}')
 
 
 def test_parts_are_named_by_what_leads_to_them():
-  outer = Stated({'a': {'b': {'c': 1}}}, 'x.json')
+  outer = JsonConfig({'a': {'b': {'c': 1}}}, 'x.json')
   inner = outer.part('a').part('b')
   with pytest.raises(ValueError, match=r'^x.json: a\.b\.c is 1, so$'):
     inner.refuse('c', ', so')
   with pytest.raises(ValueError, match=r'^x.json: a\.b\.d is 2, so$'):
-    inner.with_values({'d': 2}).refuse('d', ', so')
-  with pytest.raises(ValueError, match=r'^x.json: z\.d is 2, so$'):
-    inner.with_values({'d': 2}, 'z.').refuse('d', ', so')
+    inner.replace({'d': 2}).refuse('d', ', so')
   inner.warn('this.')
   assert outer.warnings == inner.warnings == ['x.json: this.']
-  assert Stated({}, 'y.json').warnings == []
+  assert JsonConfig({}, 'y.json').warnings == []
 
 
 KEYS = {
   'dim': Key('width'),
-  'act': Key('gelu', named({'tanh': 'tanh', 'new': 'tanh'}), 'new'),
+  'act': Key('gelu', choices({'tanh': 'tanh', 'new': 'tanh'}), 'new'),
   'patch': Key('patch_size', SQUARE),
   'groups': Key(only=(32, None)),
   'rest': Key(),
@@ -97,17 +95,19 @@ KEYS = {
 
 def test_a_table_reads_what_it_writes():
   fields = {'width': 3, 'gelu': 'tanh', 'patch_size': 8}
-  config = written(KEYS, fields)
+  config = to_config(KEYS, fields)
   assert config == {'dim': 3, 'act': 'tanh', 'patch': 8, 'groups': 32}
   arrays = {'width': 3, 'patch_size': 8}
   for changes in ({}, {'patch': [8, 8], 'rest': 'x', 'dim': None}):
-    found = Stated(config | changes, 'x.json').fields(KEYS, arrays, 'vit')
+    found = JsonConfig(config | changes, 'x.json').fields(KEYS, arrays, 'vit')
     assert found == {'gelu': 'tanh'}
-  assert Stated({}, 'x.json').fields(KEYS, arrays, 'vit') == {'gelu': 'tanh'}
+  assert JsonConfig({}, 'x.json').fields(KEYS, arrays, 'vit') == {
+    'gelu': 'tanh'
+  }
 
 
 def test_all_contradictions_are_listed():
-  found = Stated({'dim': 4, 'patch': [8, 9], 'groups': 1}, 'x.json', 'a.')
+  found = JsonConfig({'dim': 4, 'patch': [8, 9], 'groups': 1}, 'x.json', 'a.')
   with pytest.raises(ValueError) as e:
     found.fields(KEYS, {'width': 3, 'patch_size': 8}, 'vit')
   assert str(e.value) == (
@@ -128,8 +128,8 @@ def test_all_contradictions_are_listed():
 )
 def test_sides_are_of_whole_patches(sides, want):
   found = stated(0)
-  assert found.tiled(sides, 16) == want
+  assert found.whole_patches(sides, 16) == want
   assert len(found.warnings) == (sides != want)
   for warning in found.warnings:
-    assert f'of {sides[0]}x{sides[1]} pixels, which patches of 16' in warning
-    assert warning.endswith(f'here they are of {want[0]}x{want[1]}.')
+    assert f'{sides[0]}x{sides[1]} pixels, which patches of 16' in warning
+    assert warning.endswith(f'here they have {want[0]}x{want[1]}.')

@@ -1,0 +1,256 @@
+"""Reads and writes the JSON configurations of other libraries.
+
+A table maps each name in a config.json to a `Key`. `JsonConfig.fields` uses it
+for reading, `to_config` for writing.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+from vit_jax.data.preprocessing import MAX_SIDE, Preprocessing
+
+Rgb = tuple[float, float, float]
+
+
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values without nulls, which mean missing values."""
+  return {key: x for key, x in values.items() if x is not None}
+
+
+class JsonConfig(dict[str, Any]):
+  """An object of a JSON file, with checks of its values.
+
+  Every check raises a ValueError that names the file, the key and the value.
+
+  Attributes:
+    path: path of the file.
+    prefix: the keys that lead to the object in the file, each with a dot.
+    warnings: one sentence for each difference from the other library.
+  """
+
+  def __init__(self, values: Mapping[str, Any], path: str, prefix: str = ''):
+    """Makes an object of `values`; the other arguments are attributes."""
+    super().__init__(values)
+    self.path = path
+    self.prefix = prefix
+    self.warnings: list[str] = []
+
+  def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
+    """Returns an object with other values that shares path and warnings."""
+    found = JsonConfig(values, self.path, self.prefix)
+    found.warnings = self.warnings
+    return found
+
+  def refuse(self, key: str, why: str) -> NoReturn:
+    """Raises a ValueError about the value of a key."""
+    raise ValueError(
+      f'{self.path}: {self.prefix}{key} is {self.get(key)!r}{why}'
+    )
+
+  def warn(self, sentence: str) -> None:
+    """Adds a warning."""
+    self.warnings.append(f'{self.path}: {sentence}')
+
+  def part(self, key: str) -> 'JsonConfig':
+    """Returns the object of a key without nulls; empty if it is missing."""
+    part = self.get(key) or {}
+    if not isinstance(part, dict):
+      self.refuse(key, '; it must be an object.')
+    found = self.replace(without_nulls(part))
+    found.prefix = f'{self.prefix}{key}.'
+    return found
+
+  def fields(
+    self, keys: Mapping[str, 'Key'], arrays: Mapping[str, Any], name: str
+  ) -> dict[str, Any]:
+    """Returns the model's fields that only the configuration determines.
+
+    Args:
+      keys: the table of the format.
+      arrays: the fields that the arrays determine. The configuration must
+        agree with them.
+      name: name of the architecture, for messages.
+
+    Raises:
+      ValueError: if a value is invalid or contradicts the arrays or our models;
+        names all keys.
+    """
+    full = self.replace(
+      {key: row.default for key, row in keys.items()} | without_nulls(self)
+    )
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for key, (field, kind, _, only) in keys.items():
+      if full[key] is None or not (field or only):
+        continue
+      value = full[key] if only else kind.read(full, key)
+      wanted = only or (arrays.get(field),)
+      if not only and field not in arrays:
+        found[field] = value
+      elif value not in wanted:
+        by_default = '' if key in self else ' by default'
+        wrong.append(
+          f'{self.prefix}{key} is {full[key]!r}{by_default}, and '
+          f'{"models here" if only else "the arrays"} have '
+          f'{kind.write(wanted[0])!r:.100}'
+        )
+    if wrong:
+      raise ValueError(f'{self.path} ({name}): {"; ".join(wrong)}.')
+    return found
+
+  def choice(self, key: str, names: Mapping[str, Any]) -> Any:
+    """Returns our value for the name in the file."""
+    value = self[key]
+    if not isinstance(value, str) or value not in names:
+      self.refuse(key, f'; models here have only {", ".join(names)}.')
+    return names[value]
+
+  def positive(self, key: str) -> int:
+    """Returns an integer above 0."""
+    if type(self[key]) is not int or self[key] < 1:
+      self.refuse(key, '; it must be a positive integer.')
+    return self[key]
+
+  def above_zero(self, key: str, most: int) -> float:
+    """Returns a number above 0 and at most `most`."""
+    value = self[key]
+    if type(value) not in (int, float) or not 0 < value <= most:
+      self.refuse(key, f'; it must be above 0 and at most {most:,}.')
+    return float(value)
+
+  def sides(self, key: str, value: Any = None) -> tuple[int, int]:
+    """Returns (H, W) in pixels; a single number stands for both.
+
+    Args:
+      key: the key, for messages.
+      value: the value; None for the key's own.
+    """
+    found = self.get(key) if value is None else value
+    if isinstance(found, dict) and found.keys() == {'height', 'width'}:
+      found = [found['height'], found['width']]
+    pair: list[Any] = found if isinstance(found, list) else [found, found]
+    if [type(x) for x in pair] != [int, int] or not (
+      1 <= min(pair) <= max(pair) <= MAX_SIDE
+    ):
+      self.refuse(
+        key, f'; it must be height and width in pixels, 1 to {MAX_SIDE:,}.'
+      )
+    return pair[0], pair[1]
+
+  def whole_patches(
+    self, sides: tuple[int, int], patch: int
+  ) -> tuple[int, int]:
+    """Rounds (H, W) in pixels down to whole patches, with a warning.
+
+    Other libraries ignore the remaining pixels: SigLIP uses 378 of its 384, and
+    timm has it as a model of 378, too.
+    """
+    height, width = (side // patch * patch or side for side in sides)
+    if (height, width) != sides:
+      self.warn(
+        f'images have {sides[0]}x{sides[1]} pixels, which patches of {patch} '
+        f'do not tile; here they have {height}x{width}.'
+      )
+    return height, width
+
+  def rgb(self, key: str) -> Rgb:
+    """Returns a number for each channel; a single number stands for all."""
+    value = self[key] if isinstance(self[key], list) else [self[key]]
+    values = value * 3 if len(value) == 1 else value
+    if len(values) != 3 or not all(
+      # JSON integers may exceed any float.
+      type(x) in (int, float) and abs(x) <= sys.float_info.max
+      for x in values
+    ):
+      self.refuse(key, '; it must be three numbers, for red, green and blue.')
+    red, green, blue = map(float, values)
+    return red, green, blue
+
+  def interpolation(self, key: str, names: Mapping[str, Any]) -> str:
+    """Returns our name of an interpolation; warns if it is unknown.
+
+    Args:
+      key: the key.
+      names: the other library's values by our names.
+    """
+    for ours, theirs in names.items():
+      if self[key] == theirs:
+        return ours
+    self.warn(f'{key} is {self[key]!r}; here images are resized bilinearly.')
+    return 'bilinear'
+
+  def preprocessing(self, **fields: Any) -> Preprocessing:
+    """Returns a `Preprocessing`; its errors name the file."""
+    try:
+      return Preprocessing(**fields)
+    except ValueError as e:
+      raise ValueError(f'{self.path}: {e}') from e
+
+
+class Kind(NamedTuple):
+  """Functions that convert a value between a file and our models.
+
+  Attributes:
+    read: function from the object and a key to our value; it may raise.
+    write: function from our value to the file's.
+  """
+
+  read: Callable[[JsonConfig, str], Any] = lambda config, key: config[key]
+  write: Callable[[Any], Any] = lambda value: value
+
+
+class Key(NamedTuple):
+  """How a key of a configuration corresponds to a field of our models.
+
+  Attributes:
+    field: name of our field; empty if we have no such field.
+    kind: conversion of the value.
+    default: value if a file lacks the key; None if the key means nothing then.
+    only: the values that models here have, for a key without a field.
+  """
+
+  field: str = ''
+  kind: Kind = Kind()
+  default: Any = None
+  only: tuple[Any, ...] = ()
+
+
+def choices(names: Mapping[str, Any]) -> Kind:
+  """Returns the conversion of a value that is one of some names.
+
+  Args:
+    names: our values by their names. If several names have the same value, the
+      first is written.
+  """
+  ours = {value: theirs for theirs, value in reversed([*names.items()])}
+  return Kind(lambda config, key: config.choice(key, names), ours.__getitem__)
+
+
+def only(values: Mapping[str, Any]) -> dict[str, Key]:
+  """Returns keys that must have the given values."""
+  return {key: Key(only=(value,)) for key, value in values.items()}
+
+
+def to_config(
+  keys: Mapping[str, Key], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the configuration for our fields; ignores fields without a key."""
+  return {
+    key: row.only[0] if row.only else row.kind.write(fields[row.field])
+    for key, row in keys.items()
+    if row.only or row.field in fields
+  }
+
+
+def _square(config: JsonConfig, key: str) -> Any:
+  value = config[key]
+  is_pair = isinstance(value, list) and len(value) == 2
+  return value[0] if is_pair and value[0] == value[1] else value
+
+
+POSITIVE = Kind(JsonConfig.positive)
+EPSILON = Kind(lambda config, key: config.above_zero(key, 1))
+LARGE = Kind(lambda config, key: config.above_zero(key, 10**9))
+SQUARE = Kind(_square)
+SIDES = Kind(JsonConfig.sides, lambda hw: hw[0] if hw[0] == hw[1] else [*hw])
