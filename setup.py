@@ -22,7 +22,7 @@ _INSTALL_REQUIRES = [
   'flax>=0.12.8',
   # Shards on disk and in buckets.
   'fsspec>=2024.6',
-  # Checksums of files that Google Cloud Storage put together from parts.
+  # Checksums of records in shards.
   'google-crc32c>=1.5',
   'grain>=0.2.18',
   'jax>=0.10.2',

@@ -5,7 +5,6 @@ import functools
 import gc
 import hashlib
 import json
-import os
 import shutil
 
 import jax
@@ -222,7 +221,7 @@ def test_a_step_opens_under_its_own_number_alone(tmp_path):
   save_workdir(tmp_path, [2], polyak=0.0)
   folder = tmp_path / 'checkpoints'
   (folder / '2').rename(folder / '40')
-  with pytest.raises(ValueError, match='saved as step 2.*rename .* to 2'):
+  with pytest.raises(ValueError, match='saved as step 2.*Rename .* to 2'):
     opening.open_checkpoint(str(tmp_path))
 
 
@@ -280,7 +279,7 @@ def test_arrays_of_another_step_or_config_are_refused(workdir, tmp_path):
   meta = json.loads((steps / '8/meta/metadata').read_text())['meta']
   meta['config']['model']['mlp_dim'] = 40
   _edit(tmp_path, 8, config=meta['config'])
-  message = '8 .*the arrays of average are not those of its config'
+  message = '8 .*the arrays of average do not fit its config'
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(steps / '8'))
 
@@ -333,7 +332,7 @@ def test_classes_are_called_by_their_names():
   for text in ('10', 10, -1, '-1', '1.0', '²', ''):
     with pytest.raises(ValueError, match='an index from 0 to 9') as e:
       checkpoint.class_index(text)
-    assert f'has no class {text!r}: give' in str(e.value)
+    assert f'has no class {text!r}. Give' in str(e.value)
   with pytest.raises(ValueError, match='from 0 to 9. Did you mean dog'):
     checkpoint.class_index('dogs')
 
@@ -372,7 +371,7 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, name, inside):
   place = tmp_path / name
   for part in ('', *inside):
     (place / part).mkdir()
-  with pytest.raises(ValueError, match=f'{place} holds no checkpoint: give'):
+  with pytest.raises(ValueError, match=f'{place} is not a checkpoint. Give'):
     opening.open_checkpoint(str(place))
 
 
@@ -381,9 +380,7 @@ def test_an_exported_program_is_no_checkpoint(tmp_path, name):
   (tmp_path / name).parent.mkdir(exist_ok=True)
   (tmp_path / name).write_bytes(b'program')
   given = tmp_path / name.split('/')[0]
-  with pytest.raises(
-    ValueError, match=f'{given} is a program that was exported'
-  ):
+  with pytest.raises(ValueError, match=f'{given} is an exported program'):
     opening.open_checkpoint(str(given))
 
 
@@ -431,16 +428,6 @@ def test_edited_meta_data_are_refused(saved, tmp_path, changes, message):
   _edit(tmp_path, 3, **changes)
   with pytest.raises(ValueError, match=f'3 cannot be read: .*{message}'):
     opening.open_checkpoint(str(tmp_path))
-
-
-def test_only_regular_files_are_read(tmp_path):
-  """A pipe would be waited for, and a device read until memory is full."""
-  os.mkfifo(tmp_path / 'pipe.npz')
-  (tmp_path / 'timm').mkdir()
-  os.mkfifo(tmp_path / 'timm/model.safetensors')
-  for path in (tmp_path / 'pipe.npz', '/dev/zero', tmp_path / 'timm'):
-    with pytest.raises(ValueError, match=f'{path}.* is no regular file'):
-      opening.open_checkpoint(str(path))
 
 
 def test_a_checkpoint_labels_images_as_it_is_preprocessed():

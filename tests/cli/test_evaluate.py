@@ -75,7 +75,7 @@ def test_the_command_measures_by_the_names_of_classes(
   text = capsys.readouterr().out
   assert f'accuracy           {accuracy:.2%}\n' in text
   top5 = metrics.top_k_accuracy_score(labels_N, scores_NC, k=5)
-  assert f'of five            {top5:.2%}\n' in text and top5 < 1
+  assert f'top-5              {top5:.2%}\n' in text and top5 < 1
   names = ('classes.csv', 'confusion.csv', 'confusion.png')
   assert text.endswith(''.join(f'written  {out}/{name}\n' for name in names))
   (figure,) = figures

@@ -274,11 +274,11 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
     (('nowhere.npz', images / 'z.webp'), 'No checkpoint at nowhere.npz'),
     (
       (tmp_path / 'void', images / 'z.webp'),
-      f'{tmp_path}/void holds no checkpoint',
+      f'{tmp_path}/void is not a checkpoint',
     ),
     (
       (images / 'z.webp', images / 'z.webp'),
-      'z.webp holds no checkpoint: give',
+      'z.webp is not a checkpoint. Give',
     ),
     ((headless(tmp_path), images / 'z.webp'), 'headless.npz has no head'),
   ]:

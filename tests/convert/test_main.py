@@ -183,7 +183,7 @@ def test_a_head_of_zeros_agrees_with_any_and_is_no_check(
     orbax.write(zeroed, str(tmp_path / name), 'float32')
   status, _, err = run('--check', tmp_path / 'one', tmp_path / 'other')
   assert status == 2
-  assert 'puts out the same whatever' in err and '--head=drop' in err
+  assert 'same output for all images' in err and '--head=drop' in err
 
 
 def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):
@@ -227,10 +227,10 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     ((workdir, there, '--to=npz'), f'{there} exists already: remove it'),
     ((workdir, tmp_path / 'a/b', '--to=npz'), f'no folder {tmp_path}/a'),
     ((tmp_path / 'nowhere', new, '--to=npz'), 'No checkpoint at'),
-    ((there, new, '--to=npz'), f'{there} holds no checkpoint: give a workdir'),
+    ((there, new, '--to=npz'), f'{there} is not a checkpoint. Give a workdir'),
     (
       (workdir, new, '--to=npz', '--dtype=int8'),
-      '--dtype=int8 does not go with --to=npz',
+      '--to=npz does not support --dtype=int8',
     ),
     ((workdir, new, '--to=npz', '--rollout'), '--rollout needs --to=onnx'),
     ((workdir, new, '--to=npz', '--opset=20'), '--opset needs --to=onnx'),

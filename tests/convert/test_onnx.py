@@ -559,12 +559,14 @@ def test_what_cannot_be_is_refused(
 def test_what_is_no_file_of_ours_is_refused(tmp_path):
   path = tmp_path / 'text.onnx'
   path.write_text('not ONNX')
-  with pytest.raises(ValueError, match='text.onnx is no ONNX file'):
+  with pytest.raises(ValueError, match='text.onnx is not an ONNX file'):
     onnx_format.open_peer(str(path))
   checkpoint = random_checkpoint(None, SMALL, **VIT)
   model = onnx.load(write(tmp_path, checkpoint))
   del model.metadata_props[:]
   other = tmp_path / 'other.onnx'
   other.write_bytes(model.SerializeToString())
-  with pytest.raises(ValueError, match="other.onnx is no ONNX file.*'mean'"):
+  with pytest.raises(
+    ValueError, match="other.onnx is not an ONNX file.*'mean'"
+  ):
     onnx_format.open_peer(str(other))

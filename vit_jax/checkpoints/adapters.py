@@ -56,10 +56,8 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   trained = jax.tree.map(
     np.asarray, ocp.PyTreeCheckpointer().restore(step_dir / item)
   )
-  sums = saving.checksums(trained)
-  like = jax.ShapeDtypeStruct(sums.shape, sums.dtype)
-  kept = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: like})
-  if not np.array_equal(sums, kept[item]):
+  kept = saving.read_checksums(step_dir, item)
+  if not np.array_equal(saving.checksums(trained), kept):
     raise ValueError(f'the arrays of {item} differ from their checksums')
   start = opening.open_checkpoint(os.fspath(config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}

@@ -10,8 +10,6 @@ from vit_jax.data import sources
 
 _log = logging.getLogger(__name__)
 
-_LISTED = 20
-
 
 def same_classes(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str = ''
@@ -29,12 +27,8 @@ def same_classes(
     ValueError: if the checkpoint has no head or lacks a class, or the order of
       the classes is ambiguous.
   """
+  checkpoint.check_head()
   C = checkpoint.model.num_classes
-  if not C:
-    raise ValueError(
-      f'{checkpoint.path} has no head, so it cannot predict. Give a checkpoint '
-      'with classes.'
-    )
   if not checkpoint.class_names:
     if len(names) != C:
       raise ValueError(
@@ -114,13 +108,10 @@ def _match_by_position(
       f'{_some(by_value)} (timm, TFDS). Choose the order of its training with '
       '--class_order=text or number; in a config, data.class_order.'
     )
-  pairs = [f'{i} is {name!r}' for i, name in enumerate(names)]
-  if len(pairs) > _LISTED:
-    pairs = [*pairs[: _LISTED - 1], '...', pairs[-1]]
   _log.info(
-    '%s and the data share no class names. Classes match by position: %s.',
+    '%s and the data share no class names. Classes match by position: %.500s.',
     checkpoint.path,
-    ', '.join(pairs),
+    ', '.join(f'{i} is {name!r}' for i, name in enumerate(names)),
   )
 
 

@@ -105,12 +105,8 @@ class Checkpoint:
     Raises:
       ValueError: if the class is unknown or the name is ambiguous.
     """
+    self.check_head()
     names, C = self.class_names, self.model.num_classes
-    if not C:
-      raise ValueError(
-        f'{self.path} has no head, hence no classes. Give a checkpoint with a '
-        'head.'
-      )
     found = [
       i for i, name in enumerate(names) if text in (name, f'{name} ({i})')
     ]
@@ -130,6 +126,14 @@ class Checkpoint:
       f'{self.path} has no class {text!r}. Give one of its names or an index '
       f'from 0 to {C - 1}. {hint}'
     )
+
+  def check_head(self) -> None:
+    """Raises ValueError if the model has no head."""
+    if not self.model.num_classes:
+      raise ValueError(
+        f'{self.path} has no head, so it cannot predict. Give a checkpoint '
+        'with classes.'
+      )
 
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
     """Returns logits BC, or the representation BD if the model has no head.
@@ -281,9 +285,7 @@ def _params_of(
     params = saving.read_arrays(step_dir / item, like)
   if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
     raise ValueError(f'the arrays of {item} do not fit its config')
-  sums_like = jax.eval_shape(saving.checksums, like)
-  sums = saving.read_arrays(step_dir / saving.CHECKSUMS, {item: sums_like})
-  ours, kept = saving.checksums(params), sums[item]
+  ours, kept = saving.checksums(params), saving.read_checksums(step_dir, item)
   # The objective's state has checksums of more arrays than the result.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
     raise ValueError(f'the arrays of {item} differ from their checksums')

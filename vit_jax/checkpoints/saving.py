@@ -500,6 +500,12 @@ def read_arrays(item_dir: epath.Path, like: Any) -> Any:
   )
 
 
+def read_checksums(step_dir: epath.Path, item: str) -> np.ndarray:
+  """Returns the saved checksums of an item."""
+  like = {item: jax.ShapeDtypeStruct((1,), jnp.uint32)}
+  return read_arrays(step_dir / CHECKSUMS, like)[item]
+
+
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
   """Returns the metrics of a checkpoint, verified by their checksum.
 

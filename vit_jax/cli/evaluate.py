@@ -23,7 +23,7 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Most classes for writing a matrix (a few megabytes), and for drawing names.
+# Maximum numbers of classes for writing a matrix and for drawing names.
 MAX_CLASSES, MAX_NAMED = 1000, 40
 
 
@@ -110,7 +110,7 @@ def table(found: Measures) -> str:
   lines = [('images', f'{found.confusion_CC.sum():,}')]
   lines.append(('accuracy', f'{found.accuracy:.2%}'))
   if len(names) > 5:
-    lines.append(('of five', f'{found.top5:.2%}'))
+    lines.append(('top-5', f'{found.top5:.2%}'))
   lines.append(('balanced', f'{found.balanced:.2%}'))
   # Only cells above 0: with 21,843 classes there are 477 million cells.
   pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]

@@ -23,8 +23,8 @@ EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# Faults of the machine: patterns of messages of the system and of libraries,
-# and advice.
+# Faults of the machine: regular expressions for messages of the system and of
+# libraries, and advice.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
     'Free disk space, or write elsewhere. --config.data.workers needs space in '
@@ -53,7 +53,7 @@ _ERRNOS = {
   errno.EHOSTUNREACH,
   errno.ENETUNREACH,
 }
-# Errors that end a command with one message; any other is a bug of ours.
+# Errors that end a command with one message. Others are bugs of this package.
 ENDINGS = (
   ValueError,
   OSError,
@@ -63,7 +63,7 @@ ENDINGS = (
   RuntimeError,
 )
 
-# Help for the data sets of commands that need classes.
+# Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder per class (written with a slash), a "
   "CSV file of images and labels, a TFDS name, 'vtab/TASK', "

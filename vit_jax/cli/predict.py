@@ -98,11 +98,7 @@ def main() -> int:
 def _run(args: argparse.Namespace) -> int:
   paths = find_files(args.images)
   checkpoint = opening.open_checkpoint(args.checkpoint)
-  if not checkpoint.model.num_classes:
-    raise ValueError(
-      f'{args.checkpoint} has no head, so it cannot predict. Give a checkpoint '
-      'with classes.'
-    )
+  checkpoint.check_head()
   task = checkpoint.model.task
   columns, apply = TASKS.get(task, TASKS['classes'])
   for name in ('topk', 'threshold', 'out'):
@@ -128,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    # disable=None hides the bar without a terminal; delay hides it if brief.
+    # disable=None hides the bar without a terminal, and delay a short one.
     bar = tqdm(results, total=len(paths), unit=' files', delay=2, disable=None)
     for path, result in zip(paths, bar, strict=True):
       if isinstance(result, decode.UnreadableImage):
@@ -157,17 +153,13 @@ def texts(
   names: Sequence[str],
   columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
-  """Yields the rows of each file as text, as soon as they are known.
+  """Yields the rows of each file as text; JSON comes in one piece at the end.
 
   `paths` and `names` of all classes determine the column widths of a table.
   """
   rows = itertools.chain.from_iterable(found)
   if format_name == 'json':
-    between = '[\n  '
-    for row in rows:
-      yield between + json.dumps(row, indent=2).replace('\n', '\n  ')
-      between = ',\n  '
-    yield '[]\n' if between[0] == '[' else '\n]\n'
+    yield json.dumps(list(rows), indent=2) + '\n'
     return
   if format_name == 'csv':
     yield metric_log.csv_line(columns)

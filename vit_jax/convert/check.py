@@ -12,8 +12,7 @@ from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.convert import onnx, stablehlo
 from vit_jax.models.model import Params
 
-# Few, to fit into any memory. Noise shows differences as well as photographs.
-IMAGES = 8
+IMAGES = 8  # few, to save memory
 
 
 def agree(source: str, target: str, tolerance: float) -> bool:
@@ -22,14 +21,15 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   If the target has another image size, the source is resized to it.
 
   Args:
-    source: any checkpoint, an .onnx file or a StableHLO directory.
-    target: the same.
+    source: a checkpoint, an .onnx file or a StableHLO directory.
+    target: as `source`.
     tolerance: the largest difference that passes, as a share of the largest
       output of the source.
 
   Raises:
-    FileNotFoundError: if one is missing.
-    ValueError: if one cannot be read, or their outputs have different shapes.
+    FileNotFoundError: if source or target is missing.
+    ValueError: if source or target cannot be read, their outputs have different
+      shapes, or the source gives the same output for all images.
   """
   theirs = open_peer(target)
   ours = open_peer(source)
@@ -42,15 +42,13 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   want, got = ours.run(images), theirs.run(images)
   if want.shape != got.shape:
     raise ValueError(
-      f'{source} gives {want.shape[-1]:,} outputs and {target} '
-      f'{got.shape[-1]:,}: one has a head that the other has not, and nothing '
-      'can be compared.'
+      f'{source} has {want.shape[-1]:,} outputs and {target} '
+      f'{got.shape[-1]:,}. Compare two with the same head.'
     )
   if not np.ptp(want, axis=0).any():
     raise ValueError(
-      f'{source} puts out the same whatever it is shown, as with a head of '
-      'zeros: nothing can be compared. Convert it with --head=drop to compare '
-      'bodies.'
+      f'{source} gives the same output for all images, as a head of zeros '
+      'does. Convert it with --head=drop to compare bodies.'
     )
   largest = float(np.abs(want).max())
   difference = float(np.abs(got - want).max()) / largest
@@ -87,7 +85,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = opening.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-  # Computes in float32 like the targets, whatever dtype the config has.
+  # Computes in float32, like the target.
   exact = dataclasses.replace(
     checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
   )
@@ -98,7 +96,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
     return exact.model.outputs(y, aux)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
-    # TPUs and newer GPUs would otherwise round float32 products.
+    # By default, TPUs and newer GPUs round the factors of float32 products.
     with jax.default_matmul_precision('float32'):
       return compared(apply(exact.params, images_BHWC))
 

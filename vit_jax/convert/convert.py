@@ -55,7 +55,7 @@ def convert(
   module = writer(to)
   if dtype not in module.DTYPES:
     raise ValueError(
-      f'--dtype={dtype} does not go with --to={to}: use '
+      f'--to={to} does not support --dtype={dtype}. Use '
       f'{" or ".join(module.DTYPES)}.'
     )
   options = {'rollout': rollout, 'opset': opset}
@@ -72,9 +72,8 @@ def convert(
     _log.info('resized   for images of %dx%d pixels', *image_size)
   if head != 'keep':
     checkpoint = transfer.with_head(checkpoint, head)
-    kept = ', the representation layer is kept'
-    what = kept if head == 'representation' else ''
-    _log.info('dropped   the head, as --head=%s says%s', head, what)
+    what = 'classifier' if head == 'representation' else 'whole head'
+    _log.info('dropped   the %s', what)
   if to in WEIGHTS:
     checkpoint = _as_arrays(checkpoint, to)
   written = checkpoint.weights() if to in WEIGHTS else checkpoint
@@ -88,24 +87,25 @@ def convert(
   is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
   if is_sigmoid and to in WEIGHTS and to != 'hf':
     lost.append(
-      'That the loss was sigmoid: each class has a probability of its own, '
-      'the sigmoid of its logit.'
+      'The file does not store that the training loss was sigmoid: the '
+      'probability of a class is the sigmoid of its logit.'
     )
   if to in ('onnx', 'stablehlo') and checkpoint.model.any_size:
     H, W = checkpoint.image_size
     sentence = (
-      f'Images of any size and shape: they are {H}x{W} pixels, without padding.'
+      f'The program takes images of {H}x{W} pixels without padding; the '
+      'checkpoint takes any size.'
     )
     if H != W:
-      sentence += f' For those on their side there is --image_size={W}x{H}.'
+      sentence += f' For upright images, use --image_size={W}x{H}.'
     lost.append(sentence)
   return lost
 
 
 def writer(to: str) -> types.ModuleType:
-  """Returns the module that writes one of `WEIGHTS` or `PROGRAMS`.
+  """Returns the module whose `write` writes one of `WEIGHTS` or `PROGRAMS`.
 
-  It implements `table.Format`; modules of programs take a `Checkpoint`.
+  It takes `table.Weights` for formats of weights, else a `Checkpoint`.
   """
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   if to == 'board':  # the server copies itself
@@ -118,14 +118,14 @@ def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
   model, body = checkpoint.model, checkpoint.model.body()
   if model.kind != body.kind:
     raise ValueError(
-      f'{checkpoint.path} is a {type(model).__name__}, and --to={to} '
-      f'has no place for what it predicts: --head=drop keeps its body, a '
+      f'{checkpoint.path} is a {type(model).__name__}, which --to={to} cannot '
+      f'store. Use --head=drop to write only its body, a '
       f'{type(body).__name__}.'
     )
   learned = transfer.with_learned_positions(checkpoint)
   if learned is not checkpoint:
     _log.info(
-      'rewritten the position embeddings as learned 1-D ones: the same '
-      'numbers, which further training would change'
+      'rewritten the position embeddings as learned 1-D ones with the same '
+      'values; further training would change them'
     )
   return learned

@@ -69,7 +69,7 @@ def write(
     if not checkpoint.model.attention:
       raise ValueError(
         f'A {type(checkpoint.model).__name__} consists of convolutions, which '
-        'in int8 are slower than in float32 and far off: use --dtype=float32.'
+        'are slow and inaccurate in int8. Use --dtype=float32.'
       )
   with atomic_files.new_file(target) as path:
     computes = 'float32' if dtype == 'int8' else dtype
@@ -81,13 +81,13 @@ def write(
   lost = []
   if checkpoint.model.dtype not in (jnp.float32, jnp.dtype(computes)):
     lost.append(
-      f'That the model computes in {checkpoint.model.dtype}: the file does in '
+      f'The model computes in {checkpoint.model.dtype}; the file computes in '
       f'{computes}.'
     )
   if dtype == 'int8' and 'conv_root' in checkpoint.params:
     lost.append(
-      "The convolutions of the stem in int8, which onnxruntime's are slower "
-      'and far off in: they stay float32.'
+      'The convolutions of the stem stay float32, because they are slow and '
+      'inaccurate in int8.'
     )
   return lost
 
@@ -112,14 +112,14 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     mean, std = (np.float32(json.loads(saved[key])) for key in ('mean', 'std'))
   except Exception as e:
     raise ValueError(
-      f'{path} is no ONNX file of this package: {type(e).__name__}: {e}'
+      f'{path} is not an ONNX file of this package: {type(e).__name__}: {e}'
     ) from e
   names = [output.name for output in session.get_outputs()]
   wanted = [x for x in COMPARED if x in names]
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    # A served DETR takes sizes before padding; these images have no padding.
+    # A served DETR also takes sizes without padding: here, of the whole image.
     whole = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }
@@ -177,7 +177,7 @@ def _to_model(
       return model.outputs(y_BC, {}) | {'rollout': maps_Bhw}
     y_BC, aux = model.apply({'params': params}, images_BHWC, **padded)
     outputs = model.outputs(y_BC, aux)
-    if served:  # which shows no masks
+    if served:  # the server does not show masks
       outputs.pop('mask_logits', None)
     return outputs
 
@@ -190,11 +190,11 @@ def _to_model(
     )
   except NotImplementedError as e:
     raise ValueError(
-      f'{checkpoint.path} cannot be written as ONNX, which this package has '
-      f'no translation to for {e}: use --to=stablehlo or orbax.'
+      f'{checkpoint.path} cannot be written as ONNX: {e} is not supported. Use '
+      '--to=stablehlo or orbax.'
     ) from e
   metadata = _metadata(checkpoint)
-  if served:  # to people, as `predict` calls them
+  if served:  # unique names, as `predict` prints them
     names = map(checkpoint.class_name, range(len(checkpoint.class_names)))
     metadata['class_names'] = json.dumps([*names])
   outputs = {name: graph.cast(x, np.float32) for name, x in outputs.items()}
@@ -207,8 +207,7 @@ def _with_attention(
   logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
   fused: dict[str, list[jax.Array]] = {'mean': [], 'min': [], 'max': []}
   for x_BHLL in layers:
-    # Reduces head by head: onnxruntime takes five times as long to reduce an
-    # axis in the middle, a quarter of the time of ViT-Ti/16.
+    # onnxruntime reduces an axis in the middle five times as slowly as this.
     heads = [x_BHLL[:, h] for h in range(x_BHLL.shape[1])]
     fused['mean'].append(functools.reduce(jnp.add, heads) / len(heads))
     fused['min'].append(functools.reduce(jnp.minimum, heads))
@@ -253,7 +252,7 @@ def _quantize(model: Any, path: pathlib.Path) -> None:
   """
   from onnxruntime import quantization
 
-  # There is nothing left to do of what onnxruntime would recommend to do first.
+  # Marks the model as preprocessed, so that onnxruntime does not ask for it.
   model.metadata_props.add(
     key='onnx.quant.pre_process', value='onnxruntime.quant'
   )

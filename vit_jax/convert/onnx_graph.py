@@ -13,7 +13,7 @@ import numpy as np
 
 NCHW = (0, 3, 1, 2)  # from the axes of BHWC
 NHWC = (0, 2, 3, 1)  # and back
-# Softmax and the reductions have another meaning in earlier opsets. All recent
+# Softmax and reductions mean something else in earlier opsets. All recent
 # runtimes support this one.
 OLDEST = 13
 SMALL_BYTES = 1024  # equal constants up to this size are written once
@@ -198,8 +198,8 @@ class Graph:
     size_bytes = sum(x.nbytes for x in constants.values())
     if size_bytes > MAX_BYTES:
       raise ValueError(
-        'An ONNX file holds at most 2 GB, and this model takes '
-        f'{size_bytes / 1e9:.1f} GB: use --to=stablehlo or orbax.'
+        f'The model has {size_bytes / 1e9:.1f} GB of weights; an ONNX file '
+        'holds at most 2 GB. Use --to=stablehlo or orbax.'
       )
     model = helper.make_model(
       helper.make_graph(
@@ -250,13 +250,11 @@ def _set_opset(model: Any, opset: int | None) -> None:
     needed[node.op_type] = max(since, needed.get(node.op_type, OLDEST))
   least = max(needed.values())
   if opset is not None and not least <= opset <= newest:
-    why = f'the installed package onnx knows opsets up to {newest}'
-    if opset < least:
-      missing = (f'{k} {n}' for k, n in needed.items() if n > opset)
-      why = f'operators of this model need a later one ({", ".join(missing)})'
+    missing = ', '.join(f'{k} {n}' for k, n in needed.items() if n > opset)
+    why = f'the model needs {missing}' if missing else 'onnx is older'
     raise ValueError(
-      f'--opset={opset}: {why}. Choose one from {least} to {newest}, or leave '
-      'it out.'
+      f'--opset={opset} must be from {least} to {newest}: {why}. Leave it out '
+      f'for {least}.'
     )
   version = helper.make_opsetid('', opset or least)
   model.ClearField('opset_import')

@@ -5,8 +5,7 @@ operation. Results that depend only on parameters are computed immediately.
 Sequences of operations that a known function traces to, such as LayerNorm,
 become a single node.
 
-The package jax2onnx 0.13 cannot read ResNets and gives wrong numbers for
-hybrids.
+The package jax2onnx 0.13 fails for ResNets and gives wrong numbers for hybrids.
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
-"""Writes a workdir of this package that contains only parameters.
+"""Writes a workdir that contains only parameters.
 
-Training can start from it with `--config.init`; on a pod, each host reads only
-its shards.
+Training can start from it with `--config.init`.
 """
 
 import json

@@ -79,9 +79,7 @@ def open_peer(path: str) -> Peer:
     H, W = meta['image_size']
     mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
     what = PARAMS
-    # Opened here, because NumPy does not close a damaged file.
-    with open(folder / PARAMS, 'rb') as file:
-      params = dict(np.load(file))
+    params = archive.load(os.fspath(folder / PARAMS))
     what = MODEL
     program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
     call = jax.jit(program.call)

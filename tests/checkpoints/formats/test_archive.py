@@ -269,8 +269,8 @@ def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
 
 @pytest.mark.parametrize('name', ['mean', 'std'])
 def test_a_mean_or_a_deviation_that_is_not_assumed_is_said(name):
-  assert archive.not_held(Weights({}, {})) == []
+  assert archive.notes(Weights({}, {})) == []
   other = Preprocessing(**{name: (0.5, 0.5, 0.4)})
-  (line,) = archive.not_held(Weights({}, {}, other))
+  (line,) = archive.notes(Weights({}, {}, other))
   assert line.startswith('Images have mean (0.5, 0.5, 0.')
-  assert archive.not_held(Weights({}, {}, other), other) == []
+  assert archive.notes(Weights({}, {}, other), other) == []

@@ -191,7 +191,7 @@ def test_a_teacher_may_call_its_classes_otherwise(caplog):
   """As Hugging Face's and TFDS's ImageNet do."""
   caplog.set_level('INFO')
   objective_of(config_of(), map('n0{}'.format, range(10))).fixed()
-  assert "Classes meet by position: 0 is 'n00', 1 is 'n01'" in caplog.text
+  assert "Classes match by position: 0 is 'n00', 1 is 'n01'" in caplog.text
 
 
 def test_a_teacher_without_names_is_taken_as_it_is(caplog):
@@ -201,7 +201,7 @@ def test_a_teacher_without_names_is_taken_as_it_is(caplog):
   classes.check_same(nameless, tuple('abcdefghij'), '')
   classes.check_same(named, tuple('0123456789'), '')
   ours = [x for x in caplog.records if x.name.startswith('vit_jax.')]
-  (said,) = [x for x in ours if 'Classes meet' in x.getMessage()]
+  (said,) = [x for x in ours if 'Classes match' in x.getMessage()]
   assert all(x.levelname == 'INFO' for x in ours)
   assert "0 is 'a', 1 is 'b'" in said.getMessage()
 

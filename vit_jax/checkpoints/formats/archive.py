@@ -174,9 +174,7 @@ class Lookup:
     return tuple(stages[stage] for stage in sorted(stages))
 
 
-def not_held(
-  weights: Weights, assumed: Preprocessing | None = None
-) -> list[str]:
+def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   """Lists what an archive with only parameters does not store.
 
   Args:

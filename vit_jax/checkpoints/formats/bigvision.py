@@ -81,7 +81,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     lambda shapes: _table(shapes, lambda name: PREFIX + _key(name)),
   )
   archive.save(target, arrays, dtype)
-  lines = archive.not_held(weights, _preprocessing(fields['image_size']))
+  lines = archive.notes(weights, _preprocessing(fields['image_size']))
   side = _assumed_side(fields['patch_size'])
   if fields['posemb'] == 'sincos2d' and fields['image_size'] != (side, side):
     H, W = fields['image_size']

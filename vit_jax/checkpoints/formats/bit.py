@@ -74,7 +74,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   table.check_writable(fields, start, ('resnet',), 'width')
   arrays = table.ours_to_file(weights.arrays, table.renamed(_key, _layout))
   archive.save(target, arrays, dtype)
-  lines = archive.not_held(weights)
+  lines = archive.notes(weights)
   if fields['image_size'] != IMAGE_SIZE:
     H, W = fields['image_size']
     lines.append(

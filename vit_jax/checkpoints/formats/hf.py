@@ -137,7 +137,7 @@ def _vit_fields(
   known = found | {'channels': channels, 'registers': registers}
   known |= config.fields(family.config, known, model_type)
   del known['channels']
-  named.settle(read, stride, sides, config)
+  named.convert_tokens(read, stride, sides, config)
   known['registers'] = lookup.size('registers', 3, axis=1)
   return known | {'image_size': sides}, is_classifier
 
@@ -244,10 +244,10 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   images = image_configs.to_hf(weights.preprocessing, fields['image_size'])
   configs = {'config.json': config, image_configs.FILE: images}
   tensors.write_folder(target, configs, arrays, dtype)
-  return _not_held(weights)
+  return _notes(weights)
 
 
-def _not_held(weights: table.Weights) -> list[str]:
+def _notes(weights: table.Weights) -> list[str]:
   fields = weights.fields
   if fields['name'] == 'resnet':
     return [

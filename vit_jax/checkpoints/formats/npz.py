@@ -71,7 +71,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   check_vit(weights, 'An official .npz file', _HOLDS)
   entries = table.renamed(lambda name: name, _layout)
   archive.save(target, table.ours_to_file(weights.arrays, entries), dtype)
-  return archive.not_held(weights)
+  return archive.notes(weights)
 
 
 def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:

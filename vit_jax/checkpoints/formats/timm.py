@@ -83,7 +83,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   config = timm_config.config(weights, images)
   arrays = torch_vit.to_timm(weights.arrays)
   tensors.write_folder(target, {'config.json': config}, arrays, dtype)
-  return lines + _not_held(weights)
+  return lines + _notes(weights)
 
 
 def _check_alone(path: str, arrays: table.Flat) -> None:
@@ -122,7 +122,7 @@ def _vit_fields(
     size = config.whole_patches(size, stride)
   registers = lookup.size('registers', 3, axis=1)
   read = ('cls', 'dist') if pool == 'cls' else ()
-  image_size, placed = named.settle(read, stride, size, config)
+  image_size, placed = named.convert_tokens(read, stride, size, config)
   grid_only = has_cls and not placed
   found |= {
     'name': 'deit' if is_deit else 'vit',
@@ -150,7 +150,7 @@ def _vit_fields(
       f'{images.std}. {_CORRECT_IT}'
     )
   if known['rotation']:
-    named.turn(found['width'] // facts['heads'], *known['rotation'])
+    named.reorder_channels(found['width'] // facts['heads'], *known['rotation'])
   return found | facts
 
 
@@ -174,7 +174,7 @@ def _dinov3_fields(
       f'{named.path}: {_PERIODS!r} must be periods that grow from 1.'
     )
   side = 224 // stride * stride
-  image_size, _ = named.settle(('cls',), stride, (side, side), config)
+  image_size, _ = named.convert_tokens(('cls',), stride, (side, side), config)
   return found | {
     'gelu': 'exact',
     'layer_norm_epsilon': 1e-5,
@@ -232,7 +232,7 @@ def _resnet_fields(
   return torch_vit.bit_fields(lookup) | {'image_size': image_size}
 
 
-def _not_held(weights: table.Weights) -> list[str]:
+def _notes(weights: table.Weights) -> list[str]:
   fields = weights.fields
   lines = []
   if fields['name'] == 'deit' and not fields['num_classes']:

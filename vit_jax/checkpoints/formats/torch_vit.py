@@ -273,7 +273,7 @@ class Arrays(dict[str, np.ndarray]):
       **more,
     )
 
-  def settle(
+  def convert_tokens(
     self,
     read: tuple[str, ...],
     stride: int,
@@ -317,7 +317,7 @@ class Arrays(dict[str, np.ndarray]):
         'the model takes grey images; here it takes RGB and converts it.'
       )
     counts = [self[name].shape[1] for name in tokens]
-    size, placed = _placed(self, counts, stride, stated)
+    size, placed = _positioned(self, counts, stride, stated)
     if folded := [x for x in tokens if x not in read]:
       rows = np.concatenate([self.pop(name) for name in folded], axis=1)
       self._put('registers', rows, self._keys[folded[0]])
@@ -333,7 +333,9 @@ class Arrays(dict[str, np.ndarray]):
       self[POSITIONS] = np.delete(self[POSITIONS], rest, axis=1)
     return size, placed
 
-  def turn(self, K: int, neighbours: bool, columns_first: bool) -> None:
+  def reorder_channels(
+    self, K: int, neighbours: bool, columns_first: bool
+  ) -> None:
     """Reorders the channels of queries and keys for our rotary embeddings.
 
     Attention does not depend on this order. Our embeddings rotate the channels
@@ -356,7 +358,7 @@ class Arrays(dict[str, np.ndarray]):
         self[name] = heads[:, order].reshape(x.shape)
 
 
-def _placed(
+def _positioned(
   arrays: Arrays,
   counts: list[int],
   stride: int,

@@ -77,8 +77,7 @@ def write_model(
     ImportError: if ONNX is not installed.
     ValueError: if the model lacks a head, or cannot be written.
   """
-  if not checkpoint.model.num_classes:
-    raise ValueError(f'{checkpoint.path} has no head, so it cannot predict.')
+  checkpoint.check_head()
   if (task := checkpoint.model.task) not in ('classes', 'objects'):
     raise ValueError(
       f'{checkpoint.path} predicts {task}, which the page does not show. Use '
