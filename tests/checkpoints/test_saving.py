@@ -207,7 +207,7 @@ def test_a_run_goes_on_after_damage_and_meets_it_again(run, caplog):
   found = {p.name for p in (checkpoints / '2.damaged').iterdir()}
   assert 'params' in found and 'opt_state' not in found
   assert caplog.text.count('2 is damaged (') == 2
-  assert caplog.text.count('renamed to 2.damaged.') == 2
+  assert caplog.text.count('renamed to 2.damaged,') == 2
   gc.collect()
 
 

@@ -123,7 +123,7 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
 
 
 def test_other_classes_are_refused(tmp_path, capsys, monkeypatch):
-  message = "does not know 1 of the 10 classes, such as '9'; it knows '0' and"
+  message = "lacks 1 of the 10 classes ('9'). Its classes are '0' and"
   save(tmp_path / 'x', **{'class_names': (*DIGITS[:9], 'cat')})
   monkeypatch.setattr(evaluate, 'MAX_CLASSES', 9)
   out = tmp_path / 'out'
@@ -209,7 +209,7 @@ def test_what_is_confused_most_comes_first():
   names = ('a\n', *'bcdefg')
   found = confusion.Measures(0.5, 0.75, 0.25, confusion_CC, names)
   lines = evaluate.table(found).splitlines()
-  assert lines[2] == 'of five            75.00%'
+  assert lines[2] == 'top-5              75.00%'
   assert lines[4:] == [
     f'taken for another  {x}'
     for x in (

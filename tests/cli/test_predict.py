@@ -345,7 +345,7 @@ def test_names_cannot_steer_a_terminal_or_a_spreadsheet():
   assert text('json') == json.dumps([row], indent=2) + '\n'
 
 
-@pytest.mark.parametrize('format_name', ['csv', 'json'])
+@pytest.mark.parametrize('format_name', ['csv', 'table'])
 def test_rows_come_as_they_are_found(format_name):
   row = {'file': 'a', 'rank': 1, 'class': 'cat', 'probability': 0.5}
   taken = []
@@ -416,7 +416,9 @@ def pretended(monkeypatch):
 
   def pretend(task):
     model = types.SimpleNamespace(num_classes=3, task=task)
-    checkpoint = types.SimpleNamespace(model=model, class_names=('a', 'b', 'c'))
+    checkpoint = types.SimpleNamespace(
+      model=model, class_names=('a', 'b', 'c'), check_head=lambda: None
+    )
     monkeypatch.setattr(opening, 'open_checkpoint', lambda path: checkpoint)
     asked = []
     monkeypatch.setattr(pretrained, 'TrainedModel', asked.append)
