@@ -62,7 +62,7 @@ signal.signal(
   signal.SIGUSR1,
   lambda *_: (gc.collect(), trim(0), os.write(1, b'cleaned\\n')),
 )
-for name in ('jax', 'flax', 'torch', 'vit_jax.models'):
+for name in ('jax', 'flax', 'torch', 'vit_jax.models.vit'):
   sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition('/')[0])
