@@ -12,6 +12,7 @@ import http.client
 import os
 import pathlib
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -78,6 +79,26 @@ def is_name(source: str) -> bool:
   )
 
 
+def is_available(name: str) -> bool:
+  """Whether a published checkpoint is in the cache, or its server answers.
+
+  Waits three seconds at most.
+  """
+  address = PUBLISHED[name].address
+  answered = threading.Event()
+
+  def ask() -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+      urllib.request.urlopen(_address(address), timeout=3).close()
+      answered.set()
+
+  if _copy_of(address).exists():
+    return True
+  # In a thread, because DNS lookups have no timeout.
+  threading.Thread(target=ask, daemon=True).start()
+  return answered.wait(3)
+
+
 def _published(source: str) -> str:
   family, slash, _ = source.partition('/')
   if not slash or family not in FAMILIES or os.path.lexists(source):
@@ -104,7 +125,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
     raise ValueError(
       f'{source} is not a file in a bucket. Give gs://BUCKET/FILE.'
     )
-  copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
+  copy = _copy_of(source)
   if copy.exists():
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +151,12 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
           f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
         ) from e
   return os.fspath(copy)
+
+
+def _copy_of(source: str) -> pathlib.Path:
+  """Returns the path of the local copy of gs://BUCKET/FILE."""
+  parts = source.removeprefix('gs://').split('/')
+  return atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
 
 
 def _address(source: str) -> str:
