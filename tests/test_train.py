@@ -210,7 +210,7 @@ def test_only_when_told_a_run_starts_over(reference, tmp_path, caplog):
   before = sorted(workdir.rglob('*'))
   config = small_config(**STATEFUL)
   for _ in range(2):
-    with pytest.raises(ValueError, match='No checkpoint in .* --start_over'):
+    with pytest.raises(ValueError, match='All checkpoints in .* --start_over'):
       train.train(config, str(workdir))
     assert read_metrics(workdir) == read_metrics(reference)
     assert set(workdir.rglob('*')) - set(before) <= {workdir / 'lock'}

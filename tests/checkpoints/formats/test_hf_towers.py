@@ -399,11 +399,11 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
   ('changes', 'message'),
   [
     # A gated MLP has it, and no other.
-    ({'hidden_act': 'silu'}, "hidden_act is 'silu', and there is no"),
+    ({'hidden_act': 'silu'}, "hidden_act is 'silu'; models here have only"),
     ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
     (
       {'layer_norm_eps': 10**400},
-      'layer_norm_eps is 10.* should be above 0 and at mos',
+      'layer_norm_eps is 10.* must be above 0 and at mos',
     ),
     ({'num_attention_heads': 5}, 'width 48 is not a multiple of .* 5'),
     ({'num_register_tokens': 1}, 'num_register_tokens is 1, and .* have 0'),
@@ -427,10 +427,7 @@ def test_a_file_without_an_image_tower_is_refused(
   # Of a text tower, which is passed over.
   arrays = {'text_model.final_layer_norm.bias': np.ones(3, np.float32)}
   save_file(arrays, tmp_path / 'x/model.safetensors', {'format': 'pt'})
-  with pytest.raises(
-    ValueError,
-    match="clip_vision_model checkpoint: 'embeddings.patch_.* absent",
-  ):
+  with pytest.raises(ValueError, match='clip_vision_model check.* is missing'):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 
@@ -442,21 +439,29 @@ def test_another_activation_of_a_gated_mlp_is_refused(
   place = tmp_path / 'x/config.json'
   changes = {'hidden_act': 'gelu'}
   place.write_text(json.dumps(json.loads(place.read_text()) | changes))
-  with pytest.raises(ValueError, match="'gelu', and a gated MLP here has silu"):
+  with pytest.raises(
+    ValueError, match="'gelu'; it must be silu for a gated MLP"
+  ):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 
 @pytest.mark.edge
 @pytest.mark.parametrize(
-  'key',
-  ['encoder.layer.1.layer_scale1.lambda1', 'embeddings.position_embeddings'],
+  ('key', 'name'),
+  [
+    (
+      'encoder.layer.1.layer_scale1.lambda1',
+      'encoderblock_1/LayerScale_0/scale',
+    ),
+    ('embeddings.position_embeddings', 'posembed_input/pos_embedding'),
+  ],
 )
-def test_a_missing_array_is_named(tmp_path, transformers, torch, key):
+def test_a_missing_array_is_named(tmp_path, transformers, torch, key, name):
   save(transformers, torch, 'DINOv2', tmp_path / 'x')
   place = tmp_path / 'x/model.safetensors'
   arrays = load_file(place)
   save_file(
     {k: x for k, x in arrays.items() if k != key}, place, {'format': 'pt'}
   )
-  with pytest.raises(ValueError, match=f"lacks the array '{key}'"):
+  with pytest.raises(ValueError, match=f'lacks the array .*{name}'):
     opening.open_checkpoint(str(tmp_path / 'x'))
