@@ -293,10 +293,12 @@ def test_other_categories_of_another_split(tmp_path):
     assert source.class_names == ('N/A', 'dog', 'N/A', 'cat', 'N/A', 'cow')
 
 
-def test_a_wrong_file_of_another_split(tmp_path):
+def test_a_file_of_a_split_that_is_not_needed(tmp_path, caplog):
   write(tmp_path, annotated(), 'annotations/instances_train.json')
   write(tmp_path, changed(bbox=[]), 'annotations/instances_test.json')
-  for split in ('train', 'test'):
+  assert len(sources.open_source(str(tmp_path), 'train')) == 10
+  assert 'Split test is left out. ' in caplog.text
+  for split in ('test', 'val', 'all', 'train+test'):
     with pytest.raises(ValueError, match='1 wrong entries'):
       sources.open_source(str(tmp_path), split)
 
@@ -354,11 +356,18 @@ def test_layouts_of_labelling_tools(tmp_path):
   assert not coco.open_annotated(str(tmp_path), 'train', 0)
 
 
-def test_improbable_objects_are_refused(tmp_path, caplog):
+def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   caplog.set_level('INFO')
   write(tmp_path, annotated())
   sources.open_source(str(tmp_path), 'train[:8]')
   assert '8 images, ' in caplog.text and ' 2 classes' in caplog.text
+  assert 'objects an image' in caplog.text and 'a pixel' not in caplog.text
+  found = annotated()
+  for x in found['annotations']:
+    x['bbox'][2] = 0.5
+  write(tmp_path, found)
+  sources.open_source(str(tmp_path), 'train')
+  assert 'are less than a pixel wide or high' in caplog.text
   path = tmp_path / 'instances.json'
   for box, message in (
     ([0.1, 0.2, 0.3, 0.1], 'shares of the image, such as .0.1, 0.2, 0.3, 0.1.'),
@@ -512,7 +521,7 @@ def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):
     sources.open_source(str(write_voc(tmp_path, **changes)), 'train')
 
 
-def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path):
+def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   """Whatever `<filename>` says, which tools that rename files do not change."""
   root = write_voc(tmp_path, filename='a.jpg</filename><filename>')
   (root / 'JPEGImages/d.jpg').rename(root / 'JPEGImages/d.PNG')
@@ -521,6 +530,7 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path):
   source = sources.open_source(str(root), 'all')
   names = {os.path.basename(r['name']) for r in source}
   assert names == {*(f'{x}.jpg' for x in 'abcef'), 'd.PNG'}
+  assert 'in 1 of 6 XML files, <filename> names another file' in caplog.text
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')

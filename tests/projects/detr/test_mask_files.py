@@ -150,3 +150,9 @@ def test_masks_with_soft_edges_are_refused(root, capsys):
   numbers_HW[18, ::2] = 100 + np.arange(15)
   Image.fromarray(numbers_HW).save(path)
   assert command.main([str(root)]) == 0
+  # Lines of one pixel, such as cracks.
+  (root / 'instances.json').unlink()
+  lines_HW = np.zeros((20, 30), np.uint8)
+  lines_HW[1::2] = np.arange(1, 11)[:, None]
+  Image.fromarray(lines_HW).save(path)
+  assert command.main([str(root)]) == 0

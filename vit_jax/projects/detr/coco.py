@@ -93,13 +93,23 @@ class CocoFolder(Source):
     only in the year.
 
     Raises:
-      ValueError: Annotations of a split are wrong; the message lists them.
+      ValueError: Annotations of the split are wrong; the message lists them.
+        Other splits with wrong annotations are skipped with a warning.
     """
+    needed = {'all'}
+    if 'all' not in files:
+      needed = splits.needed(split, files, f'folder {root}')
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
     members: dict[str, list[int]] = {}
     for part, path in files.items():
-      own, images = _read(root, path, voc.modified_ns(root, path))
+      try:
+        own, images = _read(root, path, voc.modified_ns(root, path))
+      except ValueError as e:
+        if part in needed:
+          raise
+        _log.warning('Split %s is left out. %s', part, e)
+        continue
       for i, category in own.items():
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
@@ -117,12 +127,7 @@ class CocoFolder(Source):
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [every[i] for i in chosen]
     if split.startswith('train'):
-      crowds = sum(int(np.sum(image['crowd'])) for image in self._images)
-      objects = sum(len(image['boxes']) for image in self._images) - crowds
-      _log.info(
-        f'{root} {split}: {len(self)} images, {objects} objects and {crowds} '
-        f'crowds of {len(names)} classes'
-      )
+      _say_what_there_is(f'{root} {split}', self._images, names)
     self._state = ' '.join(
       f'{path} {voc.modified_ns(root, path)}' for path in files.values()
     )
@@ -145,6 +150,27 @@ class CocoFolder(Source):
     """Returns a hash of paths, sizes and modification times of the files."""
     files = (image['file'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
+
+
+def _say_what_there_is(
+  name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
+) -> None:
+  """Logs the numbers of images and objects, and warns of improbable data."""
+  crowds = sum(int(np.sum(image['crowd'])) for image in images)
+  boxes_N4 = np.concatenate([image['boxes'] for image in images])
+  count = len(boxes_N4)
+  _log.info(
+    f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
+    f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
+    'objects an image'
+  )
+  tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
+  for some, what in (
+    (crowds, 'are crowds, which are not learned'),
+    (tiny, 'are less than a pixel wide or high'),
+  ):
+    if some > count / 4:
+      _log.warning(f'{name}: {some} of {count} objects {what}.')
 
 
 @functools.lru_cache(maxsize=4)

@@ -6,12 +6,15 @@ of labelImg are read too: `annotations/` and `images/`, or all files in one
 folder. `read` returns the lists of COCO's JSON; `coco` checks them.
 """
 
+import logging
 import pathlib
 import xml.etree.ElementTree
 from typing import Any
 
 from vit_jax.data import image_files
 from vit_jax.data import splits as split_names
+
+_log = logging.getLogger(__name__)
 
 _Element = xml.etree.ElementTree.Element
 
@@ -87,10 +90,17 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
         f'{", ".join(lacking[:5])}. Add their XML files, or remove the lines.'
       )
   of_stem = image_files.by_stem(image_folder(root))
-  images = {
-    x: _image_name(x, _text(files[x], 'filename'), of_stem.get(x, []))
-    for x in stems
-  }
+  there = {name for found in of_stem.values() for name in found}
+  said = {stem: _text(files[stem], 'filename') for stem in stems}
+  images = {x: _image_name(x, said[x], of_stem.get(x, [])) for x in stems}
+  # Tools that rename files do not update `<filename>`.
+  others = [x for x in stems if said[x] in there and said[x] != images[x]]
+  if others:
+    _log.warning(
+      f'{root}: in {len(others)} of {len(stems)} XML files, <filename> names '
+      f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
+      'The image with the stem of the XML file is used.'
+    )
   names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
   categories = {name: i for i, name in enumerate(sorted(names - {''}))}
   return {
@@ -121,8 +131,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 def _image_name(stem: str, said: str, names: list[str]) -> str:
   """Returns the image of an annotation file; `names` have the same stem.
 
-  `<filename>` decides only if there are zero or several such images, since
-  tools that rename files do not update it.
+  `<filename>` decides only if there are zero or several such images.
   """
   if len(names) == 1:
     return names[0]
