@@ -1,6 +1,5 @@
 """Own photos: configs/own.py, `finetune`, and what a run ends with."""
 
-import dataclasses
 import json
 import re
 import sys
@@ -88,9 +87,9 @@ def test_photos_that_come_more_often_are_changed_more():
   few, many = (own._choices(photos, n, 'new') for n in (3, 300))
   assert few['data.crop_min_area'] > many['data.crop_min_area']
   assert not few['loss.mixup'] and many['loss.mixup']
-  assert few['data.balance'] > 0 and few['data.image_size'] == '64'
-  more = dataclasses.replace(photos, count=2000)
-  assert own._choices(more, 300, 'new')['data.image_size'] == '48'
+  rates = [own._choices(photos, 3, k)['optimizer.lr'] for k in own.OPTIMIZERS]
+  assert rates == sorted(rates, reverse=True)
+  assert few['data.balance'] > 0 and few['data.image_size'] == '48'
 
 
 def test_a_step_is_chosen_by_a_hundred_photos_or_not_at_all():
