@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import fnmatch
 import importlib
 import os
 import re
@@ -283,3 +284,16 @@ def test_flags_are_explained_and_have_the_defaults_they_say(command):
     if said and action.default not in (None, ''):
       convert = action.type or str
       assert convert(said[1]) == action.default, (parser.prog, action.dest)
+
+
+@pytest.mark.parametrize('device', ['', '/dev/vfio/0', '/dev/accel3'])
+def test_libtpu_searches_for_a_tpu_only_on_machines_with_one(
+  monkeypatch, device
+):
+  monkeypatch.delenv('TPU_WORKER_HOSTNAMES', raising=False)
+  monkeypatch.setattr(flags.glob, 'glob', lambda x: fnmatch.filter([device], x))
+  found = []
+  flags.command(
+    lambda _: found.append('TPU_WORKER_HOSTNAMES' in os.environ), None
+  )
+  assert found == [not device]

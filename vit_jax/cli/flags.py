@@ -2,7 +2,9 @@
 
 import argparse
 import errno
+import glob
 import logging
+import os
 import pathlib
 import re
 import sys
@@ -204,8 +206,20 @@ def _environment(error: BaseException | None) -> str | None:
   return None
 
 
+def _calm_libtpu() -> None:
+  """Keeps libtpu from searching the network for a TPU and complaining.
+
+  Machines with TPUs have one of these devices.
+  """
+  if not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*'):
+    os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
+    os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+    os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+
+
 def show_messages() -> None:
   """Shows messages of this package, and warnings of libraries."""
+  _calm_libtpu()
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
   ours = logging.getLogger('vit_jax')
@@ -328,6 +342,7 @@ def command(
   Returns:
     The exit status: the result of `run` (None means 0), or of `status`.
   """
+  _calm_libtpu()
   # force=True replaces handlers that libraries have installed.
   handler = _handler('%(levelname)s: %(message)s')
   handler.setLevel(logging.WARNING)
