@@ -492,7 +492,7 @@ def test_distributed_without_a_coordinator_is_refused(tmp_path):
   ('flag', 'message'),
   [
     ('--config.init=nowhere.npz', 'No checkpoint at nowhere.npz'),
-    ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0; it must lie in'),
+    ('--config.optimizer.b1=2', 'optimizer.b1 is 2.0; it must be at'),
   ],
 )
 def test_what_is_wrong_is_said_before_data_are_read(

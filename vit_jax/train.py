@@ -67,6 +67,7 @@ def train(
   """
   dashboards.check(config)
   from_init.resolve(config)
+  workdir_lock.check(workdir)
   own.resolve(config, workdir)
   # Checked first, because opening and checking the data can take long.
   checked = CheckedConfig(config)
@@ -78,16 +79,6 @@ def train(
     'that all of them share.',
     processes.SEEN_S,
   )
-  # Taken before the data are opened, which can take long.
-  with workdir_lock.held(workdir):
-    return _open_and_train(checked, shown, workdir, start_over)
-
-
-def _open_and_train(
-  checked: CheckedConfig, shown: dict[str, Best], workdir: str, start_over: bool
-) -> dict[str, float]:
-  """Opens the checkpoint and the data of a run, and trains."""
-  config = checked.config
   init = None
   is_new = start_over or not saving.steps_in(workdir)
   if config.optimizer.lora and not config.init:
@@ -118,15 +109,18 @@ def _open_and_train(
   if params and is_new and config.head_first and not source.several_labels:
     params = first_head.fitted(parts, params, source)
   del init  # frees its arrays
-  with contextlib.closing(
-    saving.Checkpoints(
-      workdir,
-      config.keep_last,
-      config.best_metric,
-      shown[config.best_metric],
-      start_over,
-    )
-  ) as checkpoints:
+  with (
+    workdir_lock.held(workdir),
+    contextlib.closing(
+      saving.Checkpoints(
+        workdir,
+        config.keep_last,
+        config.best_metric,
+        shown[config.best_metric],
+        start_over,
+      )
+    ) as checkpoints,
+  ):
     return _train(
       experiment, source, fixed, evaluators, params, shown, workdir, checkpoints
     )
@@ -154,7 +148,7 @@ def _train(
   workdir: str,
   checkpoints: saving.Checkpoints,
 ) -> dict[str, float]:
-  """Trains or resumes in a workdir."""
+  """Trains or resumes in a workdir whose lock is held."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
   meta = {

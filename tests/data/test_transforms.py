@@ -398,7 +398,7 @@ def test_several_classes_of_an_image_stay_what_they_are(photo):
   ('fields', 'message'),
   [
     ({'mean': (0.5, 0.5)}, 'give a number for red, green and blue each'),
-    ({'std': (0.5, 0, 0.5)}, r'data.std is \(0.5, 0, 0.5\); it must lie in'),
+    ({'std': (0.5, 0, 0.5)}, r'data.std is \(0.5, 0, 0.5\); it must be at'),
     (
       {'crop_resize': 0.9},
       'resize=.22, 29. is smaller than the crop of image_size=.24, 3',

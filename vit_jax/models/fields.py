@@ -90,17 +90,20 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
         f'{name} is {value!r}; it must be one of {", ".join(map(str, valid))}.'
       )
     return
-  low, high = map(float, valid[1:-1].split(', '))
+  ends = valid[1:-1].split(', ')
+  low, high = map(float, ends)
   for x in value if isinstance(value, list | tuple) else [value]:
     if not isinstance(x, int | float):
       raise ValueError(f'{name} is {value!r:.200}: {x!r} is not a number.')
     above = x > low or (x == low and valid[0] == '[')
     below = x < high or (x == high and valid[-1] == ']')
     if not (above and below):
-      raise ValueError(
-        f'{name} is {value!r:.200}; it must lie in {valid}'
-        ' (a round bracket excludes the end itself).'
+      words = (
+        f'{"at least" if valid[0] == "[" else "above"} {ends[0]}',
+        f'{"at most" if valid[-1] == "]" else "below"} {ends[1]}',
       )
+      said = ' and '.join(x for x in words if not x.endswith('inf')) or 'finite'
+      raise ValueError(f'{name} is {value!r:.200}; it must be {said}.')
 
 
 def frozen(model: Any) -> Any:

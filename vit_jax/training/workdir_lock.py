@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import pathlib
 import shlex
 import socket
 import sys
@@ -27,6 +28,27 @@ from vit_jax.training import processes
 _log = logging.getLogger(__name__)
 
 FILE = 'lock'
+
+
+def check(workdir: str) -> None:
+  """Checks that a run could write to a workdir, without creating it.
+
+  Raises:
+    ValueError: naming the path that prevents it.
+  """
+  if '://' in workdir:
+    return
+  place = pathlib.Path(absolute(workdir))
+  there = next(p for p in (place, *place.parents) if os.path.lexists(p))
+  if not there.is_dir():
+    raise ValueError(
+      f'--workdir={workdir}: {there} is not a folder. Give another --workdir.'
+    )
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise ValueError(
+      f'--workdir={workdir}: {there} is not writable. Make it so, or give '
+      'another --workdir.'
+    )
 
 
 @contextlib.contextmanager

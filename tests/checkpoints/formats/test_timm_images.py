@@ -125,7 +125,7 @@ def test_the_centre_is_taken_where_it_is_large_enough(
     # Of which the sides of images would be no number any more.
     ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000; it must'),
     ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\]; it must be three'),
-    ({'std': [1, 1, 1e9]}, r'x.json: std is .* must lie in'),
+    ({'std': [1, 1, 1e9]}, r'x.json: std is .* must be at'),
   ],
 )
 def test_impossible_images_are_refused(changes, message):
