@@ -299,7 +299,6 @@ def test_the_report_says_what_there_is_not(run, files):
     (('rollout', 'cls', '{image}', '--class=clas 4'), 'Did you mean class 4'),
     (('rollout', 'headless', '{image}', '--class=0'), 'has no head'),
     (('rollout', 'cls', '{text}'), 'text.jpg: not an image of a known format'),
-    (('rollout', 'cls', '{dot}'), 'dot.png has 1x1 pixels.*2x3 patches'),
     (('rollout', 'resnet', '{image}'), 'ResNet. Attention needs a model'),
     (('posemb', 'resnet'), 'does not add position embeddings'),
     (('posemb', 'relative'), "not add position embeddings.*'relative'"),
@@ -313,12 +312,11 @@ def test_the_report_says_what_there_is_not(run, files):
 )
 def test_bad_input_is_one_message(args, message, run, files, tmp_path):
   (tmp_path / 'text.jpg').write_text('no image at all')
-  for name, size in {'dot': (1, 1), 'flat': (40, 1), 'thin': (2, 40)}.items():
+  for name, size in {'flat': (40, 1), 'thin': (2, 40)}.items():
     Image.new('RGB', size).save(tmp_path / f'{name}.png')
   places = {
     'image': files[0],
     'text': tmp_path / 'text.jpg',
-    'dot': tmp_path / 'dot.png',
     'flat': tmp_path / 'flat.png',
     'thin': tmp_path / 'thin.png',
     'missing': tmp_path / 'missing',

@@ -109,6 +109,12 @@ PROCESSORS = {
     Preprocessing(40, interpolation='bicubic', squash=True),
     '',
   ),
+  'a share': (
+    {'image_processor_type': 'ConvNextImageProcessor', 'crop_pct': 0.8}
+    | {'size': {'shortest_edge': 32}},
+    Preprocessing(40, interpolation='bicubic'),
+    '',
+  ),
   'not cropped': (
     CROP | {'do_center_crop': False, 'size': {'shortest_edge': 32}},
     dataclasses.replace(CROPPED, resize_small=0),
@@ -117,7 +123,7 @@ PROCESSORS = {
   'other size': (
     CROP | {'crop_size': 24},
     dataclasses.replace(CROPPED, resize_small=0),
-    'images have .24, 24. pixels, .* the model have .32, 32.',
+    'images have .24, 24. pixels, but the model takes .32, 32.',
   ),
   'unknown class': (
     SQUASH | {'image_processor_type': 'SwinImageProcessor'},

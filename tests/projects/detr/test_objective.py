@@ -364,7 +364,7 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
       'max_objects is 6 and model.num_queries is 5',
     ),
     ({'objective.no_object': 0.0}, 'objective.no_object is 0'),
-    ({'objective.short_sides': (0,)}, 'objective.short_sides is 0; it must'),
+    ({'objective.short_sides': (0,)}, r'short_sides is \(0,\); it must'),
     ({'objective.buckets': 2}, 'buckets is 2 and objective.short_sides has 0'),
     ({'objective.crop': (600, 384)}, r'crop is \(600, 384\). Give the small'),
     (
@@ -372,7 +372,7 @@ def test_places_whose_middle_is_beyond_the_image_teach_nothing():
       r"short_sides is \('x',\): 'x' is not a number",
     ),
     ({'objective.crop': (384,)}, r'crop is \(384,\). Give the smallest'),
-    ({'objective.crop_sides': (400, 0)}, 'crop_sides is 0; it must'),
+    ({'objective.crop_sides': (400, 0)}, r'crop_sides is \(400, 0\); it must'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),
   ],
 )

@@ -58,15 +58,17 @@ _KINDS: dict[str, dict[str, Any]] = {
   'DeiT': _kind(_HALF, 256, 3, crop=224),
   'Bit': _kind(_OPENAI, 224, 3, crop=224),
   'CLIP': _kind(_OPENAI, 224, 3, crop=224),
+  # Resizes to 1 / crop_pct of the size, then crops.
+  'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
-  # Its images have any size.
+  # Siglip2 takes images of any size.
   'Siglip2': _kind(_HALF, 256, 2),
   'DINOv3ViT': _kind(_IMAGENET, 224, 2),
 }
-# Image processors for which a number as size is the shorter side.
-_EDGE = 'Bit', 'CLIP'
-# Image processors by the beginning of model_type. The values are those of the
-# published models, for a directory without a preprocessor_config.json.
+# Image processors whose integer `size` is the shorter side.
+_EDGE = 'Bit', 'CLIP', 'ConvNext'
+# Image processors by prefix of model_type, and the published models' values,
+# for a directory without a preprocessor_config.json.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -92,7 +94,7 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     'size': height_width,
   }
   if p.resize_small:
-    # ViT's processor cannot crop. These processors fit any model.
+    # ViT's processor cannot crop. BiT's and DeiT's can, and fit any model.
     kind, edge = 'Bit', {'shortest_edge': p.resize_small}
     if p.squash:
       kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
@@ -111,7 +113,8 @@ def of_hf(
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
   """Reads the preprocessing of a directory of transformers.
 
-  A directory without a file gets the preprocessing of the published models.
+  Without a file, uses the published models' preprocessing, or ViT's at 224
+  pixels if `model_size` is None.
 
   Args:
     path: path of the directory.
@@ -153,14 +156,14 @@ def of_hf(
   if kind == 'Siglip2' and model_size:
     file['size'] = list(model_size)
     file.warn(
-      'images keep their aspect ratio, with any number of patches up to '
+      'transformers keeps the aspect ratio, with any number of patches up to '
       f'max_num_patches; here the whole image is resized to {model_size}.'
     )
   size, resizing = _sizes(file, kind)
   if model_size and size != model_size:
     file.warn(
-      f'images have {size} pixels, and those of the model have {model_size}; '
-      'here the whole image is resized to the latter.'
+      f'images have {size} pixels, but the model takes {model_size}; here the '
+      'whole image is resized to the model size.'
     )
     size, resizing = model_size, {}
   if file['do_normalize']:
@@ -202,6 +205,10 @@ def _sizes(
   resized = file.sides('size', size)
   if file['do_resize']:
     edge, is_square = resized[0], resized[0] == resized[1]
+    if kind == 'ConvNext' and has_edge and not crop:
+      # From 384 pixels on it does not crop.
+      small = int(edge / file.above_zero('crop_pct', 1)) if edge < 384 else 0
+      return resized, {'resize_small': small}
     if not has_edge and crop in (None, resized):
       return resized, {}
     if crop and is_square and edge >= max(crop):
@@ -226,7 +233,7 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']
-  # The bound keeps the resized image smaller than any limit of pixels.
+  # The lower bound keeps the resized side finite.
   if type(share) not in (int, float) or not 1e-5 < share <= 1:
     found.refuse('crop_pct', '; it must be a share of the image, as in 0.875.')
   if mode not in ('center', 'squash'):
@@ -262,10 +269,10 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
 def to_timm(
   p: Preprocessing, size: tuple[int, int]
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns a part of a pretrained_cfg for images of `size` (H, W).
+  """Returns the image keys of a pretrained_cfg for images of `size` (H, W).
 
   Returns:
-    The part, and one sentence for each difference from timm.
+    The keys, and one sentence for each difference from timm.
   """
   crop_pct, lines = 1.0, []
   if p.resize_small:
