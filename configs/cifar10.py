@@ -6,9 +6,9 @@
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
 The first value is the recipe and the second a folder with a sub-folder for each
-class. The third value is the training time in minutes, by default 60. It
-determines the number of training images, by the speed of 2 cores of an AMD
-EPYC. The recipes are:
+class. The third value is the training time in minutes, by default 60; `full`
+ignores it. The other recipes train on as many images as 2 cores of an AMD EPYC
+process in that time. The recipes are:
 
   vit      a small ViT, patches of 4 pixels
   hybrid   the same behind two stages of a ResNet, at 48 pixels
@@ -16,17 +16,18 @@ EPYC. The recipes are:
            third of the time
   full     9 layers of width 192 for 300 epochs of strong augmentation, for an
            accelerator; 93.6 % is published for a similar recipe (the ViT of
-           SPT_LSA_ViT, which crops with a margin of 4 pixels instead)
+           SPT_LSA_ViT, which instead pads by 4 pixels and crops)
 
 On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
 minutes, the ViT 77.9 % after 68.0, and DeiT 70.6 % after 75.1, with a teacher
 of 78.0 % (2026-11-25). DeiT is worse because the teacher takes a third of the
 time and each step runs two models. `full` would take 2 cores two days. Its
-first epoch took 15 minutes beside tests and reached 28.2 % (2026-11-26).
+first epoch took 15 minutes while tests ran, and reached 28.2 % (2026-11-26).
 
 For the first three recipes, the learning rate, the model's size and the stem
-were chosen on a tenth of the training images. The environment variables above
-make each core a device, which was a tenth to a quarter faster here.
+were chosen by accuracy on a held-out tenth of the training images. The
+environment variables above make each core a device, which was a tenth to a
+quarter faster here.
 """
 
 from vit_jax import config as config_lib

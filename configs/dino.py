@@ -23,7 +23,7 @@ images.
 
   --config.evaluators.knn.on --config.evaluators.knn.data=./cifar10
 
-measures k-NN accuracy with labels during training, which is the best sign of
+These flags measure k-NN accuracy with labels during training, the best sign of
 progress. To learn classes afterwards, start configs/finetune.py,
 configs/small.py or another config with --config.init=WORKDIR.
 

@@ -564,7 +564,7 @@ def hub_error(name):
     (
       'GatedRepoError',
       PermissionError,
-      'has conditions. Accept them at .*, then run `hf auth login`. Or: ',
+      'is gated. Accept its conditions at .*, then run `hf auth login`. Or: ',
     ),
     (
       'HfHubHTTPError',

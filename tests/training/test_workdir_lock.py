@@ -152,7 +152,9 @@ def test_the_file_says_who_is_there_and_nothing_of_who_was(
     # All processes see it, if their workdir is the same.
     ((there, refusal, patience_s),) = looked
     assert there == [True] and patience_s == processes.SEEN_S
-    assert refusal.startswith(f'Not all processes see the {tmp_path} of')
+    assert refusal.startswith(
+      f'Not all processes see the lock file in {tmp_path}.'
+    )
     assert text.count('\n') == 1 and text.endswith(')\n')
     assert text.startswith(f'process {os.getpid()} on ')
 

@@ -1,9 +1,9 @@
 """Published checkpoints by short names.
 
-Files and facts come from the READMEs of google-research/vision_transformer and
-google-research/big_transfer. Of AugReg's thousands of checkpoints, the list has
-those that its README recommends. For 224 pixels it has those that timm names in
-`vision_transformer.py` and `vision_transformer_hybrid.py`.
+The files are from the READMEs of google-research/vision_transformer and
+google-research/big_transfer. From AugReg, the list has the checkpoints that the
+README recommends, and those at 224 pixels that timm's `vision_transformer.py`
+and `vision_transformer_hybrid.py` name.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class Published(NamedTuple):
   """A published checkpoint.
 
   Attributes:
-    model: a name of `variants.fields`.
+    model: name for `variants.fields`.
     image_size: side of the images in the last training, in pixels.
     data: data sets that it was trained on, in this order.
     address: gs://BUCKET/FILE in a public bucket.

@@ -233,7 +233,7 @@ def _check_size(found_bytes: int, stated_bytes: int) -> None:
 
 
 def _from_hub(source: str, name: str) -> str:
-  """Returns the folder of the hub's model `name`, ORG/MODEL."""
+  """Returns the local folder of the hub's model ORG/MODEL[@REVISION]."""
   match = _REPOSITORY.fullmatch(name)
   if not match:
     raise ValueError(
@@ -253,7 +253,7 @@ def _from_hub(source: str, name: str) -> str:
     return _snapshot(repository, revision)
   except errors.GatedRepoError as e:
     raise PermissionError(
-      f'{source} has conditions. Accept them at {page}, then run `hf auth '
+      f'{source} is gated. Accept its conditions at {page}, then run `hf auth '
       f'login`. Or: {by_hand}'
     ) from e
   except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:

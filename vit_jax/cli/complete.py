@@ -1,11 +1,11 @@
-"""Completes photographs with a causal iGPT, and prints their likelihood.
+"""Completes photographs with a causal iGPT; prints their bits per pixel.
 
   python -m vit_jax.complete CHECKPOINT photo.jpg --keep=0.5 --samples=4 \
       --out=complete.png
 
 It keeps rows of pixels from the top and samples the rest from the model, pixel
 by pixel. The picture has a row for each photograph: the photograph in the
-model's colours, its kept part, and the samples.
+model's palette, its kept part, and the samples.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from vit_jax.projects.igpt import completion
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('complete', __doc__)
   add = parser.add_argument
   add('checkpoint', help=WHAT_OPENS)

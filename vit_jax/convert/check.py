@@ -43,12 +43,12 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   if want.shape != got.shape:
     raise ValueError(
       f'{source} has {want.shape[-1]:,} outputs and {target} '
-      f'{got.shape[-1]:,}. Compare two with the same head.'
+      f'{got.shape[-1]:,}. Compare checkpoints with the same head.'
     )
   if not np.ptp(want, axis=0).any():
     raise ValueError(
       f'{source} gives the same output for all images, as a head of zeros '
-      'does. Convert it with --head=drop to compare bodies.'
+      'does. Convert it with --head=drop to compare features.'
     )
   largest = float(np.abs(want).max())
   difference = float(np.abs(got - want).max()) / largest
@@ -85,7 +85,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = opening.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-  # Computes in float32, like the target.
+  # Computes in float32, whatever the model's own dtype.
   exact = dataclasses.replace(
     checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
   )

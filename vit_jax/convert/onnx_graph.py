@@ -17,12 +17,12 @@ NHWC = (0, 2, 3, 1)  # and back
 # runtimes support this one.
 OLDEST = 13
 SMALL_BYTES = 1024  # equal constants up to this size are written once
-MAX_BYTES = 2**31 - 2**22  # of weights, in a file of Protocol Buffers
+MAX_BYTES = 2**31 - 2**22  # of weights; protobuf files hold at most 2 GiB
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """The output of a node.
+  """An input of the graph, or the output of a node.
 
   Attributes:
     name: name in the file.
@@ -145,7 +145,7 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape whose first size is a multiple of the batch size."""
+    """Returns a tensor of sizes; the first is a multiple of the batch size."""
     first, (first_size, *sizes) = self._inputs[0], shape
     batch = first.shape[0]
     times = first_size // batch
@@ -251,7 +251,7 @@ def _set_opset(model: Any, opset: int | None) -> None:
   least = max(needed.values())
   if opset is not None and not least <= opset <= newest:
     missing = ', '.join(f'{k} {n}' for k, n in needed.items() if n > opset)
-    why = f'the model needs {missing}' if missing else 'onnx is older'
+    why = f'the model needs {missing}' if missing else 'your onnx is older'
     raise ValueError(
       f'--opset={opset} must be from {least} to {newest}: {why}. Leave it out '
       f'for {least}.'

@@ -2,8 +2,7 @@
 
 The program is traced with a symbolic batch size and translated operation by
 operation. Results that depend only on parameters are computed immediately.
-Sequences of operations that a known function traces to, such as LayerNorm,
-become a single node.
+The operations of a known function, such as LayerNorm, become a single node.
 
 The package jax2onnx 0.13 fails for ResNets and gives wrong numbers for hybrids.
 """
@@ -24,12 +23,12 @@ from vit_jax.convert.onnx_operations import ELEMENTWISE, OPERATIONS
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """A function that has a single ONNX node.
+  """A function that becomes few ONNX nodes.
 
   Attributes:
     function: function of x and of more arguments of shape (C,), where C is the
       last size of x.
-    arguments: number of these arguments.
+    arguments: number of arguments after x.
     emit: adds the nodes, given the graph and values; returns the result.
     fits: whether the pattern supports a shape of x.
   """
@@ -160,7 +159,7 @@ class _Reader:
         continue
       length = len(wanted.eqns)
       found = _part(jaxpr, start, length)
-      # The printed form names variables by their order.
+      # Printing renames variables in order, so equal operations print alike.
       if str(found) == str(_part(wanted, 0, length)):
         order = [_inputs(wanted.eqns).index(v) for v in wanted.invars]
         atoms = [found.invars[n] for n in order]

@@ -1,4 +1,4 @@
-"""Write images as ArrayRecord files, or COCO annotations of masks.
+"""Write images as ArrayRecord files, or masks as COCO annotations.
 
   python -m vit_jax.data ./photos --shards=./photos-shards
   python -m vit_jax.data ./pennfudan --class=person
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status: 0, or 2 for bad input."""
   parser = flags.parser('data', __doc__)
   parser.add_argument(
-    'folder', help='with images/ and masks/; with --shards any data set'
+    'folder', help='has images/ and masks/; with --shards, any data set'
   )
   parser.add_argument(
     '--class',

@@ -58,7 +58,7 @@ def new_folder(target: str) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  # Two containers that share a folder may have the same process ids.
+  # A random name: containers that share a folder may have equal process ids.
   partial = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.partial')
   try:
     yield partial

@@ -2,9 +2,9 @@
 
 The operations and their ranges are AutoAugment's (1805.09501, table 6), and
 Pillow applies them. Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end
-of the range), as in torchvision and DeiT. `BIG_VISION` has the operations of
-big_vision, the code of the paper's authors. Some of its operations change an
-image less at higher magnitudes.
+of the range), as in DeiT; torchvision has 30. `BIG_VISION` has the operations
+of big_vision, the code of ViT's authors. Some of its operations change an image
+less at higher magnitudes.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Operation:
   """An operation on an image.
 
   Attributes:
-    apply: takes an image and a value; 0 changes nothing in `OPERATIONS`.
+    apply: takes an image and a value, ignored if `end` is 0.
     end: the value of magnitude 10; 0 if the operation has no magnitude.
     signed: whether the value is negative with probability one half.
   """
@@ -86,7 +86,7 @@ OPERATIONS = {
   'Posterize': Operation(  # to as few as 4 bits
     lambda image, v: ImageOps.posterize(image, 8 - round(v)), 4, signed=False
   ),
-  'Solarize': Operation(  # all but black
+  'Solarize': Operation(  # up to all pixels
     lambda image, v: ImageOps.solarize(image, 256 - round(v)), 256, signed=False
   ),
   'AutoContrast': Operation(
@@ -99,7 +99,7 @@ OPERATIONS = {
 
 
 def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
-  """Transforms an image by a matrix of pixel indices instead of centres."""
+  """Transforms an image by a matrix that maps pixel indices, not centres."""
   a, b, c, d, e, f = matrix
   centred = a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
   return image.transform(
@@ -147,8 +147,8 @@ def _cut_out(
 
 # The operations of big_vision's `randaug`, which is made for images of 224
 # pixels. Identity is missing, and Invert, Cutout and SolarizeAdd are added.
-# Colours and sharpness change in one direction. ShearX to TranslateY and Rotate
-# take the nearest pixels. TranslateX and Y move by pixels.
+# Colour and sharpness get no random sign. Shears, translations and Rotate use
+# nearest-neighbour sampling. Translations are in pixels.
 BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'AutoContrast': OPERATIONS['AutoContrast'],
   'Equalize': OPERATIONS['Equalize'],

@@ -3,8 +3,8 @@
   hf://datasets/OWNER/NAME[:CONFIG]
   parquet:./folder or a pattern, see `shards`
 
-The library reads Parquet files once and keeps them as Arrow files, which have
-random access: a Parquet file gives an image only with its whole row group.
+The datasets library converts Parquet to Arrow files once, for random access:
+a Parquet file gives an image only with its whole row group.
 """
 
 import importlib.util
@@ -101,7 +101,7 @@ class HubSource(Source):
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   """Returns the names of the columns of the image and of its class."""
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
-  # Files that the library has not written do not say that they have images.
+  # Parquet files from other tools do not mark image columns.
   images = images or [k for k in features if k in ('image', 'img', 'jpg')]
   of_kind = {
     kind: [k for k, f in features.items() if isinstance(f, kind)]

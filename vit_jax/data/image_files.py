@@ -26,7 +26,7 @@ _HEIC = ('.heic', '.heif')
 
 
 def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
-  """Lists a folder by name, without files that systems hide or add."""
+  """Lists a folder, sorted by name, without hidden and system files."""
   if not folder.is_dir():
     return []
   entries = (x for x in os.scandir(folder) if not is_hidden(x.name))
@@ -52,7 +52,7 @@ def find(folder: pathlib.Path, name: str) -> pathlib.Path:
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)
   names = dict.fromkeys([name, name.strip(), plain, nfc(plain), nfd])
-  if len(names) > 1:  # the image check reports missing files
+  if len(names) > 1:  # else a later check reports missing files
     for spelling in names:
       if (folder / spelling).exists():
         return folder / spelling
@@ -108,7 +108,7 @@ def _raise(error: OSError) -> None:
 
 
 def _begins_as_image(path: str) -> bool:
-  # Backups of editors and browsers would be the same image twice.
+  # Backups and partial downloads would count the same image twice.
   if path.lower().endswith(_COPIES) or not os.path.isfile(path):
     return False
   try:
@@ -146,7 +146,7 @@ def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
 
 
 def is_image_name(name: str) -> bool:
-  """Whether a name has the extension of an image format."""
+  """Whether a visible name has the extension of an image format."""
   extension = os.path.splitext(name)[1].lower()
   return not is_hidden(name) and extension in _image_extensions()
 

@@ -41,7 +41,7 @@ class Task:
     num_classes: C.
     test_examples: size of the test split.
     label: the field of TFDS with the class, or the rule that computes it.
-    values: number of values of that field if neighbours share a class; else 0.
+    values: number of values of `label` if adjacent ones share a class; else 0.
     val: start of the validation split.
     test: start of the test split, which ends with the split of TFDS.
     scale: factor that brings pixels to 0..255.
@@ -154,7 +154,7 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
   key = name.removeprefix(PREFIX)
   if key not in TASKS:
     raise ValueError(
-      f'unknown task {name!r}. {nearest(key, TASKS)} A folder is given as '
+      f'unknown task {name!r}. {nearest(key, TASKS)} For a folder, give '
       f'./{name}'
     )
   task = TASKS[key]
@@ -195,7 +195,7 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _label(task: Task, features: Mapping[str, Any]) -> Label:
-  """Returns how records get their class."""
+  """Returns the rule that computes the class."""
   from vit_jax.data import tfds_source
 
   if isinstance(task.label, Label):

@@ -90,7 +90,7 @@ def shown(config: ConfigDict) -> dict[str, Best]:
   if config.best_metric not in known:
     raise ValueError(
       f'best_metric is {config.best_metric!r}, which the evaluators do not '
-      f'measure. Use one of: {", ".join(known) or "(all are off)"}.'
+      f'measure. Use one of: {", ".join(known) or "(no evaluator is on)"}.'
     )
   first = {name.partition('/')[0]: name for name in reversed(known)}
   names = {config.best_metric, *first.values()}

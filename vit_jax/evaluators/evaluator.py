@@ -55,7 +55,7 @@ class Evaluator(Protocol):
     ...
 
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
-    """Returns metrics by name, the same in every process.
+    """Returns metrics by name; numbers are equal everywhere.
 
     Arrays are pictures, uint8 HWC; only the first process returns them.
     """
@@ -69,7 +69,7 @@ class Parts:
   Attributes:
     config: the run's config.
     objective: the run's objective.
-    fixed: parameters of the objective, on the devices.
+    fixed: frozen parameters, see `Objective.fixed`.
     mesh: the mesh of the parameters.
     facts: facts of the training data.
   """
@@ -94,7 +94,7 @@ class Parts:
   def batches(self) -> dict[str, Any]:
     """Keyword arguments of `features.global_batches`."""
     return {
-      # A batch that fits in training fits in evaluation.
+      # A training microbatch also fits in evaluation.
       'batch_size': self.config.batch_size // self.config.accum_steps,
       'mesh': self.mesh,
       'workers': self.config.data.workers,

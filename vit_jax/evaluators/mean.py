@@ -23,8 +23,8 @@ class MeanEvaluator(Evaluator):
     name: prefix of the metrics, as in `test/loss`.
     evaluate: maps (params, batch) to sums over examples whose mask is 1,
       including their number, `examples`.
-    batches: starts one pass over the split, as global device arrays.
-    measure_rows: `Objective.measure_rows`; maps arrays of all examples to
+    batches: returns the split's batches as global device arrays.
+    measure_rows: `Objective.measure_rows`; maps `rows` of all examples to
       metrics.
   """
 

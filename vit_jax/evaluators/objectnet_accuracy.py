@@ -50,7 +50,7 @@ class ObjectNetEvaluator(Evaluator):
     """
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source
-    # For each of the source's Y classes, the right ones of ImageNet's C.
+    # Whether an ImageNet class is right for a class of the source.
     Y = len(source.class_names)
     self._right_YC = np.zeros((Y, _NUM_IMAGENET_CLASSES), bool)
     for label, class_name in enumerate(source.class_names):

@@ -1,6 +1,6 @@
 """Few-shot accuracy: least squares on frozen features of a few examples.
 
-Dimension letters: N training examples, R examples that occur in any draw, M
+Dimension letters: N training examples, R examples in at least one draw, M
 test examples, K shots of all classes, D features, C classes.
 """
 
@@ -45,7 +45,7 @@ def plan(
   messages.
 
   Returns:
-    The positions of k C examples by (k, seed), int64, ordered by class.
+    The positions of k * C examples by (k, seed), int64, ordered by class.
 
   Raises:
     ValueError: if there is a single class, a class has too few examples, or
@@ -81,7 +81,7 @@ def plan(
 
 
 class Shots:
-  """Draws a few examples of each class, and measures classifiers of them.
+  """Draws a few examples per class and measures classifiers fit to them.
 
   If `l2` is 'choose', features are standardised by the mean and deviation of
   the shots. Leave-one-out accuracy on the shots chooses the penalty from
@@ -136,7 +136,7 @@ class Shots:
       accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
       return Result(*draw, penalty, accuracy)
 
-    # Eigendecompositions in parallel on one core each are faster than in
+    # Parallel eigendecompositions on few cores each are faster than in
     # sequence on all cores.
     cores = usable_cores()
     workers = min(cores, len(self._plan))

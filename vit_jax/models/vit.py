@@ -113,8 +113,8 @@ class ViT(Model):
   )
   gelu: str = field(
     'tanh',
-    "GELU: the tanh approximation of the original code, 'exact', or CLIP's "
-    "'quick' x sigmoid(1.702 x).",
+    "GELU: the original code's 'tanh' approximation, 'exact', or CLIP's "
+    "'quick': x sigmoid(1.702 x).",
     valid=('tanh', 'exact', 'quick'),
   )
   layer_norm_epsilon: float = field(
@@ -215,8 +215,8 @@ class ViT(Model):
   remat: str = field(
     'none',
     "Activations that a layer saves for the backward pass: all ('none'), "
-    "matrix products and attention ('cheap'), or as a policy of "
-    '`jax.checkpoint_policies` chooses.',
+    "matrix products and attention ('cheap'), or chosen by a policy of "
+    '`jax.checkpoint_policies`.',
     valid=REMAT,
   )
 
@@ -272,14 +272,14 @@ class ViT(Model):
     if self.rope and self.width // self.heads % 4:
       raise ValueError(
         f'model.rope is {self.rope} and a head has width '
-        f'{self.width // self.heads}: rotary embeddings rotate pairs by row '
-        'and by column. Choose width and heads with a multiple of 4 per head.'
+        f'{self.width // self.heads}, but rotary embeddings need a multiple '
+        'of 4. Change model.width or model.heads.'
       )
     side = math.isqrt(self.registers)
     if self.rope_registers and side**2 != (self.registers or -1):
       raise ValueError(
         f'model.rope_registers is {self.rope_registers} and model.registers is '
-        f'{self.registers}; it must be a square number.'
+        f'{self.registers}, not a square above 0 such as 4.'
       )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
@@ -306,15 +306,15 @@ class ViT(Model):
 
     Args:
       images_BHWC: images in [-1, 1]; H and W are multiples of the patch size.
-      train: whether to apply dropout, which needs the random key 'dropout'.
+      train: applies dropout and stochastic depth, with the key 'dropout'.
       capture: more intermediates to return: 'attention' (the softmax weights,
         depth x BNLL, or as in `AxialBlock`) and 'blocks' (tokens after each
         layer, depth x BLD).
 
     Returns:
-      Logits BC in float32 and a dict with `stem` (patch embeddings, BhwD),
-      `tokens` (encoded, BLD), `pre_logits` (the head's input) and the captured
-      intermediates.
+      Logits BC in float32, or y if `num_classes` is 0; and a dict with `stem`
+      (patch embeddings, BhwD), `tokens` (encoded, BLD), `pre_logits` (the
+      head's input) and the captured intermediates.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
     _, h, w, _ = x_BhwD.shape
@@ -331,8 +331,8 @@ class ViT(Model):
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
     """Computes equation 1 without position embeddings, which `encode` adds.
 
-    This method and the next ones create their parameters in the compact method
-    that calls them, of this class or a subclass.
+    Call this method and the next ones in a compact method of this class or a
+    subclass. That method owns their parameters.
 
     Returns:
       The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
@@ -355,7 +355,7 @@ class ViT(Model):
     x_BLD = x_BhwD.reshape(B, h * w, D)
     extra = []
     for name, n in collections.Counter(self.extra_tokens).items():
-      # Registers start at random values: equal ones would stay equal.
+      # If n > 1, start at random: equal registers would stay equal.
       init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
       x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
       extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))

@@ -42,11 +42,11 @@ class MaskedPatches(Reconstruction):
   images: Images
   rate: float = field(0.5, 'Share of corrupted patches.', valid='(0, 1]')
   mask: float = field(
-    0.8, 'Share of them that the mask token replaces.', valid='[0, 1]'
+    0.8, 'Share of corrupted patches set to the mask token.', valid='[0, 1]'
   )
-  # The rest are predicted too, but not replaced.
+  # Unreplaced corrupted patches are predicted too.
   other: float = field(
-    0.1, 'Share of them that another patch replaces.', valid='[0, 1]'
+    0.1, 'Share of corrupted patches set to another patch.', valid='[0, 1]'
   )
   class_names: tuple[str, ...] = ()
 
@@ -166,7 +166,7 @@ def cells(x_BHWC: jax.Array, h: int, w: int) -> jax.Array:
 
 
 def colours(pixels_BLX: jax.Array) -> jax.Array:
-  """Returns the colour index of the mean of uint8 pixels, below `COLOURS`."""
+  """Returns the colour index, 0 to 511, of each part's mean colour."""
   B, L, X = pixels_BLX.shape
   pixels_BLXC = pixels_BLX.reshape(B, L, X // 3, 3).astype(jnp.int32)
   red_BL, green_BL, blue_BL = jnp.moveaxis(

@@ -30,7 +30,7 @@ class Measures(NamedTuple):
 def measures(
   labels_NC: np.ndarray, scores_NC: np.ndarray, threshold: float
 ) -> Measures:
-  """Compares labels, 0 or 1, with scores; above the threshold predicts 1."""
+  """Compares 0/1 labels with scores. A score above `threshold` means 1."""
   from sklearn import metrics  # takes a second to import
 
   labels_NC, scores_NC = np.asarray(labels_NC) > 0, np.asarray(scores_NC)

@@ -19,7 +19,7 @@ DONE, DIVERGED = 'done', 'diverged'
 
 
 class KnownData:
-  """Facts of the data and the model of runs, for result.json.
+  """Facts about the data and the model of each run, for result.json.
 
   Facts are cached, since the runs of a sweep share most of them.
   """
@@ -67,7 +67,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Checks all runs and trials before the first one starts.
 
   Raises:
-    ValueError: if a run cannot work; names the first one.
+    ValueError: if a run cannot work; the message names the first such run.
   """
   for entry in entries:
     facts.of(entry.runs[0])

@@ -49,7 +49,7 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
     if re.match(r'\s*[0.]+(?![\d.])', config[field]):
       raise ValueError(
         f'{field} is {config[field]!r}, but 0 does not mean "never". Give a '
-        f'number of steps, or {config.total!r} for only at the end.'
+        f'number of steps, or {config.total!r} for once at the end.'
       )
     return max(1, steps(field, config[field]))
 
@@ -107,7 +107,7 @@ def steps_of(
     raise ValueError(
       f'{duration!r} is not a duration. Write a number and one of steps, '
       'epochs, examples, %, as in "90 epochs"'
-      + (' (not a percentage of itself).' if '%' in str(duration) else '.')
+      + (' (total cannot use %).' if '%' in str(duration) else '.')
     )
   number = float(match[1])
   steps = {
@@ -115,7 +115,7 @@ def steps_of(
     '': lambda: number,
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
-    # Rounded up, so that a run reaches '20%' five times and not six. Fractions
+    # Rounded up: rounding down would add a sixth, short '20%' period. Fractions
     # are exact: 1.1 * 100000 is slightly above 110000 in floating point.
     '%': lambda: math.ceil(
       fractions.Fraction(match[1]) * (total_steps or 0) / 100

@@ -26,12 +26,12 @@ def global_batches(
   mesh: jax.sharding.Mesh,
   **kwargs: int,
 ) -> Iterator[dict[str, jax.Array]]:
-  """Yields the batches of `loader.eval_batches`, global over all processes.
+  """Yields the batches of `loader.eval_batches` as global arrays.
 
   Raises:
     Preempted: after SIGTERM, in a run that handles it.
   """
-  from vit_jax.data import loader  # imports Grain, which `predict` does without
+  from vit_jax.data import loader  # imports Grain; `predict` does not need it
 
   index, count = sharding.batch_share(mesh)
   for batch in loader.eval_batches(
@@ -42,7 +42,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields fetched results while the next `ahead` ones are computed."""
+  """Yields NumPy outputs while the next `ahead` are computed."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)
@@ -118,7 +118,7 @@ def check_classifies(model: Model) -> None:
   """Checks that a model classifies images.
 
   Raises:
-    ValueError: naming the output of the model.
+    ValueError: if it does not classify images.
   """
   if 'logits' not in model.vectors:
     what = f'finds {model.task}' if model.num_classes else 'has no head'
@@ -168,7 +168,7 @@ class Extractor:
     mesh: jax.sharding.Mesh,
     workers: int = 0,
   ):
-    """Compiles the function.
+    """Wraps the function in `jax.jit`.
 
     Args:
       function: a function of normalised images, as from `layer` or `top_k`.
@@ -203,7 +203,7 @@ class Extractor:
     rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):
       if not rows_NX.size:
-        # Preallocated, because millions of rows would not fit twice.
+        # Concatenating batches would need memory for all rows twice.
         shape = (len(source), *values_BX.shape[1:])
         rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
       is_image_B = index_B >= 0

@@ -22,13 +22,13 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-# EX_UNAVAILABLE of sysexits.h. Launch scripts restart a run after 75, but this
+# EX_UNAVAILABLE of sysexits.h. Not 75, which launch scripts restart: this
 # error may recur.
 EXIT_LOST = 69
 
 # A process without a heartbeat for so long is lost. JAX's default is 100 s.
 HEARTBEAT_S = 30
-# If all processes fail by the same cause, they do within this time.
+# If all processes fail for one reason, all fail within this time.
 MEET_S = 15
 # The longest time that NFS takes to show a new file to other machines.
 SEEN_S = 60
@@ -70,7 +70,7 @@ def _lost(number: int) -> None:
 def refuse_unlike(
   see: Callable[[], Sequence[int]], refusal: str, patience_s: int = 0
 ) -> None:
-  """Raises an error in all processes unless all see the same.
+  """Raises in all processes if their `see` results differ.
 
   Otherwise the processes would take different steps next and wait for one
   another for ever.
@@ -96,7 +96,7 @@ def refuse_unlike(
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-  """Ends this process at once if it fails and the others do not.
+  """Kills this process if it fails and the others do not.
 
   A normal exit would wait for the other processes, which wait for this one.
   """

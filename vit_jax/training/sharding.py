@@ -1,14 +1,14 @@
 """The device mesh and the rules that place every array on it.
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
-Parameters, optimizer state and averages are sharded over `fsdp` and, for heads
-and MLP, over `tensor`. Each TPU slice holds a full copy, so only gradients and
+Parameters, optimizer state and averages are sharded over `fsdp`. Attention and
+MLP also use `tensor`. Each TPU slice holds a full copy, so only gradients and
 metrics cross the network between slices.
 
 Arrays sharded over `fsdp` are gathered for use: once per step (ZeRO-1,
 2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
 ZeRO-3). Their gradients are reduce-scattered. Between steps the arrays are
-sharded over `data` too, if the shards are at least a tile of the TPU's memory.
+sharded over `data` too, if the shards are whole tiles of the TPU's memory.
 The rules are always the same; only the sizes of the axes differ.
 """
 
@@ -34,7 +34,7 @@ AXES = ('slice', 'data', 'fsdp', 'tensor')
 _ROWS, _LANES = 16, 128
 BATCH = PartitionSpec(BATCH_AXES)
 
-# First match of the parameter's path wins, after `Model.partitions`.
+# `Model.partitions` come first; the first match of a path wins.
 RULES: Partitions = (
   *layers.PARTITIONS,
   *heads.PARTITIONS,
@@ -52,11 +52,11 @@ def make_mesh(
   Args:
     sizes: devices along each axis. If `slice` is -1 or missing, it is the
       number of TPU slices. If one other axis is -1, it gets the devices of a
-      slice that remain. If `data` and `fsdp` are both -1, they share these
-      devices by `width`.
+      slice that remain. If `data` and `fsdp` are both -1, `width` decides their
+      sizes.
     devices: the devices; by default all.
     width: width of the model. Its kernels are split over `fsdp` into parts of
-      at least 16 rows, because TPUs gather smaller parts as a sum with zeros.
+      at least 16 rows, because TPUs all-reduce smaller parts to gather them.
       With eight or more devices in a slice, `fsdp` covers at most half of them.
       If it covers all, the TPU compiler all-reduces gradients instead of
       reduce-scattering them.
@@ -98,8 +98,8 @@ def _slices(
 ) -> list[Sequence[jax.Device]]:
   """Groups devices by TPU slice, or into `count` equal parts unless it is -1.
 
-  Devices of other platforms form one slice: their `slice_index` differs between
-  hosts, and state may be split over the hosts' network.
+  GPUs and CPUs form one slice: their `slice_index` differs between hosts, but
+  state may be sharded across hosts.
   """
   found: dict[int, list[jax.Device]] = {}
   for device in devices:
@@ -123,7 +123,7 @@ def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
     # A topology for ahead-of-time compilation lists v4's cores one by one, and
     # `create_device_mesh` does not support them.
     return np.asarray(devices).reshape(shape)
-  # An axis of the mesh may be a part of a physical axis: 64 of 16 x 16.
+  # A mesh axis may split a physical axis: 64 is 16 x 4 of 16 x 16.
   return mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
@@ -208,7 +208,7 @@ def _constrained(
 
 @contextlib.contextmanager
 def activations(mesh: Mesh) -> Iterator[None]:
-  """Applies the models' sharding constraints of activations to a mesh.
+  """Applies the models' activation sharding constraints on a mesh.
 
   Examples then stay on their devices. Without constraints, the partitioner may
   all-reduce activations over `fsdp` instead of gathering weights.
@@ -238,7 +238,7 @@ def _fit(
 def _over_data(
   spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
-  """Shards dimensions of `fsdp` over `data` too, unless parts are too small."""
+  """Shards dimensions of `fsdp` over `data` too, if shards are whole tiles."""
   if min(mesh.shape['data'], mesh.shape['fsdp']) == 1:
     return spec
   split: list[Axes] = []
@@ -271,7 +271,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     raise ValueError(
       f'mesh.tensor is {mesh.shape["tensor"]}, and each of the {len(rows)} '
       f'processes has {mesh.size // len(rows)} devices. Choose mesh.tensor '
-      'such that one is a multiple of the other.'
+      'as a divisor or multiple of that number.'
     )
   mine = tuple(sorted(rows[jax.process_index()]))
   return parts.index(mine), len(parts)
@@ -289,7 +289,7 @@ def place(tree: Any, shardings: Any) -> Any:
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
-  # JAX would gather every array from all processes to compare them.
+  # `device_put` would gather whole arrays to compare them.
   sums = [zlib.crc32(np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
   processes.refuse_unlike(
     lambda: sums,
@@ -318,7 +318,7 @@ def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
     parts = shards(mesh)
     if parts == 1 or len(rows[0]) % parts:
       return function(*rows)
-    # check_vma would reject loops whose initial values are the same on all.
+    # check_vma rejects loops whose initial values are equal on all devices.
     whole = jax.shard_map(
       function, in_specs=BATCH, out_specs=BATCH, check_vma=False
     )

@@ -77,8 +77,8 @@ def held(workdir: str) -> Iterator[None]:
       raise ValueError(refusal)
     processes.refuse_unlike(
       lambda: [(absolute(workdir) / FILE).exists()],
-      f'Not all processes see the {workdir} of the first process: put it on '
-      'storage that they share.',
+      f'Not all processes see the lock file in {workdir}. Put the workdir on '
+      'shared storage.',
       processes.SEEN_S,
     )
     yield
@@ -132,7 +132,7 @@ def _locked(path: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted(path: epath.Path) -> Iterator[None]:
-  """Warns if a run may still write to a bucket, and notes the current one."""
+  """Warns if a run may still write to a bucket, and notes this run."""
   if path.exists():
     _log.warning(
       'The last run in %s did not end normally: %s. If it still runs, stop one '

@@ -18,7 +18,7 @@ Array = jax.Array
 def mean_distances(
   layers: Layers, pixels_per_patch: float, images: int | None = None
 ) -> np.ndarray:
-  """Returns the distances XN in pixels of all layers and heads.
+  """Returns the distances of all layers and heads, XN, in pixels.
 
   They are averaged over the first `images` of the batch; None for all.
   """
@@ -36,7 +36,7 @@ def of_weights(
   """Returns the mean distance BN, in pixels.
 
   Args:
-    weights_BNLL: softmax weights; patches come last.
+    weights_BNLL: softmax weights; patches follow all other tokens.
     grid: (h, w) of the patches.
     pixels_per_patch: distance of neighbouring patches.
   """
@@ -53,7 +53,7 @@ def of_weights(
 
 
 def between(grid: tuple[int, int]) -> np.ndarray:
-  """Returns the distances LL of a grid's patches, in patches."""
+  """Returns the distances between patches of a grid, LL, in patches."""
   at_L2 = np.indices(grid).reshape(2, -1).T
   return np.linalg.norm(at_L2[:, None] - at_L2[None], axis=-1)
 

@@ -221,7 +221,7 @@ def test_views_are_large_and_small():
     np.testing.assert_array_equal(x, same[name])
     assert (x != other[name]).any() and (x[0] != x[1]).any()
   boxes = [
-    transform.small._random_box(64, 64, np.random.default_rng(i))
+    transform.small.random_box(64, 64, np.random.default_rng(i))
     for i in range(200)
   ]
   areas = [x.height * x.width / 64**2 for x in boxes]

@@ -25,8 +25,8 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  A file with fixed position embeddings has no key of its own. It differs from
-  an official file with Linen's numbers, which always has learned ones.
+  A file with fixed position embeddings has no distinctive key. An official file
+  with Linen's module numbers always has learned position embeddings.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -125,7 +125,7 @@ def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns the table; `stacked` is the number of layers along a first axis."""
+  """Returns the entries; `stacked` is the number of stacked layers, or 0."""
   entries = []
   for name in shapes:
     layer = _LAYER.fullmatch(name) if stacked else None

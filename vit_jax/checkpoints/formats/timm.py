@@ -30,7 +30,7 @@ _CORRECT_IT = (
   'FILE DIRECTORY --to=timm`, correct config.json (model_args.global_pool, '
   'model_args.act_layer, pretrained_cfg.mean ...) and give the directory.'
 )
-# Arrays of models with and without rotary embeddings, which files do not store.
+# Models with these arrays may have rotary embeddings, which files do not store.
 _MAYBE_ROTARY = re.compile(
   r'blocks\.0\.(attn\.q_bias|attn\.q_proj\.weight|gamma_1)$'
 )
@@ -170,9 +170,7 @@ def _dinov3_fields(
   P = periods.size
   theta = float(periods[-1]) ** (P / (P - 1)) if P > 1 else 0.0
   if not 1 < theta < 1e9:
-    raise ValueError(
-      f'{named.path}: {_PERIODS!r} must be periods that grow from 1.'
-    )
+    raise ValueError(f'{named.path}: {_PERIODS!r} must increase from 1.')
   side = 224 // stride * stride
   image_size, _ = named.convert_tokens(('cls',), stride, (side, side), config)
   return found | {
@@ -189,7 +187,7 @@ def _dinov3_fields(
 def _pool(
   lookup: archive.Lookup, config: JsonConfig, stated: str | None
 ) -> str:
-  """Returns the pooling; `stated` is the configuration's."""
+  """Returns the pooling; `stated` is from the configuration."""
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']
   elif not lookup.has('cls'):

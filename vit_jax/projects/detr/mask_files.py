@@ -1,10 +1,9 @@
 """Convert mask files to COCO annotations.
 
-The layout is that of the Penn-Fudan pedestrians. `images/` and `masks/` have
-files of the same stem; a mask may end in `_mask`. A mask pixel is 0 for
-background, or the number of its object. All objects have one class. As in
-Pascal VOC, 255 is a border and is left out, unless masks contain 254 too or no
-number but 255.
+Files are paired as in the Penn-Fudan data. `images/` and `masks/` have files of
+the same stem; a mask may end in `_mask`. A mask pixel is 0 for background, or
+the number of its object. All objects have one class. As in Pascal VOC, 255 is a
+border and is left out, unless 254 is an object too, or 255 is the only one.
 """
 
 import logging
@@ -28,7 +27,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Boxes include an object's outermost pixels; masks are compressed RLE.
 
   Raises:
-    ValueError: an image or a mask is missing, or they differ in size.
+    ValueError: there are no images, or a mask is missing or of another size.
     OSError: a file cannot be read.
   """
   segments.require_library('COCO from masks')
@@ -100,7 +99,7 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
 
 
 def numbers(path: pathlib.Path) -> np.ndarray:
-  """Returns the number of each pixel of a mask file, int64 HW.
+  """Returns the object number of each pixel of a mask file, int64 HW.
 
   Raises:
     ValueError: The file is lossy, or has several channels.
@@ -123,7 +122,7 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
 
   Raises:
     ValueError: the mask looks antialiased. Then most numbers belong to edge
-      pixels: no neighbour has the same number, and one has another number.
+      pixels, which touch another object but no pixel of their own number.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]
@@ -135,8 +134,8 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   at_edges = np.bincount(of_pixel.ravel(), edge_HW.ravel())
   if np.sum(at_edges > areas / 2) > max(3, len(found) / 2):
     raise ValueError(
-      f'{path} has {len(found) - 1} object numbers, most of them only at '
-      'edges: it looks antialiased, or resized with interpolation. Write it '
+      f'{path} has {len(found) - 1} object numbers, most of them mostly '
+      'at edges: it looks antialiased, or resized with interpolation. Write it '
       'with hard edges, and resize it by nearest neighbours.'
     )
   return found[found > 0].tolist()

@@ -25,8 +25,8 @@ class SegmentationEvaluator(Evaluator):
   Attributes:
     name: prefix of the metrics.
     class_names: C names.
-    confusion: maps (params, batch) to pixels by class and predicted class, CC.
-    batches: starts one pass over the split, as global device arrays.
+    confusion: maps (params, batch) to pixel counts CC, class x prediction.
+    batches: returns one pass over the split, as global device arrays.
   """
 
   fixed_metrics: ClassVar[Mapping[str, Best]] = {
@@ -71,7 +71,7 @@ class SegmentationEvaluator(Evaluator):
     """Returns `measures` under this evaluator's name."""
     counts = (self.confusion(params, batch) for batch in self.batches())
     C = len(self.class_names)
-    # In int64, since int32 holds the pixels of a batch only.
+    # int64, since a split can have more pixels than int32 can count.
     confusion_CC = np.zeros((C, C), np.int64)
     for of_batch_CC in features.fetched(counts, ahead=2):
       confusion_CC += of_batch_CC
@@ -84,7 +84,7 @@ def measures(
 ) -> dict[str, float]:
   """Returns the IoU of each class, their mean, and the share of right pixels.
 
-  A class that no pixel has and none is predicted as has no IoU, and does not
+  A class in neither the masks nor the predictions has no IoU, and does not
   count in the mean.
   """
   right_C = np.diag(confusion_CC)

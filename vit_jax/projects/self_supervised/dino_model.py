@@ -15,8 +15,8 @@ Array = jax.Array
 class Projection(nn.Module):
   """The projection head (appendix C): an MLP and a weight-normalised layer.
 
-  Three dense layers give a vector of length 1. The logits are its products with
-  K vectors of length 1 or, with `scale`, of learned lengths.
+  The output of three dense layers is scaled to length 1. Logits are its dot
+  products with K vectors, of length 1 or, with `scale`, of learned lengths.
   """
 
   outputs: int
@@ -79,7 +79,7 @@ class DINOViT(ViT):
     """Computes representations BD.
 
     Args:
-      images_BHWC: images in [-1, 1].
+      images_BHWC: normalised images.
       train: whether to apply dropout, which needs the random key 'dropout'.
       capture: as in `ViT`, or 'projected' for logits BK in float32.
 

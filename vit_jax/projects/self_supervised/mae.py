@@ -35,7 +35,7 @@ class MaskedAutoencoder(Reconstruction):
   images: Images
   rate: float = field(0.75, 'Share of hidden patches.', valid='(0, 1)')
   normalized: bool = field(
-    True, 'Scale the pixels of each patch to mean 0 and deviation 1.'
+    True, 'Scale the target pixels of a patch to mean 0 and deviation 1.'
   )
   class_names: tuple[str, ...] = ()
 
@@ -52,7 +52,7 @@ class MaskedAutoencoder(Reconstruction):
 
   @property
   def images_seen(self) -> float:
-    """FLOPs with hidden patches, as a share of those of a whole image."""
+    """FLOPs of a pass with hidden patches, as a share of one without."""
     size = self.images.size
     masked = flops.count(
       lambda params, batch: self._predict(params, batch, None),

@@ -59,7 +59,7 @@ def family(model: Mapping[str, Any]) -> str:
 class ScalingReport(grid.GridReport):
   """The models of a sweep with their training compute.
 
-  Each combination of values, except seeds, is a model.
+  Each combination of swept values, seeds aside, is a model.
   """
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:

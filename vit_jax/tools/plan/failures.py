@@ -22,7 +22,7 @@ class Failures:
   save_s: float
 
   def interval_s(self) -> float:
-    """Returns the time between checkpoints that loses the least time.
+    """Returns the checkpoint interval that loses the least time.
 
     Young, "A first order approximation to the optimum checkpoint interval",
     1974. Daly, 2006, adds terms of higher order. They matter only if saving
@@ -45,7 +45,7 @@ class Failures:
     return (
       f'failures  one every {self.mtbf_s / 3600:,.1f} h, each costing '
       f'{self.lost_s(set_s) / 60:,.1f} min: half of checkpoint_every and a '
-      f'restart; {self.lost_share(set_s):.1%} of the time with saving\n'
-      f'          {self.lost_share(best_s):.1%} with '
+      f'restart; {self.lost_share(set_s):.1%} of time lost, saving included\n'
+      f'          {self.lost_share(best_s):.1%} lost with the best interval, '
       f"--config.checkpoint_every='{best} steps', {best_s / 60:,.1f} min"
     )

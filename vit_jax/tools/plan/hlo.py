@@ -1,9 +1,9 @@
 """The cost of a compiled TPU program, read from its HLO text.
 
-libtpu's compiler annotates every scheduled operation with its estimate,
+libtpu's compiler annotates scheduled operations with an estimate of their cost,
 `estimated_cycles`. Operations in a loop count once per iteration. Collectives
-lack an estimate: their bytes are counted, and the schedule shows the
-computation between their start and end.
+lack the estimate, so their bytes are counted. The schedule shows which
+computation runs between the start and the end of a collective.
 """
 
 import collections
@@ -32,15 +32,15 @@ _ASYNC = re.compile(
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
-# Axes of a mesh, or parts of axes as in 'data':(2)4. The order of the devices
-# may stand between the mesh and the axes.
+# Axes of a mesh, or parts of axes: 'data':(2)4 is a part of size 4. The order
+# of the devices may stand between the mesh and the axes.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
 _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 # Slices exchange arrays through their hosts, by a pair of `send` and `recv` of
-# the same name. The line has the slices, as in {1,2}, and the kind.
+# the same name. Both lines have the slices, as in {1,2}, and the transfer type.
 _BETWEEN = re.compile(
   r' (send|recv)\(.*_xla_host_transfer_rendezvous="([^"]*)".*'
   r'_xla_megascale_target="\{([^}]*)\}.*_xla_megascale_transfer_type="(\w+)"'
@@ -129,13 +129,13 @@ class CompiledProgram:
   ) -> float:
     """Returns the run time if collectives overlap with computation.
 
-    The links of a slice run one collective at a time: it begins at its start,
-    or when the previous one has finished. The network between slices does the
-    same. Computation is assumed not to slow down meanwhile.
+    The links of a slice run one collective at a time. Each waits until the
+    previous one has finished. The network between slices does the same.
+    Computation is assumed not to slow down meanwhile.
 
     Args:
       clock_hz: cycles per second.
-      sent_s: seconds of a collective that uses all links alone.
+      sent_s: maps a collective to its seconds if no other uses the links.
     """
     now = 0.0
     free = {False: 0.0, True: 0.0}  # when links and network become free
@@ -193,7 +193,7 @@ def _events(
   provides it.
   """
   unsent: dict[str, list[Start]] = {}
-  started: dict[str, str] = {}  # names of starts by the name of their update
+  started: dict[str, str] = {}  # maps an update or recv to its start
   for line in computations[computation]:
     if match := _CYCLES.search(line):
       yield Compute(int(match[1]), _source(line))
@@ -230,7 +230,7 @@ def _events(
         elif not isinstance(event, Done):
           yield event
     elif called and ' custom-call(' in line:
-      # It runs on another core, so its cycles do not count here.
+      # This custom call runs on another core, so its cycles do not count.
       for event in _events(computations, inner):
         if isinstance(event, Start | Done):
           yield event
@@ -301,7 +301,7 @@ def _exchange(line: str, match: re.Match[str]) -> Collective:
 
 
 def _sizes(shapes: str) -> list[int]:
-  """Returns the bytes of each array in the text of a type."""
+  """Returns the bytes of each array in a type such as '(f32[8,4], u32[])'."""
   return [
     int(bits or 8) * math.prod(map(int, filter(None, dims.split(',')))) // 8
     for bits, dims in _ARRAY.findall(shapes)

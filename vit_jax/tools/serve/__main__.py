@@ -2,9 +2,9 @@
 
   python -m vit_jax.serve CHECKPOINT [MORE ...] --port=8000
 
-Several checkpoints are shown side by side. They run as ONNX in float32; JAX
-computes maps for a class. `python -m vit_jax.convert CHECKPOINT board
---to=board` writes the same server for a machine without JAX.
+Several checkpoints are shown side by side. Models run as ONNX in float32; JAX
+computes the attention rollout of a class. `python -m vit_jax.convert CHECKPOINT
+board --to=board` writes the same server for a machine without JAX.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def explained(
   fusion: str,
   discard: float,
 ) -> np.ndarray:
-  """Returns the rollout hw of a class; see `engine.Explain`."""
+  """Returns the attention rollout for a class, hw; see `engine.Explain`."""
   layers = Layers(
     checkpoint.model,
     checkpoint.on_device,
@@ -43,7 +43,7 @@ def explained(
 
 
 def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
-  """Returns checkpoints by their names on the page.
+  """Opens checkpoints; the keys are their names on the page.
 
   Raises:
     FileNotFoundError: if a path does not exist.
