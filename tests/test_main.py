@@ -404,7 +404,7 @@ def test_a_run_without_a_whole_checkpoint_starts_over_with_a_flag(
     status, _, err = command(*args)
     # Damaged metrics are warned of before.
     last = err.splitlines(keepends=True)[-1]
-    assert_refused(status, last, ['whole: 6 (', '--start_over', '--workdir'])
+    assert_refused(status, last, ['damaged: 6 (', '--start_over', '--workdir'])
   for folder in (copy / 'checkpoints').iterdir():
     folder.rename(folder.with_name(f'{folder.name}.damaged'))
   status, _, err = command(*args)
