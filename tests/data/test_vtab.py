@@ -383,7 +383,7 @@ def test_unknown_tasks_are_refused(tmp_path, monkeypatch):
     _open('caltech', 'test', None)
   message = str(error.value)
   assert "unknown task 'vtab/caltech'. Did you mean caltech101?" in message
-  assert 'folder is given as ./vtab/caltech' in message
+  assert 'For a folder, give ./vtab/caltech' in message
   near = 'Did you mean dsprites_location or dsprites_orientation.'
   with pytest.raises(ValueError, match=near):
     _open('dsprite', 'test', None)

@@ -184,14 +184,14 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'name': 'resnt'}, r"model.name is 'resnt'. Did you mean resnet\?"),
     ({'dtype': 'float16'}, "model.dtype is 'float16': use float32 or bfloat16"),
     ({'heads': 5}, 'width 192 is not a multiple of model.heads 5'),
-    ({'rope': 10.0, 'heads': 32}, 'a head has width 6: rotary embeddings'),
+    ({'rope': 10.0, 'heads': 32}, 'a head has width 6, but rotary embeddings'),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
-      'model.registers is 5; it must be a square',
+      'model.registers is 5, not a square',
     ),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 0},
-      'model.registers is 0; it must be a square',
+      'model.registers is 0, not a square',
     ),
     (
       {'name': 'deit', 'representation_size': 8},

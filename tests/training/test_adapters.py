@@ -202,7 +202,7 @@ def test_a_run_trains_and_saves_adapters_and_head_alone(
   orbax.write(changed, str(tmp_path / 'new'), 'float32')
   (tmp_path / 'base').rename(tmp_path / 'old')
   (tmp_path / 'new').rename(tmp_path / 'base')
-  with pytest.raises(ValueError, match='base.* not the one'):
+  with pytest.raises(ValueError, match='base.* has changed since'):
     opening.open_checkpoint(str(whole))
 
 
