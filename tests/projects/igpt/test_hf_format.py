@@ -190,7 +190,7 @@ def test_the_size_is_that_of_the_processor_where_it_fits(
   images = json.loads(place.read_text()) | {'size': stated}
   place.write_text(json.dumps(images))
   assert opening.open_checkpoint(str(tmp_path / 'x')).image_size == size
-  assert ('those of the model have (4, 4)' in caplog.text) == (size == (4, 4))
+  assert ('the model takes (4, 4)' in caplog.text) == (size == (4, 4))
 
 
 @pytest.mark.edge
