@@ -286,6 +286,14 @@ def test_flags_are_explained_and_have_the_defaults_they_say(command):
       assert convert(said[1]) == action.default, (parser.prog, action.dest)
 
 
+def test_a_reader_of_stdout_that_ends_is_not_an_error(capsys):
+  def run(_):
+    raise BrokenPipeError(errno.EPIPE, 'Broken pipe')
+
+  assert flags.command(run, None) == flags.EXIT_ENVIRONMENT
+  assert capsys.readouterr() == ('', '')
+
+
 @pytest.mark.parametrize('device', ['', '/dev/vfio/0', '/dev/accel3'])
 def test_libtpu_searches_for_a_tpu_only_on_machines_with_one(
   monkeypatch, device

@@ -34,7 +34,7 @@ KINDS = {
   'tfrecord': '.tfrecord*',
   'parquet': '.parquet*',
 }
-# Names of the fields of a record, by preference: those of TFDS and of ImageNet.
+# Field names of a record: first the names of TFDS, then those of ImageNet.
 _IMAGE = ('image', 'image/encoded')
 _LABEL = ('label', 'image/class/label')
 _FILE_NAME = ('file_name', 'image/filename')
@@ -283,7 +283,7 @@ def _state(fs: Any, path: str) -> str:
 def _index(
   kind: str, fs: Any, paths: list[str], states: list[str]
 ) -> tuple[np.ndarray, list[Any], np.ndarray]:
-  """Returns what is known of all records without their images.
+  """Returns the number, class and place of the records in all shards.
 
   Returns:
     The number of records of each shard; for each record its class (a number, a

@@ -366,7 +366,7 @@ def _positioned(
 ) -> tuple[tuple[int, int], int]:
   """Returns the image size, and how many of the first tokens have positions.
 
-  These are none, those before the registers, or all.
+  Either no token has a position, or the tokens before the registers, or all.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
