@@ -48,6 +48,23 @@ def test_layers_are_those_of_the_original(name):
     np.testing.assert_allclose(got_BD, want_BD, rtol=0, atol=ATOL)
 
 
+def test_patches_are_the_tokens_of_the_original_without_its_class_token():
+  checkpoint = opening.open_checkpoint(str(GOLDEN / 'tiny_s7.npz'))
+  golden = np.load(GOLDEN / 'tiny_s7_golden.npz')
+  for layer, tokens in {
+    'block_0': 'block_00',
+    'block_1': 'block_01',
+    'pre_logits': 'encoded',
+  }.items():
+    got_BhwD = jax.jit(features.patches(checkpoint.model, layer))(
+      checkpoint.params, golden['images']
+    )
+    want_BLD = golden[tokens][:, 1:]
+    np.testing.assert_allclose(
+      got_BhwD, want_BLD.reshape(got_BhwD.shape), rtol=0, atol=ATOL
+    )
+
+
 @pytest.mark.slow
 def test_a_resnet_gives_the_mean_of_each_stage():
   model = variants.build(
