@@ -1,8 +1,10 @@
 """Shards hold the images, classes and order of the folder they come from."""
 
 import importlib.resources
+import io
 import shutil
 import struct
+import tarfile
 
 import fsspec
 import google_crc32c
@@ -13,7 +15,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from vit_jax.data import __main__ as data_command
 from vit_jax.data import bad_images, loader, shards, sources
 
-KINDS = ('arrayrecord', 'tfrecord', 'parquet')
+KINDS = ('arrayrecord', 'tfrecord', 'parquet', 'webdataset')
 
 
 def write_tfrecord(path, rows, image='image', label='label'):
@@ -42,6 +44,15 @@ def write_parquet(path, rows):
   images = [{'bytes': data, 'path': None} for data, _ in rows]
   table = pa.table({'image': images, 'label': [label for _, label in rows]})
   pyarrow.parquet.write_table(table, path, row_group_size=4)
+
+
+def write_tar(path, rows):
+  with tarfile.open(path, 'w') as tar:
+    for i, (data, label) in enumerate(rows):
+      for ending, part in ('png', data), ('cls', str(label).encode()):
+        member = tarfile.TarInfo(f'{i:06}.{ending}')
+        member.size = len(part)
+        tar.addfile(member, io.BytesIO(part))
 
 
 def rows_of(path):
@@ -85,9 +96,12 @@ def write(tmp_path, photos, monkeypatch, capsys):
       datasets = pytest.importorskip('datasets')
       cache = tmp_path / 'datasets'
       monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', cache)
-      write_parquet(folder / 'train-00000-of-00002.parquet', train[:7])
-      write_parquet(folder / 'train-00001-of-00002.parquet', train[7:])
-      write_parquet(folder / 'test-00000-of-00001.parquet', test)
+      ending, put = 'parquet', write_parquet
+      if kind == 'webdataset':
+        ending, put = 'tar', write_tar
+      put(folder / f'train-00000-of-00002.{ending}', train[:7])
+      put(folder / f'train-00001-of-00002.{ending}', train[7:])
+      put(folder / f'test-00000-of-00001.{ending}', test)
     return f'{kind}:{folder}'
 
   return write

@@ -70,7 +70,7 @@ WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder per class (written with a slash), a "
   "CSV file of images and labels, a TFDS name, 'vtab/TASK', "
   "'hf://datasets/OWNER/NAME', or shards as 'arrayrecord:FOLDER', "
-  "'parquet:FOLDER' or 'tfrecord:FOLDER'"
+  "'parquet:FOLDER', 'tfrecord:FOLDER' or 'webdataset:FOLDER'"
 )
 
 CONFIG = config_flags.DEFINE_config_file(

@@ -1,10 +1,12 @@
-"""Reads datasets of the Hugging Face hub, and Parquet files like the hub's.
+"""Reads datasets of the Hugging Face hub, Parquet files and WebDataset tars.
 
   hf://datasets/OWNER/NAME[:CONFIG]
   parquet:./folder or a pattern, see `shards`
+  webdataset:./folder or a pattern, with a class number as KEY.cls
 
-The datasets library converts Parquet to Arrow files once, for random access:
-a Parquet file gives an image only with its whole row group.
+The datasets library copies these files to Arrow files once, for random access:
+a Parquet file gives an image only with its whole row group, a tar file only in
+order.
 """
 
 import importlib.util
@@ -46,7 +48,7 @@ class HubSource(Source):
     if name.startswith(PREFIX):
       path, _, config = name.removeprefix(PREFIX).partition(':')
     else:
-      path, config = 'parquet', ''
+      path, config = name.partition(':')[0], ''
       fs, files = shards.find(name)
       given_names = shards.class_file(fs, next(iter(files.values()))[0])
     try:
@@ -108,7 +110,7 @@ def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
     for kind in (datasets.ClassLabel, datasets.Value)
   }
   labels = of_kind[datasets.ClassLabel] or [
-    k for k in of_kind[datasets.Value] if k in ('label', 'class')
+    k for k in of_kind[datasets.Value] if k in ('label', 'class', 'cls')
   ]
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(

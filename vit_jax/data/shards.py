@@ -33,6 +33,7 @@ KINDS = {
   'arrayrecord': '.array*record*',
   'tfrecord': '.tfrecord*',
   'parquet': '.parquet*',
+  'webdataset': '.tar',
 }
 # Field names of a record: first the names of TFDS, then those of ImageNet.
 _IMAGE = ('image', 'image/encoded')

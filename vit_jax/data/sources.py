@@ -29,7 +29,7 @@ SOURCES = Register(
   'data.name',
   {
     '(arrayrecord|tfrecord):.*': 'vit_jax.data.shards:open_shards',
-    '(hf://|parquet:).*': 'vit_jax.data.hub_source:HubSource',
+    '(hf://|parquet:|webdataset:).*': 'vit_jax.data.hub_source:HubSource',
     'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
     '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
     '.*/.*|[.~].*': 'vit_jax.projects.segmentation.data:open_masks',
@@ -131,7 +131,8 @@ def open_source(
     name: `digits` or `digits_canvas` (digits with boxes); a folder (a path with
       a separator, or one that starts with `.` or `~`), see `folder` and
       `projects.detr.coco`; a CSV file, see `folder.open_table`;
-      `hf://datasets/OWNER/NAME` or `parquet:PLACE`, see `hub_source`;
+      `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
+      `hub_source`;
       `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a dataset of TFDS
       such as `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of
       VTAB-1k such as `vtab/dtd`, see `vtab`.
