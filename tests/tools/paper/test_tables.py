@@ -108,7 +108,8 @@ def test_table_2_has_ours_and_the_published_models(every):
   assert rows['VTAB (19 tasks)']['BiT-L (R152x4)'] == '76.29 ± 1.70'
   assert every.markdown().startswith(
     'test/accuracy at the last step in percent, mean ± standard deviation of '
-    'n = 3 runs (seed). Models without (ours) are quoted from the paper.\n\n|'
+    'n = 3 runs (seed). Results of models not marked (ours) are from the '
+    'paper.\n\n|'
   )
 
 
@@ -150,8 +151,8 @@ def test_only_vtab_is_table_9_alone(tmp_path):
 def test_without_vtab_it_is_table_2_alone(tmp_path):
   text = report(tmp_path, {'cifar10': [95], './my|data': [50]}).markdown()
   assert text == (
-    'test/accuracy at the last step in percent. Models without (ours) are '
-    'quoted from the paper.\n\n'
+    'test/accuracy at the last step in percent. Results of models not marked '
+    '(ours) are from the paper.\n\n'
     '|  | s16 (ours) | ViT-H/14 (JFT) | ViT-L/16 (JFT) | ViT-L/16 (I21k) | '
     'BiT-L (R152x4) |\n'
     '| :-- | --: | --: | --: | --: | --: |\n'
@@ -256,7 +257,7 @@ def test_pending_and_diverged_runs_are_named(tmp_path):
     './data': [1, 2, 3],
   }
   text = report(tmp_path, cells).markdown()
-  assert '; 11 of 18 runs have finished. Models without' in text
+  assert '; 11 of 18 runs have finished. Results of' in text
   ours = [row['s16 (ours)'] for row in table(text).values()]
   assert ours == [
     '92.00 ± 2.83 (n = 2, 1 diverged)',

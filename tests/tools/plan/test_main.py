@@ -69,8 +69,8 @@ def test_report_of_l16(monkeypatch):
   found = lines(text)
   assert found['compiled'] == 'in 62 s'
   assert found['memory'] == (
-    '5.00 GiB of 16.00 GiB at the most: parameters 2.00 GiB, optimizer '
-    '1.00 GiB, all else 2.00 GiB'
+    '5.00 GiB of 16.00 GiB at peak: parameters 2.00 GiB, optimizer '
+    '1.00 GiB, the rest 2.00 GiB'
   )
   # 8 images in 0.1 s; 369.5 GFLOPs each with the head, of 61.5 TFLOP/s.
   assert found['computing'].startswith('100.0 ms, MFU 48.')
@@ -117,7 +117,7 @@ def test_report_of_l16(monkeypatch):
   assert [float(x) for x in hours.groups()] == pytest.approx(
     [3.053 * 0.625 * 0.75, 4.595 * 0.625 * 0.75], abs=0.06
   )
-  assert two_sizes.endswith('hours here, of all sizes by their operations')
+  assert two_sizes.endswith('hours here, averaged over image sizes by FLOPs')
 
 
 def test_report_of_several_slices():
@@ -187,7 +187,7 @@ def test_what_the_compiler_says_of_memory():
     'HBM (15.48G). HLO module: jit_train_step.'
   )
   reason = costs._reason(message)
-  assert 'it takes 20.49 GiB of a core that has 15.48, 5.01 too much' in reason
+  assert 'it needs 20.49 GiB, and a core has 15.48 GiB, 5.01 too few' in reason
   assert 'accum_steps' in reason
   assert costs._reason('RESOURCE_EXHAUSTED: x\ny') == 'RESOURCE_EXHAUSTED: x'
 
@@ -322,7 +322,7 @@ def test_the_command_with_too_large_a_batch():
     *SMALL, '--config.batch_size=16384', '--config.optimizer.warmup=5%'
   )
   assert done.returncode == 1
-  assert done.stderr.startswith('error: The step does not fit: it takes ')
+  assert done.stderr.startswith('error: The step does not fit: it needs ')
 
 
 @pytest.mark.edge

@@ -155,7 +155,7 @@ def test_places_are_counted(engine, monkeypatch):
 
 
 def test_the_oldest_is_forgotten():
-  found = engine_lib.Remembered(10)
+  found = engine_lib.LruCache(10)
   found.put('a', 1, 4)
   found.put('b', 2, 4)
   assert found.get('a') == 1

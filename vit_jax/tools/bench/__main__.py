@@ -6,9 +6,9 @@
   python -m vit_jax.bench input --data ./photos arrayrecord:./photos-shards
 
 See COMMAND --help. Several variants, sizes and batches run as a grid, one
-combination after the other. Peers alternate with our code, so that other load
-on the machine affects all of them.
-Ratios are medians over the rounds; above 1, our code is faster.
+combination after the other. Our code and the libraries of --vs run in turns, so
+that other load on the machine affects all of them. Each printed ratio is our
+images/s divided by theirs: the median over the rounds.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     '--devices',
     type=int,
     default=1,
-    help='devices that share the batch; default: 1; a CPU simulates them',
+    help='devices that share the batch, simulated on a CPU; default: 1',
   )
   _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
   added['inference'].set_defaults(devices=1)
@@ -55,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     '--data',
     nargs='+',
     metavar='NAME',
-    help='data sets to measure, alternating; named as data.name in a config',
+    help='data sets to measure in turns, each in the syntax of data.name',
   )
   compared.add_argument(
     '--vs',
     choices=['tf.data'],
-    help='also measure this peer, alternating with ours; needs TensorFlow',
+    help='also measure this library, in turns with ours; needs TensorFlow',
   )
   return parser
 
@@ -71,7 +71,7 @@ def _grid_flags(
   batch_sizes: str,
   peers: Iterable[str],
 ) -> None:
-  """Adds the flags that make a grid."""
+  """Adds the flags whose values are combined into a grid."""
   command.add_argument(
     '--variants',
     type=_names,
@@ -82,7 +82,7 @@ def _grid_flags(
     '--image_sizes',
     type=_numbers,
     default=[224],
-    help='sides in pixels; default: 224',
+    help='image sides in pixels; default: 224',
   )
   command.add_argument(
     '--batch_sizes',
@@ -100,7 +100,7 @@ def _grid_flags(
     '--vs',
     type=_names,
     default=[],
-    help='peers to measure too, alternating with ours: ' + ', '.join(peers),
+    help='also measure these, in turns with ours: ' + ', '.join(peers),
   )
   command.add_argument(
     '--set',
@@ -114,7 +114,7 @@ def _grid_flags(
 def _names(text: str) -> list[str]:
   if names := [part for part in text.split(',') if part]:
     return names
-  raise argparse.ArgumentTypeError('the list is empty: give one or more')
+  raise argparse.ArgumentTypeError('the list is empty; give one or more values')
 
 
 def _numbers(text: str) -> list[int]:

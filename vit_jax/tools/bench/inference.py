@@ -1,6 +1,6 @@
-"""Inference: uint8 images in host memory to logits, on the first device.
+"""Inference from uint8 images in host memory to logits, on the first device.
 
---vs names peers that alternate with ours:
+--vs names other implementations, which run in turns with ours:
 
   onnx        our ONNX file in onnxruntime, on the CPU
   timm        timm's model of the same architecture with torch.compile
@@ -22,7 +22,7 @@ from vit_jax.tools.bench.race import Contender
 
 
 def _onnx(experiment: Experiment) -> Contender:
-  """Returns our weights in onnxruntime, on the CPU."""
+  """Returns a contender that runs our weights in onnxruntime on the CPU."""
   from vit_jax.convert import onnx
 
   checkpoint = opening.Checkpoint(

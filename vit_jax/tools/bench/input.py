@@ -27,12 +27,15 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader and, with --vs, tf.data; with --data, data sets.
+  """Measures our loader on photographs, or on the data sets of --data.
+
+  With --vs, it measures tf.data on the photographs too.
 
   Raises:
-    ImportError: without TensorFlow, if tf.data is asked for.
+    ImportError: if --vs=tf.data is given and TensorFlow is not installed.
   """
-  # Before TensorFlow and OpenCV count the cores for their thread pools.
+  # Use one core. This comes first, because TensorFlow and OpenCV count the
+  # cores for their thread pools.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
   photos = _Photos()
   named: dict[str, Source] = {'ours': photos}
@@ -73,7 +76,7 @@ class _Photos(Source):
     ]
 
   def __len__(self) -> int:
-    # The size of ImageNet: Grain shuffles small sources more slowly.
+    # ImageNet's size, because Grain shuffles small sources more slowly.
     return 1_281_167
 
   def __getitem__(self, index: int) -> dict:
@@ -101,7 +104,7 @@ def _our_batches(source: Source) -> Callable[[], float]:
 
 
 def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
-  """The usual tf.data recipe, which decodes only the cropped part."""
+  """Returns a turn of the usual tf.data recipe, which decodes only the crop."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 
@@ -123,7 +126,7 @@ def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
   data = [record['image'] for record in records]
   labels = [record['label'] for record in records]
   dataset = tf.data.Dataset.from_tensor_slices((data, labels)).repeat()
-  # One core: more parallel calls only add switching.
+  # On one core, more parallel calls only add context switches.
   dataset = dataset.map(transform, num_parallel_calls=1).batch(_BATCH_SIZE)
   dataset = dataset.prefetch(1)
   return lambda: _rate(dataset.as_numpy_iterator())

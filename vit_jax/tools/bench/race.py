@@ -1,4 +1,4 @@
-"""Measure contenders alternately, and print a table of their speeds."""
+"""Measure contenders in turns, and format a table of their speeds."""
 
 import dataclasses
 import importlib.metadata
@@ -14,8 +14,8 @@ from vit_jax.training.progress import mfu_text
 
 # Each contender has one turn per round, after one turn to warm up.
 ROUNDS = 9
-# Shortest turn in seconds: long enough that the device limits the speed and
-# not the host.
+# Target duration of a turn: long enough that the device, and not the host,
+# limits the speed.
 TURN_S = 0.5
 
 
@@ -24,11 +24,11 @@ class Contender:
   """An implementation to measure.
 
   Attributes:
-    name: in tables.
+    name: its name in tables.
     turn: runs one turn and returns images/s.
     compile_s: compile time in seconds.
     memory_gib: peak memory.
-    mfu_per_image_s: MFU of one image/s.
+    mfu_per_image_s: model FLOPs utilisation (MFU) at one image/s.
   """
 
   name: str
@@ -41,7 +41,7 @@ class Contender:
 def paced(
   start: Callable[[], Any], wait: Callable[[], Any], images: int
 ) -> Callable[[], float]:
-  """Returns a turn of as many steps as fit into `TURN_S`.
+  """Returns a turn that runs as many steps as fit into `TURN_S`, up to 100.
 
   Args:
     start: dispatches a step.
@@ -60,7 +60,7 @@ def paced(
   def turn() -> float:
     nonlocal steps
     if not steps:
-      seconds(1)  # perhaps compiles
+      seconds(1)  # may compile
       steps = max(1, min(100, round(TURN_S / seconds(1))))
     return steps * images / seconds(steps)
 
@@ -70,8 +70,8 @@ def paced(
 def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
   """Runs contenders alternately, ours first, and returns a table of speeds.
 
-  They alternate so that other load on the machine affects all of them. A
-  contender that does not fit into memory is reported and left out.
+  Other load on the machine then affects all of them. A contender that does not
+  fit into memory is reported and left out.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -101,7 +101,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
     if each.mfu_per_image_s is not None:
       lines[-1] += f', MFU {mfu_text(median * each.mfu_per_image_s)}'
   for each, found in zip(contenders[1:], rates[1:], strict=True):
-    # The median of ratios within rounds, where load was similar for both.
+    # Each ratio is within one round, where both had a similar load.
     ratio = statistics.median(
       x / y for x, y in zip(rates[0], found, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Images/s over a grid of models, sizes and batch sizes."""
+"""Measure images/s over a grid of models, image sizes and batch sizes."""
 
 import argparse
 import functools
@@ -42,12 +42,12 @@ def bench(
       raise ValueError(f'--vs={peer} is unknown. Use {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
-    # Leaves half of a GPU's memory to PyTorch; JAX's default is 3/4.
+    # Leave half of a GPU's memory to PyTorch. By default JAX takes 3/4.
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
-    # XLA uses one thread per core. Simulated devices block threads while they
-    # wait for each other, and deadlock if the last one finds none free.
+    # XLA uses one thread per core. Each simulated device blocks a thread while
+    # it waits for the others, so too few threads cause a deadlock.
     threads = max(os.cpu_count() or 1, 2 * count)
     os.environ.setdefault('PJRT_NPROC', str(threads))
   names = list(
@@ -73,10 +73,10 @@ def bench(
 
 
 def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
-  """Returns the devices that share the images.
+  """Returns the first `count` devices, which share the batch.
 
   Raises:
-    ValueError: if there are fewer devices, or a peer supports only one.
+    ValueError: if there are fewer devices, or `versus` supports only one.
   """
   devices = jax.devices()
   kind = devices[0].device_kind
@@ -96,10 +96,10 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
 def ours(
   experiment: Experiment, devices: Sequence[jax.Device], training: bool
 ) -> Contender:
-  """Returns our training step or inference.
+  """Returns our training step or our inference as a contender.
 
-  A training step finds its batch on the devices; inference gets images from
-  host memory.
+  The batch of a training step is already on the devices. Inference copies its
+  images from host memory.
   """
   batch = step.random_batch(experiment)
   if training:

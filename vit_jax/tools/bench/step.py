@@ -11,10 +11,10 @@ from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives.objective import Facts
 
 NUM_CLASSES = 1000
-# Enough examples that the warm-up fits at any batch size, and few enough that
-# 32 bits count the steps.
+# Enough examples for the warm-up at any batch size, and few enough that the
+# step number fits into 32 bits.
 _FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
-# Fields that have their own flags, since they name the rows.
+# Fields that have their own flags, because they name the printed tables.
 _NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
 
 
@@ -25,11 +25,11 @@ def config_of(
   dtype: str,
   overrides: Sequence[str],
 ) -> ConfigDict:
-  """Returns a config that trains a model.
+  """Returns the config of one combination of the grid.
 
   Args:
     variant: variant of the model, such as `ti16`.
-    image_size: the side in pixels.
+    image_size: image side in pixels.
     batch_size: images per step.
     dtype: compute dtype.
     overrides: fields of the config, such as `model.remat=cheap`.
@@ -49,10 +49,7 @@ def config_of(
     if not equals:
       raise ValueError(f'--set={text} lacks "=". Write FIELD=VALUE.')
     if name in _NAMED:
-      raise ValueError(
-        f'--set={text}: {name} has its own flag, which names the rows. See '
-        '--help.'
-      )
+      raise ValueError(f'--set={text}: {name} has its own flag. See --help.')
     config_lib.override(config, {name: value})
   return config
 
@@ -65,7 +62,7 @@ def experiment_of(
 
 
 def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
-  """Returns a batch of noise."""
+  """Returns a batch of random images and labels."""
   rng = np.random.default_rng(0)
   shapes = experiment.objective.batch_shapes(experiment.config.batch_size)
   return {

@@ -1,4 +1,4 @@
-"""Benchmark timm's models in PyTorch, trained and applied as timm does."""
+"""Benchmark timm's models in PyTorch, trained and run as timm does it."""
 
 import functools
 import importlib
@@ -54,8 +54,8 @@ def contender(
 
   Args:
     experiment: gives model, batch size and dtype.
-    training: True for AdamW and cross-entropy with the batch on the device;
-      False for images in host memory to logits.
+    training: True for training steps with AdamW and cross-entropy, on a batch
+      that is on the device; False for inference on images in host memory.
     compiled: whether to use `torch.compile`.
 
   Raises:
@@ -69,7 +69,7 @@ def contender(
   on_gpu = torch.cuda.is_available()
   device = 'cuda' if on_gpu else 'cpu'
   model: Any = timm.create_model(**arguments(experiment)).train(training)
-  # The fastest layout for convolutions on GPUs, and that of the images.
+  # The images have this layout, and convolutions are fastest in it on GPUs.
   model = model.to(device, memory_format=torch.channels_last)
   batch = step.random_batch(experiment)
   images = torch.from_numpy(batch['image'])
@@ -117,7 +117,7 @@ def contender(
     started_s = time.monotonic()
     try:
       start()
-    except Exception as e:  # a compiler may fail in any way
+    except Exception as e:  # torch.compile may raise any type
       if isinstance(e, RuntimeError) and race.is_out_of_memory(e):
         raise
       reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__

@@ -1,20 +1,25 @@
 """Training steps.
 
-Ours is the step of the training loop: it flips and normalises uint8 images on
-the device, and computes cross-entropy, Adam with decoupled weight decay, and
-the logged norms. The batch is already on the device. The table has images/s,
-compile time, memory as planned by the compiler (for torch: as measured, on
-GPUs) and, if the device's peak is known, MFU: 3 x forward FLOPs x images/s
-divided by the peak in bfloat16.
+Our step is the step of the training loop. It flips and normalises uint8 images
+on the device, and computes cross-entropy, Adam with decoupled weight decay, and
+the logged norms. The batch is already on the device.
+
+The table lists images/s, compile time and peak memory. The compiler plans the
+memory; that of PyTorch is measured, on GPUs only. For devices whose peak is
+known, the table lists MFU: 3 x forward FLOPs x images/s / peak in bfloat16.
 
 Steps run on the first device, or on --devices devices that share the batch.
 images/s is the total, memory is per device.
 
---vs names peers that alternate with ours, on the same images: timm (timm's
-model of the same architecture with torch.compile, fused AdamW, and autocast if
---dtype=bfloat16) and timm-eager (without torch.compile).
+--vs names other implementations, which run in turns with ours on the same
+images:
 
-If a batch does not fit into memory, this is printed and the grid continues.
+  timm        timm's model of the same architecture with torch.compile, fused
+              AdamW, and autocast if --dtype=bfloat16
+  timm-eager  the same without torch.compile
+
+If a batch does not fit into memory, the command says so and goes on with the
+next combination.
 """
 
 import functools

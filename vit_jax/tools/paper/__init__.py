@@ -1,1 +1,1 @@
-"""The paper's recipes and results, and its tables and figures for our runs."""
+"""The paper's recipes and results, and its tables and figures for your runs."""

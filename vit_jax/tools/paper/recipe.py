@@ -12,9 +12,9 @@ from vit_jax.data import benchmarks
 from vit_jax.sweeps import axes
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
-# Steps for data sets that table 4 does not list; the number is VTAB's.
+# VTAB's number of steps, used for data sets that table 4 does not list.
 STEPS = 2_500
-# BiT crops 384 pixels from 448.
+# BiT resizes images to 448 pixels and crops 384.
 RESIZE = 448 / 384
 
 
@@ -27,7 +27,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
       `from_init`.
 
   Raises:
-    ValueError: if the model is neither.
+    ValueError: if `model` is neither a variant nor a checkpoint.
   """
   try:
     config_lib.choose_model(config, model)
@@ -51,7 +51,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
 def on(name: str) -> dict[str, Any]:
   """Returns the fields of table 4 for one data set.
 
-  The data set is a benchmark, or any other with the splits train and test.
+  Data sets that are not benchmarks need the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
@@ -75,7 +75,7 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width
-  if config.model.name == from_init.NAME:  # only the file name is known yet
+  if config.model.name == from_init.NAME:  # the checkpoint is not opened yet
     convolutional = re.search(r'r\d+|resnet|bit', config.init.lower())
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES

@@ -9,15 +9,15 @@ from vit_jax.sweeps import grid
 from vit_jax.sweeps.grid import GridRun
 from vit_jax.training import plots
 
-# In the order of the legend.
+# Families in the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
-# Offsets of names from their points; they alternate.
+# Offsets of labels from their points, used alternately.
 _OFFSETS = ((6, -10), (-4, 6))
 
 
 class Point(NamedTuple):
-  """A model in the picture.
+  """A model in the plot.
 
   Attributes:
     name: label of the point.
@@ -109,7 +109,7 @@ class ScalingReport(grid.GridReport):
     points = self.points()
     if not points:
       return None
-    # Here, because it is slow to import.
+    # Imported here, because it is slow.
     from matplotlib.ticker import PercentFormatter
 
     figure = plots.figure(8, 5.5)

@@ -38,7 +38,7 @@ class Line(NamedTuple):
   Attributes:
     name: column of the published results.
     title: shown in the table.
-    cells: texts by the name of our model.
+    cells: texts by the name of your model.
   """
 
   name: str
@@ -50,16 +50,16 @@ class Line(NamedTuple):
 class TransferReport(grid.GridReport):
   """The runs of a sweep beside the published results.
 
-  The axis 'Dataset' has names of benchmarks or other data. Each combination of
-  the other axes, except seeds, is a model. The tables show test accuracy, even
-  if another metric chooses the best step of a run.
+  The axis 'Dataset' lists the data sets. Each combination of the other axes,
+  except seeds, is a model. The tables show test accuracy, even if another
+  metric chooses the best step of a run.
   """
 
   def markdown(self) -> str:
     """Returns table 2 and, for tasks of VTAB, table 9.
 
-    The deviation of VTAB's mean is over the means of seeds. Only seeds with all
-    tasks finished count.
+    For VTAB, each seed gives one value, its mean over the tasks. Only seeds
+    with all tasks finished count.
     """
     parts = [self._caption(self._usual_n) + '\n']
     if len(self._tasks) < len(self.axes[DATASET]):
@@ -71,7 +71,7 @@ class TransferReport(grid.GridReport):
   def _caption(self, n: int) -> str:
     return (
       f'{METRIC} {self.when()} in percent{self._counted(n)}. '
-      'Models without (ours) are quoted from the paper.'
+      'Results of models not marked (ours) are from the paper.'
     )
 
   def _table_2(self) -> str:
@@ -133,7 +133,7 @@ class TransferReport(grid.GridReport):
 
   @functools.cached_property
   def _usual_n(self) -> int:
-    """The usual number of values per cell."""
+    """The largest number of values in a cell."""
     return max(
       len(self.values(self._runs(model, name), METRIC))
       for model in self.models

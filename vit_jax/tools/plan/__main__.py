@@ -6,14 +6,14 @@
   python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v5e:16x16 \
     --slices=2 --config.batch_size=8192
 
-It compiles the real training step with the TPU's own compiler, which runs on
-any machine (`pip install -c requirements.txt -e '.[plan]'`). It prints memory,
-the time of a step, images/s, MFU and the bytes that each device sends, the cost
-of the whole schedule, and the cost of losing a slice. If the step does not fit
+It compiles the real training step with the TPU's own compiler, which needs no
+TPU (`pip install -c requirements.txt -e '.[plan]'`). It prints memory, step
+time, images/s, MFU and the bytes that each device sends. It also prints the
+cost of the whole run, and the cost of losing a slice. If the step does not fit
 into memory, the exit status is 1. docs/guides/plan.md explains the output.
 
-A topology is a generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its chips:
-v3:4x4, v4:2x2x4.
+A topology is a TPU generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its grid
+of chips: v3:4x4, v4:2x2x4.
 """
 
 import functools
@@ -40,7 +40,7 @@ from vit_jax.training import sharding
 EXIT_TOO_LARGE = 1
 
 _TOPOLOGY = flags.DEFINE_string(
-  'topology', '', 'Generation and chips, as in v3:16x16 or v5p:4x4x8.'
+  'topology', '', 'TPU generation and chips, as in v3:16x16 or v5p:4x4x8.'
 )
 _SLICES = flags.DEFINE_integer(
   'slices',
@@ -51,14 +51,14 @@ _SLICES = flags.DEFINE_integer(
 _SLICE_MTBF_H = flags.DEFINE_float(
   'slice_mtbf_h',
   168.0,
-  'Hours between two failures or preemptions of one slice.',
+  'Mean hours between failures or preemptions of one slice.',
   lower_bound=0.01,
 )
 _RESTART_MIN = flags.DEFINE_float(
   'restart_min', 10.0, 'Minutes from a failure to the next step.', lower_bound=0
 )
 _SAVE_S = flags.DEFINE_float(
-  'save_s', 5.0, 'Seconds that training waits for a save.', lower_bound=0.01
+  'save_s', 5.0, 'Seconds that training stops for a save.', lower_bound=0.01
 )
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
@@ -84,7 +84,7 @@ def run(argv: list[str]) -> None:
   """Prints the plan of a config, or an error."""
   del argv
   show_messages()
-  # The few arrays of this process belong on its own CPU.
+  # This process needs devices for a few small arrays only.
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
   try:

@@ -32,8 +32,8 @@ class Program:
     """Lowers the program for the platform of its arguments' devices."""
     placed = jax.tree.leaves(self.shapes)[0].sharding
     (platform,) = {device.platform for device in placed.device_set}
-    # A described TPU is not a backend of this process, so its platform is
-    # named. For other platforms JAX finds the name (such as CUDA) itself.
+    # A TPU that is only described has no backend in this process, so JAX needs
+    # its platform by name. JAX finds other platforms, such as CUDA, itself.
     if platform == 'tpu':
       with attention.portable():
         traced = self.function.trace(*self.shapes)
@@ -76,17 +76,17 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
   """Returns the peak memory of a device, including arguments."""
   found: Any = compiled.memory_analysis()
-  whole = (
+  total = (
     found.argument_size_in_bytes
     + found.output_size_in_bytes
     + found.temp_size_in_bytes
     - found.alias_size_in_bytes
   )
-  # On TPU, the peak considers when each array is needed. On other platforms it
-  # leaves out temporary arrays, so the sum of all arrays is used.
+  # On TPU, the compiler's peak counts each array only while it is needed. On
+  # other platforms it omits temporary arrays, so the sum of all arrays is used.
   placed = jax.tree.leaves(compiled.input_shardings)[0]
   is_tpu = next(iter(placed.device_set)).platform == 'tpu'
-  return found.peak_memory_in_bytes if is_tpu else whole
+  return found.peak_memory_in_bytes if is_tpu else total
 
 
 def _placed(tree: Any, where: Sharding) -> Any:

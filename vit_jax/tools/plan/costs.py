@@ -27,13 +27,13 @@ from vit_jax.training.progress import mfu_text
 
 GIB = 2**30
 
-# Classes and examples of data that cannot be opened here. ImageNet-21k has
-# 21,841 synsets; the paper's code uses two more logits. Its fall 2011 release
-# has 14.2 million images.
+# Classes and examples of data sets that this machine may lack. ImageNet-21k
+# (release of fall 2011) has 14.2 million images and 21,841 synsets. The paper's
+# code uses two more logits.
 _KNOWN = {'imagenet21k': (21_843, 14_197_122)}
 
-# Without these variables libtpu searches the network for a TPU, complains that
-# it finds none, and blocks other processes from using libtpu.
+# Without these variables libtpu searches the network for a TPU, logs errors,
+# and blocks other processes from using libtpu.
 _LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
@@ -71,7 +71,7 @@ def compile_step(experiment: Experiment) -> Step:
   """Compiles the training step of an experiment, as `train` would run it.
 
   Raises:
-    TooLarge: if it does not fit into memory.
+    TooLarge: if the step does not fit into memory.
   """
   program = aot.training(experiment)
   lowered = program.lower()
@@ -97,8 +97,8 @@ def compile_step(experiment: Experiment) -> Step:
 def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
   """Returns a compiled program and its HLO text.
 
-  The compiler dumps the text, because an older JAX cannot read the programs of
-  TPU7x and some of v6e.
+  The text is from the compiler's dump, because older versions of JAX cannot
+  read programs for TPU7x and some programs for v6e.
   """
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile(
@@ -118,14 +118,14 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns the compiler's needed and available memory as a sentence."""
+  """Returns a sentence with the needed and the available memory."""
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
   needed, there = map(float, match.groups())
   return (
-    f'it takes {needed:.2f} GiB of a core that has {there:.2f}, '
-    f'{needed - there:.2f} too much. Try a higher --config.accum_steps, '
+    f'it needs {needed:.2f} GiB, and a core has {there:.2f} GiB, '
+    f'{needed - there:.2f} too few. Try a higher --config.accum_steps, '
     '--config.model.remat=nothing_saveable, --config.gather=layer with '
     '--config.mesh.fsdp=-1, or a larger topology'
   )
@@ -138,7 +138,8 @@ def devices_of(
 
   Raises:
     ImportError: if libtpu is not installed.
-    ValueError: if the topology or the speed of its network is unknown.
+    ValueError: if the topology is unknown, or if the speed of the network
+      between its slices is not published.
   """
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
   generation = match[1] if match else ''  # libtpu crashes on zero chips
@@ -175,7 +176,7 @@ def devices_of(
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   """Returns the facts of a config's data; classes are named by numbers.
 
-  `num_classes` and `examples` override the data's if they are not 0.
+  `num_classes` and `examples` override the data's numbers, unless they are 0.
 
   Raises:
     ValueError: if the data are unknown and cannot be opened.
@@ -226,10 +227,10 @@ class Cost:
     devices: Sequence[jax.Device],
     chip: hardware.TpuChip,
   ):
-    """Computes all costs, with links and network at full speed."""
+    """Computes all costs; assumes links and network at full speed."""
     coords = {tuple(d.coords) for d in devices}  # the same in each slice
     self.devices = len(devices)
-    # Devices of a single slice do not have the attribute.
+    # The devices of a single slice lack the attribute.
     slices = {getattr(d, 'slice_index', 0) for d in devices}
     self.chips = len(coords) * len(slices)
     per_chip = self.devices // self.chips
@@ -296,9 +297,9 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
     'memory': (
-      f'{_gib(step.peak_bytes)} of {_gib(cost.hbm_bytes)} at the most: '
+      f'{_gib(step.peak_bytes)} of {_gib(cost.hbm_bytes)} at peak: '
       f'parameters {_gib(step.params_bytes)}, optimizer '
-      f'{_gib(step.optimizer_bytes)}, all else {_gib(rest_bytes)}'
+      f'{_gib(step.optimizer_bytes)}, the rest {_gib(rest_bytes)}'
     ),
     'computing': (
       f'{1e3 * cost.computing_s:,.1f} ms, MFU {cost.mfu(cost.computing_s)}: '
@@ -318,7 +319,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
       f'{total:,} steps of {cost.images:,}: '
       f'{total * share * cost.flops / 1e18:,.4g} exaFLOPs, '
       f'{span(days, ".4g")} core-days, {span(hours, ".1f")} hours here'
-      + (', of all sizes by their operations' if share < 1 else '')
+      + (', averaged over image sizes by FLOPs' if share < 1 else '')
     ),
   }
   if not cost.network_bytes:

@@ -14,7 +14,7 @@ class Failures:
   Attributes:
     mtbf_s: mean time between failures of any slice.
     restart_s: time from a failure to the next step.
-    save_s: time that training waits for a checkpoint.
+    save_s: time that training stops to save a checkpoint.
   """
 
   mtbf_s: float

@@ -28,19 +28,19 @@ _ASYNC = re.compile(
   r' = (\(?.*?) (all-gather|all-reduce|all-to-all|collective-permute|'
   r'reduce-scatter)(-start)?\('
 )
-# The bits of an element and the shape of an array; `pred` takes a byte.
+# Matches the bits of an array's elements, and its shape. `pred` takes a byte.
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
-# Axes of a mesh, or parts of axes: 'data':(2)4 is a part of size 4. The order
-# of the devices may stand between the mesh and the axes.
+# Matches axes of a mesh, or parts of axes: 'data':(2)4 is a part of size 4. The
+# order of the devices may stand between the mesh and the axes.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
 _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 # Slices exchange arrays through their hosts, by a pair of `send` and `recv` of
-# the same name. Both lines have the slices, as in {1,2}, and the transfer type.
+# the same name. Both lines list the slices, as in {1,2}, and the transfer type.
 _BETWEEN = re.compile(
   r' (send|recv)\(.*_xla_host_transfer_rendezvous="([^"]*)".*'
   r'_xla_megascale_target="\{([^}]*)\}.*_xla_megascale_transfer_type="(\w+)"'
@@ -131,11 +131,11 @@ class CompiledProgram:
 
     The links of a slice run one collective at a time. Each waits until the
     previous one has finished. The network between slices does the same.
-    Computation is assumed not to slow down meanwhile.
+    Collectives are assumed not to slow down computation.
 
     Args:
       clock_hz: cycles per second.
-      sent_s: maps a collective to its seconds if no other uses the links.
+      sent_s: maps a collective to its seconds when it has the links alone.
     """
     now = 0.0
     free = {False: 0.0, True: 0.0}  # when links and network become free
@@ -235,7 +235,7 @@ def _events(
         if isinstance(event, Start | Done):
           yield event
     elif called and (' call(' in line or ' conditional(' in line):
-      # Only one branch runs; the first is taken as representative.
+      # Only one branch runs; count the first.
       yield from _events(computations, inner)
 
 
@@ -334,4 +334,4 @@ def _devices(line: str) -> int:
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
     axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2])
     return math.prod(int(part or sizes[axis]) for axis, part in axes)
-  return 2  # a permutation sends between pairs
+  return 2  # a collective-permute sends between pairs of devices

@@ -1,1 +1,1 @@
-"""A page and an API for trained models: nothing of JAX, but in `__main__`."""
+"""Serve trained models. Only `__main__` and `board` import JAX."""

@@ -1,10 +1,10 @@
-"""Serve checkpoints on this machine, as a page and an API.
+"""Serve checkpoints on this machine, as a web page and an HTTP API.
 
   python -m vit_jax.serve CHECKPOINT [MORE ...] --port=8000
 
-Several checkpoints are shown side by side. Models run as ONNX in float32; JAX
-computes the attention rollout of a class. `python -m vit_jax.convert CHECKPOINT
-board --to=board` writes the same server for a machine without JAX.
+The page compares two checkpoints side by side. Models run as ONNX in float32;
+JAX computes the attention rollout of a class. `python -m vit_jax.convert
+CHECKPOINT board --to=board` writes the same server for a machine without JAX.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def main() -> int:
     from vit_jax.tools.serve import listening
   except ImportError as e:
     print(
-      f"error: {e}: serving needs pip install 'vit_jax[serve]'.",
+      f"error: {e}. To serve, run pip install 'vit_jax[serve]'.",
       file=sys.stderr,
     )
     return 2

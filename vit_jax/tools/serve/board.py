@@ -15,7 +15,7 @@ DTYPES = ('float32', 'int8')
 
 _PACKAGE = pathlib.Path(__file__).parents[2]
 _SERVER = _PACKAGE / 'tools' / 'serve'
-# The modules that decode and resize images, with all that they import.
+# The modules that decode and resize images, and the modules that they import.
 _PIXELS = (
   'data/decode.py',
   'data/orientation.py',
@@ -38,15 +38,15 @@ if __name__ == '__main__':
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
-  With the dtype 'int8', float32 is written too: it is faster on some boards,
-  and the server uses the faster one.
+  With the dtype 'int8', a float32 file is written too, because it is faster on
+  some boards. The server times both and uses the faster one.
 
   Raises:
     ImportError: if ONNX is not installed.
     ValueError: if the model lacks a head, or cannot be written.
   """
   with atomic_files.new_folder(target) as folder:
-    # The other modules of the server need JAX.
+    # `__main__` and `board` need JAX.
     served = [
       path
       for path in _SERVER.iterdir()

@@ -1,7 +1,7 @@
 """Decode and preprocess untrusted image files in a separate process.
 
-The same functions as in `predict` give the same pixels. The process has limits
-of time and memory, and is replaced if it hangs.
+It uses the functions of `predict`, so the pixels are the same. The process has
+limits of time and memory, and is replaced if it hangs.
 """
 
 import json
@@ -21,9 +21,10 @@ from vit_jax.data import decode, orientation
 from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Plan, Preprocessing
 
-# Environment variable with the token. Unlike a flag, other users cannot see it.
+# Environment variable with the token. Other users of the machine can see a
+# flag, but not a variable.
 TOKEN = 'VIT_JAX_TOKEN'
-# Only common formats, since every decoder can be attacked.
+# Only common formats, since each format's decoder can be attacked.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 SECONDS = 10.0
@@ -43,8 +44,8 @@ class View(NamedTuple):
   Attributes:
     size: (height, width) in pixels.
     preprocessing: how an image is resized to `size`.
-    keeps_shape: whether the aspect ratio is kept: the image is enlarged to fit
-      into the upper left corner, and the rest is black.
+    keeps_shape: whether the aspect ratio is kept: the image is resized to fit
+      and stands in the upper left corner, and the rest is black.
   """
 
   size: tuple[int, int]
@@ -57,9 +58,9 @@ class Seen(NamedTuple):
 
   Attributes:
     pixels_HWC: uint8 RGB.
-    box: the part of the upright image that the model sees: top, left, height
-      and width as shares.
-    size: (height, width) without padding.
+    box: the part of the image that the model sees: top, left, height and width
+      as shares of the image, after EXIF orientation is applied.
+    size: (height, width) in pixels, without padding.
   """
 
   pixels_HWC: np.ndarray
@@ -71,7 +72,8 @@ def see(data: bytes, view: View) -> Seen:
   """Decodes and preprocesses an image file.
 
   Raises:
-    UnreadableImage: if it is not an image, is damaged or has too many pixels.
+    UnreadableImage: if `data` is not an image, is damaged, or has too many
+      pixels.
   """
   picture = decode.open_image(
     data, 'upload', formats=FORMATS, max_pixels=MAX_PIXELS
@@ -123,14 +125,14 @@ class Decoder:
     env = {k: x for k, x in os.environ.items() if k != TOKEN}
     paths = filter(None, [root, env.get('PYTHONPATH')])
     env['PYTHONPATH'] = os.pathsep.join(paths)
-    env['OPENBLAS_NUM_THREADS'] = '1'  # it does not multiply matrices
+    env['OPENBLAS_NUM_THREADS'] = '1'  # decoding does not use BLAS
     views = json.dumps(self._views, default=vars)
     self._pipe, other = connection.Pipe()
     with other:
       self._process = subprocess.Popen(
         [sys.executable, '-m', __name__, str(other.fileno()), views],
         pass_fds=[other.fileno()],
-        process_group=0,  # Ctrl-C reaches only the server, which ends it
+        process_group=0,  # Ctrl-C reaches only the server, not this process
         env=env,
       )
     try:
@@ -145,11 +147,11 @@ class Decoder:
     """Decodes and preprocesses an image file for each view.
 
     Raises:
-      UnreadableUpload: if it is not an image, is damaged, has too many pixels
-        or takes too long.
+      UnreadableUpload: if `data` is not an image, is damaged, has too many
+        pixels, or takes too long.
       OSError: if the process cannot be started.
     """
-    # A limit may have ended the process after the last image.
+    # The process may have exceeded a limit and ended after the last image.
     if self._process.poll() is not None:
       self.close()
       self._start()
@@ -186,7 +188,7 @@ class Decoder:
 
 def main() -> None:
   """Decodes images for the server; runs in the separate process."""
-  # Strangers could write to the log through warnings about their images.
+  # Otherwise strangers could write to the log by warnings about their images.
   warnings.simplefilter('ignore')
   logging.disable()
   for limit, most in (

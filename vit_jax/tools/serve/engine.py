@@ -1,6 +1,6 @@
-"""Answer requests: a decoder, a thread that runs models, and caches.
+"""Answer requests with a decoder, a thread that runs models, and caches.
 
-Images and answers are cached in memory by the digest of the image, never on
+Images and answers are cached by the image's digest, in memory and never on
 disk. So moving a slider neither uploads the image nor runs the model again.
 """
 
@@ -19,18 +19,19 @@ from starlette.exceptions import HTTPException
 from vit_jax.tools.serve.decoder import Decoder, Seen, View
 from vit_jax.tools.serve.served_model import Answer, ServedModel
 
-# Most requests that wait or run; further ones are refused.
+# Limit of requests that wait or run; further requests are refused.
 MAX_WAITING = 32
-_MAX_BYTES = 16 << 20  # of cached images, and of cached answers
+_MAX_BYTES = 16 << 20  # limit of each cache
 
-# An image preprocessed for each view.
+# An image, preprocessed for each view.
 Sights = dict[View, Seen]
-# Returns a map hw. Arguments: the model's name, the preprocessed image, the
-# index of a class, the fusion of heads and the share to discard.
+# Returns an attention map, hw. Arguments: the model's name, the preprocessed
+# image, the index of a class, the fusion of heads, and the share of weights to
+# discard.
 Explain = Callable[[str, np.ndarray, int, str, float], np.ndarray]
 
 
-class Remembered:
+class LruCache:
   """A thread-safe least-recently-used cache with a limit in bytes.
 
   The newest value is kept even if it exceeds the limit.
@@ -39,7 +40,7 @@ class Remembered:
   def __init__(self, max_bytes: int):
     """Makes an empty cache."""
     self._max_bytes = max_bytes
-    self._found: dict[Any, tuple[Any, int]] = {}  # the last used is last
+    self._found: dict[Any, tuple[Any, int]] = {}  # in order of last use
     self._lock = threading.Lock()
     self._nbytes = 0
 
@@ -52,7 +53,7 @@ class Remembered:
       return value
 
   def put(self, key: Any, value: Any, nbytes: int) -> None:
-    """Stores a value, and drops the least recently used ones if full."""
+    """Stores a value; drops the least recently used values if full."""
     with self._lock:
       self._nbytes += nbytes - self._found.pop(key, (None, 0))[1]
       self._found[key] = value, nbytes
@@ -78,8 +79,8 @@ class Engine:
     self.waiting = 0
     self._views = list({model.view: None for model in models.values()})
     self._decoder = Decoder(self._views)
-    self._images = Remembered(_MAX_BYTES)
-    self._answers = Remembered(_MAX_BYTES)
+    self._images = LruCache(_MAX_BYTES)
+    self._answers = LruCache(_MAX_BYTES)
     self._seconds = 0.1  # recent duration of a request
     # Separate threads, so that decoding does not delay models.
     self._decoding, self._running = (
@@ -88,7 +89,7 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Counts a request as waiting; call it only in the event loop's thread.
+    """Counts a request as waiting; call only in the thread of the event loop.
 
     Raises:
       HTTPException: if `MAX_WAITING` requests wait or run.

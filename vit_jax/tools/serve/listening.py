@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from vit_jax.tools.serve import protection
 from vit_jax.tools.serve.decoder import TOKEN
 from vit_jax.tools.serve.engine import Engine, Explain
-from vit_jax.tools.serve.served_model import ServedModel, seconds_an_image
+from vit_jax.tools.serve.served_model import ServedModel, seconds_per_image
 from vit_jax.tools.serve.server import PageServer
 
 
@@ -24,7 +24,7 @@ def serve(
   paths: Sequence[pathlib.Path],
   explain: Explain | None = None,
 ) -> None:
-  """Serves models until a signal ends it.
+  """Serves models until a signal ends the server.
 
   Args:
     args: parsed flags of `add_flags`.
@@ -70,7 +70,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     access_log=False,
     server_header=False,
     proxy_headers=False,
-    # Strangers could write to the log through warnings.
+    # Otherwise strangers could write to the log by causing warnings.
     log_level='error',
   )
 
@@ -78,7 +78,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
 def _give_memory_back() -> None:
   """Makes glibc return freed large arrays to the system.
 
-  Otherwise each thread keeps them, a third of all memory with ViT-B/16.
+  Otherwise each thread keeps them: with ViT-B/16, a third of all memory.
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):
@@ -88,7 +88,7 @@ def _give_memory_back() -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of both commands."""
+  """Adds the flags that `vit_jax.serve` and a board's serve.py share."""
   parser.add_argument(
     '--host',
     default='127.0.0.1',
@@ -96,14 +96,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     'is open to the network, so give a --token too)',
   )
   parser.add_argument(
-    '--port', type=_port, default=8000, help='(default: 8000; 0 for a free one)'
+    '--port', type=_port, default=8000, help='(default: 8000; 0: any free port)'
   )
   parser.add_argument(
     '--token',
     type=_token,
     default=os.environ.get(TOKEN),
-    help=f'secret that every request must have (default: ${TOKEN}, which is '
-    'hidden from other users of this machine; if empty, no secret)',
+    help=f'secret that requests to the API must send (default: ${TOKEN}, which '
+    'is hidden from other users of this machine; if empty, no secret)',
   )
   parser.add_argument(
     '--threads',
@@ -132,14 +132,15 @@ def _port(text: str) -> int:
 def main() -> int:
   """Serves the folder models/ of a board; returns the exit status."""
   parser = argparse.ArgumentParser(
-    description='Serves the models of this folder, as a page and an API.'
+    description='Serves the models of this folder, as a web page and an HTTP '
+    'API.'
   )
   add_flags(parser)
   parser.add_argument(
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='dtype, if a model is stored in both (default: time both)',
+    help='dtype of models that are stored in both (default: faster: time both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'
@@ -179,7 +180,7 @@ def choose(
     return next(iter(paths.values()))
   if dtype == 'faster':
     _give_memory_back()
-    times = {x: seconds_an_image(path, threads) for x, path in paths.items()}
+    times = {x: seconds_per_image(path, threads) for x, path in paths.items()}
     dtype = min(times, key=times.__getitem__)
     said = ', '.join(f'{x} {1e3 * s:.1f} ms' for x, s in times.items())
     print(f'timed     {paths[dtype].stem}: {said}', flush=True)

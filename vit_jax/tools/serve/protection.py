@@ -67,7 +67,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
     raise HTTPException(403, f'The host {host!r:.100} is not served here.')
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
     if request.headers.get('sec-fetch-mode') != 'navigate':
-      raise HTTPException(403, 'Pages of other sites are not answered.')
+      raise HTTPException(403, 'Requests from pages of other sites fail.')
 
 
 def check_token(request: Request, token: str) -> None:
@@ -131,7 +131,7 @@ class ImpatientProtocol(H11Protocol):
     self._start = self.loop.time()
     self._wait(HEADER_SECONDS)
     if len(self.connections) > MAX_CONNECTIONS:
-      # A connection without a deadline waits for the model.
+      # A connection without a deadline waits for the model; keep it.
       every = cast(set[ImpatientProtocol], self.connections)
       waiting = [x for x in every if x._deadline]
       oldest = min(waiting, key=lambda x: x._start)
@@ -144,7 +144,7 @@ class ImpatientProtocol(H11Protocol):
     if self.cycle and not self.cycle.more_body:
       self._stop()
     elif self.cycle and was_head:
-      # The application has its own error for a late body, so it goes first.
+      # The application answers a late body with an error, 5 s earlier.
       self._wait(BODY_SECONDS + 5)
 
   def send_400_response(self, msg: str) -> None:

@@ -19,12 +19,12 @@ class Answer(NamedTuple):
   """The output of a model for an image.
 
   Attributes:
-    probability_C: float64; for DETR QC, probabilities of each query.
+    probability_C: float64; for DETR, QC: probabilities of each query.
     boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image.
     fused: attention weights of the layers, XLL, by fusion of heads; empty if
       the model does not support maps.
     read_L: weight of each token in the output; see `attention_maps.Layers`.
-    seconds: duration of the run.
+    seconds: duration of the model's run.
   """
 
   probability_C: np.ndarray
@@ -46,7 +46,7 @@ class ServedModel:
   Attributes:
     name: name of the model, from its file.
     view: input format.
-    grid: (h, w) of the patches of a map; None if maps are not supported.
+    grid: (h, w) of a map, in patches; None if maps are not supported.
     layers: number of layers that a map can show.
     class_names: C names; numbers if classes are unnamed.
     finds_objects: whether it is DETR.
@@ -61,7 +61,7 @@ class ServedModel:
       threads: number of threads; 0 for onnxruntime's default.
 
     Raises:
-      ValueError: if `convert --to=board` has not written the file.
+      ValueError: if the file is not a model that `board.write_model` wrote.
     """
     self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
@@ -143,8 +143,8 @@ class ServedModel:
     )
 
 
-def seconds_an_image(path: pathlib.Path, threads: int) -> float:
-  """Returns the shortest of a few run times."""
+def seconds_per_image(path: pathlib.Path, threads: int) -> float:
+  """Returns the shortest of four run times of a model."""
   model = ServedModel(path, threads)
   size = model.view.size
   black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
@@ -161,7 +161,7 @@ def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
 
 
 def _text(text: str) -> str:
-  """Replaces characters that UTF-8 cannot encode, as in odd file names."""
+  """Replaces characters that UTF-8 cannot encode; file names may have some."""
   return text.encode(errors='replace').decode()
 
 

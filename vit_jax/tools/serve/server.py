@@ -1,4 +1,4 @@
-"""The page and the API as an application for any ASGI server."""
+"""The page and the API as an ASGI application."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ _FOLDER = pathlib.Path(__file__).parent
 DESCRIPTION = json.loads((_FOLDER / 'openapi.json').read_text())
 _PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 
-# Status of errors that are not HTTPExceptions, and a message; if it is empty,
-# the message of the error is used.
+# Status and message for errors that are not HTTPExceptions. An empty message
+# stands for the error's own message.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
   UnreadableUpload: (422, ''),
   ClientDisconnect: (400, 'The image ended too early.'),
@@ -86,7 +86,7 @@ class PageServer:
     return protection.lingering(app)
 
   def _guarded(self, endpoint: Endpoint | Response) -> Endpoint:
-    """Wraps an endpoint or a fixed response in the checks of every request."""
+    """Wraps an endpoint or a fixed response in the checks of all requests."""
 
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
@@ -208,19 +208,20 @@ class PageServer:
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
-  """Returns the values of all parameters; None if left out without a default.
+  """Returns the values of all parameters; None if missing and without default.
 
   Values are checked against openapi.json and the limits of the model. An empty
-  parameter counts as left out.
+  parameter counts as missing.
 
   Raises:
-    HTTPException: if a value is invalid; names the parameter and valid values.
+    HTTPException: if a value is invalid. The message names the parameter and
+      its valid values.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
   for name, text in given.items():
     if name not in schemas:
-      raise _impossible(name, text, f'use {", ".join(schemas)}')
+      raise _invalid(name, text, f'use {", ".join(schemas)}')
   names = list(engine.models)
   schemas['model'] = {'enum': names, 'default': names[0]}
   model = engine.models[_value(given, 'model', schemas['model'])]
@@ -265,11 +266,11 @@ def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
       value = math.nan
     valid, way_out = 0 <= value < 1, 'use a number from 0 to below 1'
   if not valid:
-    raise _impossible(name, text, way_out)
+    raise _invalid(name, text, way_out)
   return value
 
 
-def _impossible(name: str, text: str, way_out: str) -> HTTPException:
+def _invalid(name: str, text: str, way_out: str) -> HTTPException:
   return HTTPException(400, f'{name:.40}={text:.80} is invalid: {way_out}.')
 
 
@@ -291,7 +292,7 @@ def _likeliest(
 def _objects(
   answer: Answer, model: ServedModel, threshold: float
 ) -> list[dict[str, Any]] | None:
-  """Returns DETR's objects, the likeliest first; None for other models."""
+  """Returns DETR's objects, the likeliest first; None for classifiers."""
   if answer.boxes_Q4 is None:
     return None
   found = []
