@@ -167,7 +167,7 @@ def test_the_story_of_a_run(config, monkeypatch):
   sizes = [(8, 8), (8, 8), (4, 8)]
   kind = type(made.objective)
   monkeypatch.setattr(kind, 'batch_sizes', lambda objective: sizes)
-  assert made.story().splitlines() == [
+  assert made.summary().splitlines() == [
     f'model  ViT, {params:,} parameters, 1.23 GFLOPs an image of 8x8, 4x8 '
     'pixels',
     'data   digits train: 1,281,167 images, 1,234 classes',
@@ -176,7 +176,7 @@ def test_the_story_of_a_run(config, monkeypatch):
   config_lib.choose_objective(config, 'masked')
   config.model.pool = 'gap'
   alone = made_of(config, (), examples=70)
-  assert alone.story().splitlines()[1] == (
+  assert alone.summary().splitlines()[1] == (
     'data   digits train: 70 images without labels'
   )
 
@@ -229,7 +229,7 @@ def test_gradients_are_float32_and_split_as_parameters_are(config):
 
   def gradients(params, batch):
     batch = made.objective.augment(batch, key)
-    given = made._to_use(params), {}, {}, batch, key
+    given = made._gathered(params), {}, {}, batch, key
     return made._gradients(*given)[0]
 
   program = jax.make_jaxpr(gradients)(params, batch)
@@ -267,7 +267,7 @@ def test_a_start_that_saw_other_values_is_told(
   monkeypatch.setattr(made, 'place', lambda params: ('placed', params))
   assert made.params_from(checkpoint) == ('placed', 'new')
   assert given == [(checkpoint, made.objective.model, (8, 8), 'random')]
-  said = f'trained on images with mean {mean} and std {std}; here data.mean is'
+  said = f'trained on images with mean {mean} and std {std}, but data.mean is'
   assert (said in caplog.text) == warned == bool(caplog.records)
 
 

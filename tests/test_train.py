@@ -674,7 +674,7 @@ def test_training_warns_where_the_start_saw_other_values(tmp_path, caplog):
   caplog.clear()
   config.data.mean = (0.4, 0.5, 0.6)
   train.train(config, str(tmp_path / 'same'))
-  assert 'It was trained on' not in caplog.text
+  assert 'was trained on images' not in caplog.text
   saved = opening.open_checkpoint(str(tmp_path / 'same')).preprocessing
   assert saved.mean == (0.4, 0.5, 0.6)
 

@@ -1,7 +1,7 @@
 """Vision Transformer in JAX/Flax: models, training, evaluation, tools.
 
-The functions that programs call are here; each loads its module on first use,
-because importing JAX takes a second.
+Exports the Python API. Each name is imported on first use, because importing
+JAX takes a second.
 """
 
 import importlib
@@ -58,8 +58,8 @@ def __dir__() -> list[str]:
 
 class _Package(types.ModuleType):
   def __setattr__(self, name: str, value: Any) -> None:
-    # The import system stores `vit_jax.train`, the module, as an attribute of
-    # its package. The name belongs to the function.
+    # Importing the module `vit_jax.train` would replace the function
+    # `vit_jax.train` by the module.
     if not (name in _MODULES and isinstance(value, types.ModuleType)):
       super().__setattr__(name, value)
 

@@ -1,6 +1,6 @@
 """All commands, as `python -m vit_jax COMMAND` or `vit-jax COMMAND`.
 
-A config's name suffices in any folder: --config=digits, --config=vit:l16.
+The configs of this project have names: --config=digits, --config=vit:l16.
 """
 
 import runpy
@@ -16,11 +16,14 @@ COMMANDS = {
   'convert': ('vit_jax.convert', 'converts checkpoints to other frameworks'),
   'serve': ('vit_jax.serve', 'serves a web page and an API that label images'),
   'visualize': ('vit_jax.visualize', 'plots attention, filters, positions'),
-  'palette': ('vit_jax.palette', "computes a data set's colours for iGPT"),
+  'palette': (
+    'vit_jax.palette',
+    "computes iGPT's colour palette of a data set",
+  ),
   'complete': ('vit_jax.complete', 'completes images with iGPT'),
   'data': (
     'vit_jax.data',
-    'writes ArrayRecord files, and COCO annotations of masks',
+    'writes ArrayRecord files, or COCO annotations from masks',
   ),
   'models': ('vit_jax.models', 'lists models: parameters, GFLOPs, tokens'),
   'plan': ('vit_jax.plan', 'estimates memory and time on TPUs, without a TPU'),

@@ -22,9 +22,9 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# Fields that may change when a run resumes: they change speed and memory, and
-# the result only through the order of reductions. Exception: with dropout or
-# stochastic depth, `accum_steps` changes the random draws.
+# Fields that may change when a run resumes. They change training steps only by
+# rounding, with two exceptions: `extend` and `data.on_bad_image` log a warning,
+# and `accum_steps` changes random draws in the model, such as dropout.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -98,7 +98,7 @@ def base() -> ConfigDict:
       # embeddings are resized and its head is replaced by a new one.
       'init': '',
       # Whether to fit the new head as a linear classifier on frozen features of
-      # `init` before training. Otherwise it starts at zero.
+      # `init` before training. Otherwise the head starts at zero.
       'head_first': False,
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
@@ -168,7 +168,7 @@ def base() -> ConfigDict:
         # For evaluation: resize the short side to this, then crop the centre. 0
         # resizes directly to the image size.
         'resize_small': 0,
-        # For evaluation: bilinear or bicubic.
+        # Interpolation for evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
         # Whether to resize both sides to resize_small, not only the short one.
         'squash': False,
@@ -185,8 +185,8 @@ def base() -> ConfigDict:
         # their number and trains without them.
         'on_bad_image': 'error',
       },
-      # Evaluators by the prefix of their metrics (test/accuracy). Those with
-      # `on` set run.
+      # Evaluators by the prefix of their metrics (test/accuracy). An evaluator
+      # runs if `on` is set.
       'evaluators': {
         # Means of the objective's metrics.
         'test': {'type': 'mean', 'on': True, 'split': 'test'},
@@ -230,7 +230,7 @@ def base() -> ConfigDict:
           'layer': 'pre_logits',
         },
         # COCO average precision of boxes, for objective.name=detection. `masks`
-        # adds that of masks.
+        # adds the average precision of masks.
         'coco': {
           'type': 'coco',
           'on': False,
@@ -283,8 +283,8 @@ def base() -> ConfigDict:
         # Radius rho of SAM, 0.02 to 0.2, which takes two gradients per step; 0
         # disables SAM.
         'sam': 0.0,
-        # On kernels only. SGD applies it as an L2 penalty; the others decouple
-        # it and multiply it by the learning rate.
+        # Weight decay of kernels only. SGD applies it as an L2 penalty; the
+        # other optimizers decouple it and multiply it by the learning rate.
         'weight_decay': 0.1,
         # Weight decay at the end of the run, reached on a cosine schedule; 0
         # keeps it constant.
@@ -313,8 +313,8 @@ def base() -> ConfigDict:
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
-      # another axis uses the devices of a slice that remain; data and fsdp
-      # share them if both are -1.
+      # another axis uses the remaining devices of a slice; data and fsdp share
+      # them if both are -1.
       'mesh': {'slice': -1, 'data': -1, 'fsdp': 1, 'tensor': 1},
       # When to gather parameters that are sharded over fsdp: once per 'step'
       # (fastest) or in each 'layer' (least memory).
@@ -330,10 +330,10 @@ def base() -> ConfigDict:
       # WORKDIR/stages/NAME; other fields refer to them as 'stages/NAME'. See
       # `sweeps.stages`.
       'stages': (),
-      # Axes to choose the best combination of before the sweep; --tune adds
-      # one. Each combination is trained on `train` and compared on `val` by the
-      # objective's first metric; both are parts of the training set. The runs
-      # of the sweep use the best combination.
+      # Tuning before the sweep. Each combination of `axes` is trained on
+      # `train` and compared on `val` by the objective's first metric; both are
+      # parts of the training set. The runs of the sweep use the best
+      # combination. --tune adds an axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # Report of a sweep: 'grid' is a table of any two axes, 'transfer' gives
       # tables 2 and 9 of the paper, 'scaling' figure 5.
@@ -345,12 +345,12 @@ def base() -> ConfigDict:
 def choose_model(config: ConfigDict, variant: str) -> None:
   """Sets the model of a config to a named variant, such as 'l16' or 'r50x1'.
 
-  `variants.succeed` documents which choices of the previous model are kept.
+  `variants.carry_over` says which fields of the previous model are kept.
 
   Raises:
     ValueError: if the variant is unknown.
   """
-  config.model = ConfigDict(variants.succeed(config.model, variant))
+  config.model = ConfigDict(variants.carry_over(config.model, variant))
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
@@ -364,7 +364,7 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 
 
 def check_ranges(config: ConfigDict) -> None:
-  """Checks the values of all fields.
+  """Checks the fields in `VALID`, and that every field has a value.
 
   Raises:
     ValueError: for an invalid value; names the field, value and range.
@@ -372,8 +372,9 @@ def check_ranges(config: ConfigDict) -> None:
   known = flatten(config)
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
-      f'{", ".join(left_open)} have no value: only training chooses them from '
-      f'its data. Set them here, with --config.{left_open[0]}=...'
+      f'Config fields without a value: {", ".join(left_open)}. Only training '
+      f'chooses them, from its data. Set them, as in '
+      f'--config.{left_open[0]}=...'
     )
   for field in known.keys() & VALID.keys():
     check_value(field, known[field], VALID[field])
@@ -415,7 +416,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     | {'objective.fixed': meta.get('fixed', [])}
     for meta in (saved, given)
   )
-  # These paths were made absolute, and the workdir may have moved since.
+  # Paths of stages are saved as absolute paths, and the workdir may have moved.
   for fields in (old, new):
     for key in ('init', 'teacher', 'objective.labels'):
       _, stage, name = str(fields.get(key, '')).rpartition('/stages/')

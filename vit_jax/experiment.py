@@ -71,7 +71,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config that passed all checks that do not need its data.
 
-  They run first, because opening and checking data can take long.
+  These checks run first, because opening and checking data can take long.
 
   Attributes:
     config: from a file in `configs/`.
@@ -140,9 +140,9 @@ class Experiment:
     self.has_adapters = o.lora > 0
     if self.has_adapters and self.objective.result:
       raise ValueError(
-        f'optimizer.lora is {o.lora} and objective.name '
-        f'{config.objective.name!r}: its {self.objective.result} needs all '
-        'parameters. Adapters are for fine-tuning; use 0.'
+        f'optimizer.lora is {o.lora}, but the {self.objective.result} of '
+        f'objective.name={config.objective.name} needs all parameters. '
+        'Adapters are for fine-tuning: set optimizer.lora=0.'
       )
     if o.frozen or o.lr_scales or o.lora:
       _ = self.state_shapes  # raises for patterns that match no parameter
@@ -164,8 +164,8 @@ class Experiment:
     mean, std = tuple(data.mean), tuple(data.std)
     if (theirs.mean, theirs.std) != (mean, std):
       _log.warning(
-        f'It was trained on images with mean {theirs.mean} and std '
-        f'{theirs.std}; here data.mean is {mean} and data.std {std}.'
+        f'{checkpoint.path} was trained on images with mean {theirs.mean} and '
+        f'std {theirs.std}, but data.mean is {mean} and data.std is {std}.'
       )
     return self.place(
       transfer.to_new_task(
@@ -188,10 +188,13 @@ class Experiment:
     )
     return new_state(params)
 
-  def with_body(self, fixed: Params, params: Params | None) -> Params:
-    """Returns the fixed parameters of a step: the objective's, `fixed`.
+  def all_fixed(self, fixed: Params, params: Params | None) -> Params:
+    """Returns all parameters that a training step uses and does not change.
 
-    With adapters they include those of the model, `params`, below the adapters.
+    Args:
+      fixed: the objective's fixed parameters.
+      params: the model's parameters, only needed for adapters, which leave most
+        of them fixed.
     """
     if not self.has_adapters:
       return fixed
@@ -203,10 +206,15 @@ class Experiment:
     fixed, params = map(
       jax.eval_shape, (self.objective.fixed, self._new_params)
     )
-    return self.placed(self.with_body(fixed, params))
+    return self.placed(self.all_fixed(fixed, params))
 
-  def whole(self, params: Params, fixed: Params) -> Params:
-    """Returns all parameters of the model, of those that are trained."""
+  def all_params(self, params: Params, fixed: Params) -> Params:
+    """Returns all parameters of the model, with any adapters merged.
+
+    Args:
+      params: the trained parameters.
+      fixed: result of `all_fixed`.
+    """
     if not self.has_adapters:
       return params
     return adapters.merged(fixed['adapted'], params)
@@ -262,7 +270,7 @@ class Experiment:
     model = self.objective.model
     return sum(flops.forward_flops(model, size) for size in sizes) // len(sizes)
 
-  def story(self) -> str:
+  def summary(self) -> str:
     """Describes the model, data and run in three lines."""
     config, facts, model = self.config, self.facts, self.objective.model
     classes = len(facts.class_names)
@@ -302,7 +310,7 @@ class Experiment:
     batch = self.objective.augment(batch, key_augment)
 
     def gradients(params: Params) -> tuple[Params, tuple[Metrics, Any]]:
-      given = self._to_use(params), fixed, state.objective_state
+      given = self._gathered(params), fixed, state.objective_state
       of_part = functools.partial(self._gradients, *given)
       return self._accumulated(of_part, batch, key_loss)
 
@@ -315,8 +323,8 @@ class Experiment:
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average:
-      # A smaller decay in the first steps, as in TensorFlow's
-      # ExponentialMovingAverage: the average soon forgets the initial values.
+      # The decay is smaller in the first steps, as in TensorFlow's
+      # ExponentialMovingAverage, so the average soon forgets initial values.
       decay = jnp.minimum(
         self.config.optimizer.polyak, (1 + step) / (10 + step)
       )
@@ -332,7 +340,7 @@ class Experiment:
     )
     return TrainState(params, opt_state, average, objective_state), metrics
 
-  def _to_use(self, params: Params) -> Params:
+  def _gathered(self, params: Params) -> Params:
     """Gathers the parameters, unless each layer gathers its own."""
     if self.mesh.shape['fsdp'] == 1 or self.config.gather == 'layer':
       return params
@@ -378,9 +386,9 @@ class Experiment:
   ) -> tuple[Params, tuple[Metrics, Any]]:
     def loss(params: Params) -> tuple[jax.Array, tuple[Metrics, Any]]:
       params = optim.stop_frozen(params, self.config.optimizer.frozen)
-      whole = self.whole(params, fixed)
+      params = self.all_params(params, fixed)
       own = fixed['objective'] if self.has_adapters else fixed
-      return self.objective.loss_and_seen(whole, own, state, batch, key)
+      return self.objective.loss_and_seen(params, own, state, batch, key)
 
     with sharding.activations(self.mesh):
       grads, seen = jax.grad(loss, has_aux=True)(params)

@@ -1,4 +1,4 @@
-"""Photos in, a trained model out, in one call."""
+"""Trains a model on a folder of photos, in one call."""
 
 import os
 from collections.abc import Mapping
@@ -23,16 +23,16 @@ def finetune(
     photos: a folder with a sub-folder for each class, or other `data.name`.
     init: checkpoint to start from, such as 'augreg/s16-224'; empty for new
       parameters.
-    minutes: of training.
-    workdir: of the run, which a second call resumes; by default
+    minutes: length of training.
+    workdir: folder of the run, which a second call resumes; by default
       runs/NAME-OF-THE-FOLDER.
-    fields: of the config by dotted names, as in {'data.flip': False}.
+    fields: config fields to set, by dotted names, as in {'data.flip': False}.
 
   Returns:
     The trained model, as `load` returns it.
 
   Raises:
-    ValueError: for photos or fields that cannot work, as `train` does.
+    ValueError: as `train`, for photos or fields that cannot work.
   """
   folder = os.path.expanduser(os.fspath(photos))
   if os.path.isdir(folder) and not folder.startswith(('.', '/')):

@@ -11,21 +11,21 @@ pre-trained weights; --config.eval_only=True only evaluates.
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
-runs every combination, each in its own folder under WORKDIR/runs/, and writes
-results.csv and table.md. The first axis gives the rows of the table, the second
-the columns, and seeds are averaged. The same command resumes the sweep; with
-more values it runs only the new ones. A config can define axes too, as
-configs/ablation.py does; --sweep then replaces the values of an axis or adds an
-axis.
+This is a sweep. It runs every combination, each in its own folder under
+WORKDIR/runs/, and writes results.csv and table.md. The first axis gives the
+rows of the table, the second the columns, and seeds are averaged. The same
+command resumes the sweep; with more values it runs only the new ones. A config
+can define axes too, as configs/ablation.py does; --sweep then replaces the
+values of an axis or adds an axis.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
-tunes first: it trains each learning rate once on config.tune.train and compares
-them on config.tune.val, which are parts of the training set. Then it trains the
-best one on the whole training set, with every seed. If the sweep has other axes
-than the seed, each of their combinations is tuned separately. tune.csv lists
-the trials.
+This tunes before the sweep. It trains once with each learning rate on
+config.tune.train and compares them on config.tune.val; both are parts of the
+training set. Then it trains with the best one on the whole training set, with
+every seed. If the sweep has other axes than the seed, each of their
+combinations is tuned separately. tune.csv lists the trials.
 
 WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, if
 TensorBoard is installed (the extra `tensorboard`), its event files.
@@ -36,7 +36,8 @@ Exit status:
   1    an error in the program, with its traceback
   2    bad input: a config, data or checkpoint that cannot work
   65   the loss diverged; it would diverge again
-  69   another process was lost, or nothing finished for --timeout_s
+  69   another process was lost, or no step, evaluation or save finished for
+       --timeout_s
   71   the machine failed: full or broken disk, storage that does not answer,
        too little memory, a missing package
   75   preempted: SIGTERM or Ctrl-C was received and the state is saved
@@ -45,9 +46,9 @@ Exit status:
 After 69 and 75 the same command resumes, even with another number of processes.
 After 75 it resumes at the step where the run stopped, after 69 at the last
 checkpoint. slurm.sbatch and tpu.sh in launch/ restart by themselves after 75.
-They do not after 69, because its cause may recur: read the last messages of the
-lost process. GKE restarts after every status except 2 and 65, a limited number
-of times.
+They do not restart after 69, because its cause may recur: read the last
+messages of the lost process. On GKE, launch/gke.sh restarts after every status
+except 2 and 65, a limited number of times.
 """
 
 import os
@@ -90,7 +91,7 @@ _START_OVER = flags.DEFINE_bool(
   'start_over',
   False,
   'Whether to start from step 0, with a new metrics.csv, if all checkpoints of '
-  'the workdir are damaged. Otherwise the run resumes as usual.',
+  'the workdir are damaged. If one is intact, the run resumes as usual.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',

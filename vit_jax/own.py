@@ -1,8 +1,8 @@
-"""Own photos: the config of configs/own.py, and the choices that it leaves.
+"""The config for your own photos, as in configs/own.py.
 
 `config` leaves fields open, with the value None, and gives the length of
-training in minutes. `resolve` fills them in when training starts, from the
-photos and the speed of the machine, and writes them to WORKDIR/chosen.json.
+training in minutes. When training starts, `resolve` fills in these fields from
+the photos and the speed of the machine, and writes them to WORKDIR/chosen.json.
 A resumed run reads that file, so its length never changes.
 """
 
@@ -32,11 +32,11 @@ from vit_jax.models import flops
 from vit_jax.training import durations, sharding
 
 FILE = 'chosen.json'
-# The published checkpoint that fine-tuning starts from unless told otherwise:
-# the smallest of AugReg's with more than 80 % on ImageNet.
+# The checkpoint that a run with new parameters recommends: AugReg's smallest
+# with more than 80 % on ImageNet.
 PUBLISHED = 'augreg/s16-224'
-# The small model that is trained from nothing: two stages of a ResNet, then
-# four layers of a ViT. A step on 2 CPU cores takes less than half a second.
+# The model of runs without a checkpoint: two stages of a ResNet, then four
+# layers of a ViT. A step on 2 CPU cores takes less than half a second.
 MODEL = {
   'patch_size': 1,
   'stem_width': 32,
@@ -47,16 +47,17 @@ MODEL = {
   'heads': 4,
   'pool': 'gap',
 }
-# The largest checkpoint, in parameters, that is trained like a new model, at a
-# lower rate: at that of a new model, accuracy falls on the way.
+# A checkpoint with at most this many parameters is trained like a new model,
+# but at a lower rate. At the rate of a new model, accuracy falls on the way.
 SMALL = 5_000_000
-# The optimizer, its rate and the decay of the rate towards the first layer.
+# Optimizer, learning rate and layer-wise decay by the kind of model: new, or a
+# small or large checkpoint.
 OPTIMIZERS = {
   'new': ('muon', 5e-3, 1.0),
   'small': ('muon', 1.5e-3, 1.0),
   'large': ('adam', 3e-4, 0.75),
 }
-# Fewer steps leave a model close to where it started.
+# Fewer steps hardly change a model.
 LEAST_STEPS = 300
 # More epochs over the same photos teach nothing new.
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
@@ -69,12 +70,12 @@ _MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
 def config(
   folder: str, init: str = '', minutes: float | str = 10
 ) -> ConfigDict:
-  """Returns a config for photos, with the fields of `choices` left open.
+  """Returns a config for photos, with the fields that `resolve` sets left open.
 
   Args:
-    folder: as `config.data.name`.
+    folder: a value of `config.data.name`.
     init: a checkpoint to start from; empty for new parameters.
-    minutes: of training.
+    minutes: length of training.
 
   Raises:
     ValueError: if `minutes` is not a positive number.
@@ -95,10 +96,10 @@ def config(
     made.head_first = True
   else:
     made.model.update(MODEL)
-  anything = Photos(1, (1, 1), 1, 1)
-  left_open = _choices(anything, 1, 'new')
+  example = Photos(1, (1, 1), 1, 1)
+  left_open = _choices(example, 1, 'new')
   if init:
-    left_open |= _held_out(anything)
+    left_open |= _held_out(example)
   for field, value in left_open.items():
     *groups, name = field.split('.')
     group = functools.reduce(operator.getitem, groups, made)
@@ -109,13 +110,13 @@ def config(
 
 @dataclasses.dataclass(frozen=True)
 class Photos:
-  """What choices depend on.
+  """Facts about the training photos.
 
   Attributes:
-    count: of training.
+    count: number of photos.
     size: median height and width in pixels.
-    fewest: photos of the rarest class.
-    most: photos of the commonest class.
+    fewest: number of photos of the rarest class.
+    most: number of photos of the commonest class.
   """
 
   count: int
@@ -125,7 +126,7 @@ class Photos:
 
 
 def photos_of(source: sources.Source) -> Photos:
-  """Looks at the classes of all photos and at the sizes of a hundred."""
+  """Counts the photos of each class and opens up to 100 for their sizes."""
   sizes = []
   for i in np.linspace(0, len(source) - 1, min(len(source), 100)).astype(int):
     record = source[int(i)]
@@ -139,23 +140,23 @@ def photos_of(source: sources.Source) -> Photos:
 
 
 def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
-  """Returns the open fields for photos that are each seen so many times.
+  """Chooses fields from the photos and the length of training.
 
-  `kind` is a key of `OPTIMIZERS`. Stronger augmentation pays for photos that
-  come more often.
+  More epochs over the same photos get stronger augmentation. `kind` is a key of
+  `OPTIMIZERS`.
   """
-  often = 0 if epochs < 30 else 1 if epochs < 150 else 2
+  strength = 0 if epochs < 30 else 1 if epochs < 150 else 2
   name, rate, layer_decay = OPTIMIZERS[kind]
   return {
     'batch_size': 64,
-    # Convolutions shrink the image eight times, so tiny ones are enlarged. More
-    # pixels would leave fewer epochs.
+    # A token of `MODEL` has 8 x 8 pixels, so tiny images are enlarged. More
+    # pixels would leave time for fewer epochs.
     'data.image_size': '32' if min(photos.size) < 24 else '48',
-    'data.crop_min_area': (0.5, 0.4, 0.3)[often],
+    'data.crop_min_area': (0.5, 0.4, 0.3)[strength],
     'data.augment': '',
     'data.balance': 0.5 if photos.most > 5 * photos.fewest else 0.0,
-    'loss.label_smoothing': (0.0, 0.1, 0.1)[often],
-    'loss.mixup': (0.0, 0.2, 0.2)[often],
+    'loss.label_smoothing': (0.0, 0.1, 0.1)[strength],
+    'loss.mixup': (0.0, 0.2, 0.2)[strength],
     'optimizer.name': name,
     'optimizer.lr': rate,
     'optimizer.layer_decay': layer_decay,
@@ -163,11 +164,11 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
 
 
 def _held_out(photos: Photos) -> dict[str, Any]:
-  """Returns the open fields of a run that starts from a checkpoint.
+  """Chooses the validation split of a run that starts from a checkpoint.
 
-  Its result is the best step on a tenth of the photos that training does not
-  see, if those are a hundred or more: fewer cannot tell steps apart. Their loss
-  can where equally many are right.
+  From 1,000 photos on, a tenth is held out, and the result is the step with the
+  lowest loss on that tenth. Fewer held-out photos cannot tell steps apart.
+  Steps of equal accuracy can still differ in loss.
   """
   enough = photos.count >= 1000
   return {
@@ -179,15 +180,16 @@ def _held_out(photos: Photos) -> dict[str, Any]:
 
 
 def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
-  """Fills in the fields that a config leaves open, as WORKDIR/chosen.json says.
+  """Fills in the open fields of a config from WORKDIR/chosen.json.
 
-  Chooses them where that file has not chosen them yet, and writes it.
+  Chooses the fields that are missing there and writes the file.
 
   Args:
-    config: whose model is known; see `from_init.resolve`.
-    workdir: of the run.
-    measure: whether to measure the speed of training where `total` is given in
-      minutes; else `total` is one step, which evaluation has no use for.
+    config: a config after `from_init.resolve`.
+    workdir: folder of the run.
+    measure: whether to measure the speed of training for a `total` in minutes.
+      If not, as for evaluation, `total` becomes one step and the file is not
+      written.
 
   Raises:
     ValueError, FileNotFoundError: as `bad_images.open_checked`.
@@ -228,7 +230,7 @@ def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
 def _choose(
   config: ConfigDict, kept: dict[str, Any], measure: bool
 ) -> dict[str, Any]:
-  """Returns a value for each open field; `kept` are chosen already."""
+  """Returns a value for each open field; `kept` has those chosen before."""
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind, size = 'new', {}
@@ -241,7 +243,7 @@ def _choose(
       kind = 'large'
       size = {'data.image_size': f'{shape[0]}x{shape[1]}'}
   trial = config.copy_and_resolve_references()
-  # The speed is that with the strongest augmentation.
+  # Speed is measured with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
@@ -258,14 +260,14 @@ def _choose(
   if measure and jax.process_index() == 0:
     filled = config.copy_and_resolve_references()
     _fill(filled, chosen)
-    print(_story(photos, filled, total, epochs))
+    print(_summary(photos, filled, total, epochs))
   return chosen
 
 
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns how many steps and evaluations fit into the minutes."""
+  """Returns how many steps fit into the minutes, beside the evaluations."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -286,14 +288,14 @@ def _steps_in(
     )
     if took > 1.2 * minutes:
       print(
-        f'        {minutes:g} minutes are too few for this machine: with less '
-        f'than {LEAST_STEPS} steps a model learns next to nothing.'
+        f'        {minutes:g} minutes are too few for this machine: a model '
+        f'learns next to nothing in fewer than {LEAST_STEPS} steps.'
       )
   return int(multihost_utils.broadcast_one_to_all(np.int32(steps)))
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns seconds of the compilation, and of a step, with its images."""
+  """Measures the seconds of the first step, which compiles, and of a step."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())
@@ -320,7 +322,7 @@ def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
   return times[0], statistics.mean(times[1:])
 
 
-def _story(
+def _summary(
   photos: Photos, config: ConfigDict, total: int, epochs: float
 ) -> str:
   """Describes the photos and the config that was chosen for them."""
@@ -340,9 +342,7 @@ def _story(
   ]
   if not config.init:
     flag = f'--config=configs/own.py:{config.data.name},{PUBLISHED}'
-    without = (
-      '' if fetch.is_available(PUBLISHED) else ' once there is a network'
-    )
+    without = '' if fetch.is_available(PUBLISHED) else ' once you are online'
     lines.append(
       'start   new parameters. A published checkpoint does better'
       f'{without}: {flag} (88 MB)'

@@ -60,7 +60,7 @@ def train(
   Raises:
     ValueError: for an invalid config or data, if another run is in the workdir,
       or if all its checkpoints are damaged.
-    OSError: if a checkpoint cannot be read now.
+    OSError: if storage fails while a checkpoint is read.
     JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
@@ -69,7 +69,6 @@ def train(
   from_init.resolve(config)
   workdir_lock.check(workdir)
   own.resolve(config, workdir)
-  # Checked first, because opening and checking the data can take long.
   checked = CheckedConfig(config)
   build.check(config)
   shown = build.shown(config)
@@ -83,8 +82,8 @@ def train(
   is_new = start_over or not saving.steps_in(workdir)
   if config.optimizer.lora and not config.init:
     raise ValueError(
-      f'optimizer.lora is {config.optimizer.lora} and init is empty: adapters '
-      'are added to a trained model. Name its checkpoint, or use 0.'
+      f'optimizer.lora is {config.optimizer.lora}, but init is empty. Adapters '
+      'need a trained model: set init to its checkpoint, or optimizer.lora=0.'
     )
   if is_new or config.optimizer.lora:
     if config.init:
@@ -105,7 +104,7 @@ def train(
     )
     evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
-  fixed = experiment.with_body(fixed, params)
+  fixed = experiment.all_fixed(fixed, params)
   if params and is_new and config.head_first and not source.several_labels:
     params = first_head.fitted(parts, params, source)
   del init  # frees its arrays
@@ -132,7 +131,7 @@ def _refuse_frozen_statistics(model: ConfigDict) -> None:
     if model.get(field) == 0 and model.get('backbone', 'resnet') == 'resnet':
       raise ValueError(
         f'model.{field} is 0, a frozen BatchNorm, which needs the statistics '
-        'of a checkpoint. Name one, as in --config.init=resnet50.pth. To start '
+        'of a checkpoint. Give one, as in --config.init=resnet50.pth. To start '
         f'from random parameters set --config.model.{field}=1, and for DETR '
         'also --config.optimizer.frozen="()".'
       )
@@ -178,17 +177,17 @@ def _train(
   else:
     start_step = 0
     state = experiment.start(params or experiment.new_params())
-  # Read again: if the newest checkpoint was damaged, an older one was restored.
+  # Reread: if the newest checkpoint was damaged, an older one was restored.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
-  whole = jax.jit(experiment.whole)
+  all_params = jax.jit(experiment.all_params)
 
-  def of_all_parameters(evaluator: Evaluator) -> Callable[[Params], Any]:
+  def runner(evaluator: Evaluator) -> Callable[[Params], Any]:
     if not experiment.has_adapters:
       return evaluator.run
-    return lambda trained: evaluator.run(whole(trained, fixed))
+    return lambda trained: evaluator.run(all_params(trained, fixed))
 
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
@@ -202,7 +201,7 @@ def _train(
     **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
   if is_first:
-    print(experiment.story())
+    print(experiment.summary())
     table = parameter_overview.get_parameter_overview(
       experiment.state_shapes.params, include_stats='sharding'
     )
@@ -213,7 +212,7 @@ def _train(
     mesh=experiment.mesh,
     durations=durations,
     checkpoints=checkpoints,
-    evaluators=[*map(of_all_parameters, evaluators)],
+    evaluators=[*map(runner, evaluators)],
     shown=shown,
     meta=meta,
     start_step=start_step,
@@ -248,10 +247,10 @@ def _train(
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Evaluates `config.init`, or the workdir's last checkpoint if it is empty.
+  """Evaluates `config.init`, or if that is empty the workdir's last checkpoint.
 
-  Images are resized to the checkpoint's image size. DETR takes any size, so the
-  config's image size and padding apply.
+  Images are resized to the checkpoint's image size. DETR takes any size, so it
+  uses the config's image size.
 
   Returns:
     The evaluators' metrics.
@@ -266,7 +265,8 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       size = 'x'.join(map(str, checkpoint.image_size))
       if size not in (asked := config.data.image_size, f'{asked}x{asked}'):
         _log.info(
-          'Images have %s pixels, the size that %s was trained on, and not %s.',
+          'Images have %s pixels, the size that %s was trained on, instead of '
+          '%s.',
           *(size, checkpoint.path, asked),
         )
       config.data.image_size = size

@@ -434,7 +434,7 @@ def pretended(monkeypatch):
     (
       'classes',
       ['--threshold=0'],
-      'x predicts classes, which --threshold does not',
+      'x predicts classes, but --threshold does not',
     ),
     ('objects', ['--topk=5'], 'x predicts objects, which --topk does not'),
     (

@@ -381,7 +381,7 @@ def test_what_a_config_chose_stays_as_far_as_it_means_the_same(
 ):
   fields = variants.fields(before)
   old = variants.defaults(fields['name']) | fields | chosen
-  new = variants.succeed(old, variant)
+  new = variants.carry_over(old, variant)
   wanted = variants.fields(variant)
   assert new.keys() == (variants.defaults(wanted['name']) | wanted).keys()
   for field in stays:

@@ -271,7 +271,7 @@ def test_what_is_said_of_it_opens_no_data(name, monkeypatch):
   """Which the first of several processes does alone, and others would miss."""
   made = experiment_of(name)
   monkeypatch.setattr(bad_images, 'open_checked', lambda *_: 1 / 0)
-  assert 'images' in made.story()
+  assert 'images' in made.summary()
 
 
 OF_CLASSES = {

@@ -223,7 +223,7 @@ def test_adapters_are_planned_and_refused_where_they_cannot_work(base):
     train.Experiment(
       train.CheckedConfig(config), train.facts_of(config, _source())
     )
-  with pytest.raises(ValueError, match='lora is 2 and init is empty'):
+  with pytest.raises(ValueError, match='lora is 2, but init is empty'):
     train.train(config_of(base, init=''), 'x')
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--out',
     default='complete.png',
     metavar='FILE.png',
-    help='the picture; an existing file is replaced (default: complete.png)',
+    help='picture to write; replaces an existing file (default: complete.png)',
   )
   args = parser.parse_args(argv)
   if not 0 <= args.keep < 1:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error(f'--out is {args.out}; the name must end in .png.')
   if not pathlib.Path(args.out).absolute().parent.is_dir():
     parser.error(
-      f'--out is {args.out}, whose folder is missing. Make it first.'
+      f'--out is {args.out}, but its folder is missing. Create the folder.'
     )
   return flags.command(_run, args)
 

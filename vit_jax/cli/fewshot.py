@@ -2,18 +2,18 @@
 
   python -m vit_jax.fewshot CHECKPOINT DATASET --shots=1,5,10,25 --seeds=5
 
-draws the shots of every class for each seed, fits a linear classifier by least
-squares, and measures accuracy on the whole test split. The model is not
-trained. It prints a table and writes fewshot.csv and fewshot.png. --probe also
-fits a logistic regression to all training examples; --knn also measures k-NN on
-them, with 20 neighbours.
+For each seed the command draws the shots of every class, fits a linear
+classifier by least squares, and measures accuracy on the whole test split. The
+model is not trained. It prints a table and writes fewshot.csv and fewshot.png.
+--probe also fits a logistic regression to all training examples; --knn also
+measures k-NN on them, with 20 neighbours.
 
 --probe --layers=all instead fits a logistic regression to every layer, and
 writes accuracy by layer to layers.csv and layers.png.
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
 
-draws several checkpoints in one picture.
+plots the results of several checkpoints in one picture.
 """
 
 import argparse
@@ -104,7 +104,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--layers',
     choices=('all',),
-    help='with --probe: fit it to each layer, instead of few-shot accuracy',
+    help='with --probe: fit a logistic regression to each layer, and do not '
+    'measure few-shot accuracy',
   )
   add('--train_split', default='', help="default: the benchmark's, or train")
   add('--test_split', default='', help="default: the benchmark's, or test")
@@ -132,12 +133,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
-    parser.error('--layers=all needs --probe. Add it.')
+    parser.error('--layers=all needs --probe. Add --probe.')
   if args.layers and args.knn:
-    parser.error('--layers=all does not measure --knn. Leave it out.')
+    parser.error('--layers=all does not measure k-NN. Leave out --knn.')
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
     if getattr(args, name) != parser.get_default(name):
-      parser.error(f'--layers=all does not use --{name}. Leave it out.')
+      parser.error(f'--layers=all does not use --{name}. Leave out --{name}.')
   train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train
   args.test_split = args.test_split or test

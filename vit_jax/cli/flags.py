@@ -25,8 +25,8 @@ EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# Faults of the machine: regular expressions for messages of the system and of
-# libraries, and advice.
+# Advice for faults of the machine, by a regular expression that error messages
+# of the system and of libraries match.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
     'Free disk space, or write elsewhere. --config.data.workers needs space in '
@@ -55,7 +55,8 @@ _ERRNOS = {
   errno.EHOSTUNREACH,
   errno.ENETUNREACH,
 }
-# Errors that end a command with one message. Others are bugs of this package.
+# Errors that may end a command with one message; see `status`. Any other error
+# is a bug of this package.
 ENDINGS = (
   ValueError,
   OSError,
@@ -67,7 +68,7 @@ ENDINGS = (
 
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
-  "'digits', a folder with one sub-folder per class (written with a slash), a "
+  "'digits', a folder with one sub-folder per class (a path with a slash), a "
   "CSV file of images and labels, a TFDS name, 'vtab/TASK', "
   "'hf://datasets/OWNER/NAME', or shards as 'arrayrecord:FOLDER', "
   "'parquet:FOLDER', 'tfrecord:FOLDER' or 'webdataset:FOLDER'"
@@ -101,7 +102,7 @@ def parse_flags(
         raise flags.Error(f'config.{field} is a group. Set its fields.')
     return rest
   except SystemExit as e:
-    # absl ends --help with 1.
+    # absl ends --help with status 1.
     is_help = any(re.fullmatch(r'--?(\?|help\w*)', arg) for arg in argv)
     sys.exit(0 if is_help else e.code)
   except (SyntaxError, ImportError) as e:
@@ -166,13 +167,13 @@ def refuse(message: str) -> NoReturn:
 
 
 def status(error: BaseException) -> int:
-  """Prints the error that ended a command, and returns its exit status.
+  """Prints the error that ended a command; returns the command's exit status.
 
   Args:
     error: one of `ENDINGS`.
 
   Raises:
-    RuntimeError: the error itself, if it is neither a fault of the input nor of
+    RuntimeError: `error` itself, if it is a RuntimeError that is not a fault of
       the machine.
   """
   if isinstance(error, KeyboardInterrupt):
@@ -207,10 +208,8 @@ def _environment(error: BaseException | None) -> str | None:
 
 
 def _calm_libtpu() -> None:
-  """Keeps libtpu from searching the network for a TPU and complaining.
-
-  Machines with TPUs have one of these devices.
-  """
+  """Keeps libtpu from searching the network for a TPU and complaining."""
+  # Machines with TPUs have one of these devices.
   if not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*'):
     os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
     os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
@@ -299,7 +298,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     '--split_seed',
     type=int,
     default=0,
-    help='seed of the test split if the data lack one (default: 0)',
+    help='seed that chooses a test split if the data have none (default: 0)',
   )
   parser.add_argument(
     '--class_order',

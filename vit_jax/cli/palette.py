@@ -2,9 +2,9 @@
 
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 
-clusters pixels by k-means in RGB, and writes the cluster centres, from dark to
-bright, as float32 (colours, 3) in [-1, 1]. configs/igpt.py reads the file.
-Checkpoints store the colours.
+The command clusters pixels by k-means in RGB. It writes the cluster centres,
+from dark to bright, as float32 (colours, 3) in [-1, 1]. configs/igpt.py reads
+the file. Checkpoints store the colours.
 """
 
 import argparse
@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('palette', __doc__)
   add = parser.add_argument
   add('dataset', help="'digits', a folder of images, or a TFDS name")
-  add('--colours', type=int, default=512, help='number (default: 512)')
-  add('--out', required=True, metavar='FILE.npy', help='new file')
+  add('--colours', type=int, default=512, help='palette size (default: 512)')
+  add('--out', required=True, metavar='FILE.npy', help='a new file')
   add('--split', default='train', help='split of the data (default: train)')
   flags.add_data(parser)
   add('--image_size', default='32', help='side in pixels (default: 32)')
@@ -46,8 +46,8 @@ def _run(args: argparse.Namespace) -> None:
   print(
     f'data     {args.dataset} {args.split}: {found.pixels:,} pixels of '
     f'{found.images:,} images\n'
-    f'error    {found.rmse:.2f} of 255, the root of the mean square of red, '
-    f'green and blue\nwritten  {args.out}: {args.colours} colours'
+    f'error    {found.rmse:.2f} of 255, root mean square over red, green and '
+    f'blue\nwritten  {args.out}: {args.colours} colours'
   )
 
 

@@ -7,9 +7,9 @@
 It prints one row per prediction, the likeliest first, file by file. Rows of
 DETR have boxes (x0, y0, x1, y1) in pixels; --out is a folder for pictures with
 boxes and masks. Rows of a segmentation have the share of the pixels instead of
-a probability; --out is a folder for pictures with painted classes, and for the
-numbers of the classes as PNG. An unreadable file is reported on standard error,
-the other files are processed, and the exit status is 1.
+a probability; --out is a folder for pictures with painted classes, and for PNG
+files of class indices. An unreadable file is reported on standard error, the
+other files are processed, and the exit status is 1.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from vit_jax.training import metric_log
 
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
-# Columns and flags by the task of a model.
+# Columns of the output and valid flags, by the task of a model.
 TASKS = {
   'classes': (COLUMNS, ('topk',)),
   'objects': (COLUMNS + BOX, ('threshold', 'out')),
   'masks': ((*COLUMNS[:3], 'share'), ('out',)),
 }
 THRESHOLD, TOPK = 0.7, 5
-# Most characters of a class name in a table; ImageNet has names of 120.
+# Maximum width of a class name in a table; ImageNet has names of 120 letters.
 MAX_WIDTH = 40
 
 Row = dict[str, Any]
@@ -104,8 +104,8 @@ def _run(args: argparse.Namespace) -> int:
   for name in ('topk', 'threshold', 'out'):
     if getattr(args, name) is not None and name not in apply:
       raise ValueError(
-        f'{args.checkpoint} predicts {task}, which --{name} does not apply to. '
-        'Leave it out.'
+        f'{args.checkpoint} predicts {task}, but --{name} does not apply to '
+        f'{task}. Leave out --{name}.'
       )
   least = THRESHOLD if args.threshold is None else args.threshold
   results: Iterator[Any]
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    # disable=None hides the bar without a terminal, and delay a short one.
+    # The bar is hidden in short runs (delay), and without a terminal (None).
     bar = tqdm(results, total=len(paths), unit=' files', delay=2, disable=None)
     for path, result in zip(paths, bar, strict=True):
       if isinstance(result, decode.UnreadableImage):
@@ -142,7 +142,7 @@ def _run(args: argparse.Namespace) -> int:
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # a reader of the pipe sees each row at once
   if args.out:
-    flags.say(f'written {args.out}: a picture of each file read')
+    flags.say(f'written {args.out}: a picture for each readable file')
   return 1 if unreadable else 0
 
 

@@ -2,9 +2,9 @@
 
   python -m vit_jax.runs runs/
 
-looks for workdirs at any depth. The table has each run's best and last value
-of a metric, its steps and minutes, and the config fields in which the runs
-differ. All curves are drawn in one picture, FOLDER/runs.png.
+The command looks for workdirs at any depth. The table has each run's best and
+last value of a metric, its steps and minutes, and the config fields in which
+the runs differ. All curves are drawn in one picture, FOLDER/runs.png.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from vit_jax.cli import flags
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
-# Most characters of a table cell, and of a name in the picture.
+# Maximum length of a table cell, and of a run's name in the picture.
 _WIDTH = 40
 
 
-class Finished(NamedTuple):
-  """A run, finished or not.
+class FoundRun(NamedTuple):
+  """A run with its curve of one metric.
 
   Attributes:
-    name: its folder, relative to the searched folder.
-    meta: metadata of its newest checkpoint.
+    name: folder of the run, relative to the searched folder.
+    meta: metadata of the newest checkpoint.
     steps: steps at which the metric was measured.
-    values: of the metric at these steps.
+    values: the metric at these steps.
   """
 
   name: str
@@ -41,20 +41,20 @@ class Finished(NamedTuple):
 
   @property
   def best(self) -> float:
-    """The best value."""
+    """The best value of the metric."""
     return (min if self.meta.get('best') == 'lowest' else max)(self.values)
 
 
-def find(folder: str, metric: str = '') -> list[Finished]:
+def find(folder: str, metric: str = '') -> list[FoundRun]:
   """Returns the runs in a folder that have the metric, the best first.
 
   Args:
-    folder: searched at any depth.
+    folder: folder to search, at any depth.
     metric: such as 'test/loss'; '' for each run's own `best_metric`.
 
   Raises:
     FileNotFoundError: if the folder is missing.
-    ValueError: if none of its runs has the metric.
+    ValueError: if no run has the metric.
   """
   root = pathlib.Path(folder).expanduser()
   if not root.is_dir():
@@ -76,9 +76,9 @@ def find(folder: str, metric: str = '') -> list[Finished]:
     if points:
       label = os.path.relpath(place, root)
       meta['best'] = _best_of(name, meta)
-      found.append(Finished(label, meta, *map(list, zip(*points, strict=True))))
+      found.append(FoundRun(label, meta, *map(list, zip(*points, strict=True))))
   if not found:
-    seen = f' The runs there have {", ".join(sorted(other))}.' if other else ''
+    seen = f' Metrics there: {", ".join(sorted(other))}.' if other else ''
     raise ValueError(
       f'{folder} has no run with {metric or "an evaluation"} and a checkpoint.'
       + seen
@@ -93,7 +93,7 @@ def _best_of(name: str, meta: dict[str, Any]) -> str:
   return 'lowest' if name.endswith('loss') else 'highest'
 
 
-def differing(found: Sequence[Finished]) -> dict[str, list[str]]:
+def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
   """Returns the config fields in which runs differ, and each run's value."""
   # Defaults reproduce the behaviour of runs that are older than a field.
   defaults = config_lib.flatten(config_lib.base())
@@ -103,7 +103,7 @@ def differing(found: Sequence[Finished]) -> dict[str, list[str]]:
   return {f: values for f, values in texts.items() if len(set(values)) > 1}
 
 
-def table(found: Sequence[Finished]) -> str:
+def table(found: Sequence[FoundRun]) -> str:
   """Returns the table of runs for a terminal."""
   rows = [['run', 'best', 'at step', 'last', 'steps', 'minutes']]
   for run in found:
@@ -121,7 +121,7 @@ def table(found: Sequence[Finished]) -> str:
   )
 
 
-def picture(found: Sequence[Finished], metric: str) -> bytes:
+def picture(found: Sequence[FoundRun], metric: str) -> bytes:
   """Draws the metric of the runs over steps as a PNG."""
   figure = plots.figure(8, 4.5)
   axes = figure.subplots()

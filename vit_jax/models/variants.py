@@ -218,7 +218,7 @@ def defaults(name: str) -> dict[str, Any]:
   return {'name': name} | found | {'dtype': 'float32'}
 
 
-def succeed(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
+def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
   Keeps the config's own choices. Between two kinds of ViT these are all fields

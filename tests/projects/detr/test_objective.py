@@ -412,7 +412,7 @@ def test_the_originals_recipe():
     for side, share in shares.items()
   )
   assert made.forward_flops == pytest.approx(mean, rel=1e-6)
-  assert '960x960, 1184x1184, 1333x1333 pixels' in made.story()
+  assert '960x960, 1184x1184, 1333x1333 pixels' in made.summary()
 
 
 def test_the_original_is_not_trained_from_nothing(tmp_path):

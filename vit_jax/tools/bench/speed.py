@@ -112,7 +112,7 @@ def ours(
   params = experiment.new_params()
   latest: Any = None
   if training:
-    fixed = experiment.with_body(
+    fixed = experiment.all_fixed(
       experiment.place(experiment.objective.fixed()), params
     )
     state = experiment.start(params)
