@@ -436,7 +436,7 @@ def pretended(monkeypatch):
       ['--threshold=0'],
       'x predicts classes, but --threshold does not',
     ),
-    ('objects', ['--topk=5'], 'x predicts objects, which --topk does not'),
+    ('objects', ['--topk=5'], 'x predicts objects, but --topk does not'),
     (
       'classes',
       ['--threshold=1.1'],

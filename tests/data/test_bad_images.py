@@ -87,7 +87,7 @@ def test_error_lists_the_files_and_the_way_out(folder, unreadable):
   assert _names(line.split(': ')[0] for line in lines[1:21]) < unreadable
   assert lines[21] == f'  and {count - 20} more'
   assert lines[22].endswith(
-    '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
+    '--on_bad_image=skip, or for training --config.data.on_bad_image=skip'
   )
 
 

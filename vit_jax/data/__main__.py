@@ -8,8 +8,8 @@ files to a new folder, which `--config.data.name=arrayrecord:./photos-shards`
 reads.
 
 Without --shards COCO annotations are written, to train DETR. The folder has
-images/ and masks/ with files of the same names. A pixel of a mask is 0, or the
-number of its object. The command writes instances.json, which
+images/ and masks/ with files of the same names. A pixel of a mask is 0 for the
+background, or the number of an object. The command writes instances.json, which
 `--config=configs/detr.py:r50,./pennfudan` reads.
 """
 

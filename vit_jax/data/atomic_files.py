@@ -1,8 +1,8 @@
 """Write files and folders atomically.
 
-Each is written to a hidden temporary path beside the target and renamed at the
-end. If an error is raised, the temporary path is removed. A killed process
-leaves only the temporary path behind.
+A file or folder is written to a hidden temporary path beside the target and
+renamed at the end. If an error is raised, the temporary path is removed. A
+killed process leaves only the temporary path behind.
 """
 
 import contextlib

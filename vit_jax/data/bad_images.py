@@ -1,4 +1,4 @@
-"""Finds unreadable images before training, not in the middle of it.
+"""Finds unreadable images before training starts.
 
 Every image is decoded once, in full, by the decoder of training. A hash of each
 readable file's path, size and time is kept in `~/.cache/vit_jax` (or under
@@ -86,7 +86,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
   if on_bad_image == 'error':
     raise ValueError(
       f'{summary}:\n{listed}\nRepair or remove them, or continue without them: '
-      '--on_bad_image=skip, in a training --config.data.on_bad_image=skip'
+      '--on_bad_image=skip, or for training --config.data.on_bad_image=skip'
     )
   if len(bad) == len(source):
     raise ValueError(f'{summary}:\n{listed}\nRepair or replace them.')
@@ -113,7 +113,7 @@ def _refuse_different(source: Source) -> None:
 
 
 def find_bad_images(source: Source) -> list[BadImage] | None:
-  """Returns the unreadable images of this process' share, ascending.
+  """Returns the unreadable images of this process' share, in order.
 
   Each of N processes decodes every N-th image, on all cores. It leaves out
   images that were readable before and have not changed. Returns None if the
@@ -124,7 +124,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   texts = source.states(share)
   if texts is None:
     return None
-  # Another version of a decoder may accept or refuse other files.
+  # Versions of a decoder may differ in which files they can read.
   decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
@@ -148,7 +148,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
 
 @contextlib.contextmanager
 def kept_in(workdir: str) -> Iterator[None]:
-  """Keeps the results of checks inside this context in a workdir too.
+  """Within this context, keeps the results of image checks in a workdir too.
 
   Other hosts, and containers that start with an empty home, find them there.
   """
@@ -173,7 +173,7 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """np.isin by sorting, several times as fast for a million hashes."""
+  """Does the same as np.isin, several times as fast for a million hashes."""
   order_N = np.argsort(values_N)
   sorted_N, known_M = values_N[order_N], np.sort(known_M)
   is_in_N = np.empty(len(values_N), bool)

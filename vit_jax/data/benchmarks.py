@@ -13,13 +13,13 @@ class Benchmark:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
     title: the name in the paper's tables.
     num_classes: C.
-    tune_train: training split of the grid's candidates.
-    tune_val: split that chooses the candidate.
+    tune_train: split on which tuning trains each learning rate.
+    tune_val: split on which tuning compares them.
     examples: sizes of `train`, `test`, `tune_train` and `tune_val`.
     steps: steps of fine-tuning (table 4).
     train: training split of the final run.
-    test: split that is reported.
-    learning_rates: candidates (table 4).
+    test: split whose accuracy is reported.
+    learning_rates: learning rates to try (table 4).
     group: VTAB's 'natural', 'specialised' or 'structured'; empty for others.
     flip: whether training images are mirrored at random.
     crop: crop of training images: 'inception', 'resize' (BiT's) or 'none'.
@@ -40,7 +40,7 @@ class Benchmark:
   crop: str = 'inception'
 
 
-# More candidates for ImageNet with ResNets and hybrids.
+# Learning rates to try in addition on ImageNet, with ResNets and hybrids.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
 
 # Tasks about locations, distances and counts: flipping or cropping an image

@@ -34,7 +34,10 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
 def in_threads(
   function: Callable[[int], _T], indices: Sequence[int], bar: tqdm
 ) -> Iterator[_T]:
-  """Yields a function's results in order; reading and decoding free the GIL."""
+  """Yields the function's result for each index, in order, from threads.
+
+  Threads suffice, because reading and decoding release the GIL.
+  """
   with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
     # Chunks bound the number of pending results.
     for start in range(0, len(indices), 4096):

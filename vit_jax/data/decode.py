@@ -2,7 +2,7 @@
 
 libjpeg-turbo (simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that
 is enough. It stops below the last row that is needed. Pillow decodes all other
-formats, and JPEGs in CMYK. Both give the same pixels.
+formats, and JPEGs in CMYK. Both decode a JPEG to the same pixels at full size.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
   - the orientation of EXIF is applied, or of XMP if EXIF has none;
@@ -40,8 +40,8 @@ MAX_PIXELS = 89_478_485
 # of the image check are cached under it.
 DECODER_VERSION = 2
 
-# The value in 8 bits of 4095 in 16 bits.
-_DARKEST = 16
+# 4095, the maximum of 12 bits, becomes 16 if 16 bits are scaled to 8.
+_WHITE_OF_12_BITS = 16
 
 HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
 
@@ -200,20 +200,20 @@ def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
 
 
 class JpegHeader(NamedTuple):
-  """The segments before the pixels of a JPEG.
+  """Facts from the header of a JPEG, which is all segments before the pixels.
 
-  A random crop needs no row below its bottom. The decoder stops there if the
-  header has a smaller height, which takes 15 % less time for a training crop of
-  500 x 375 pixels.
+  A random crop needs no row below its bottom. The decoder stops there if a
+  smaller height is written into the header. This takes 15 % less time for a
+  training crop of 500 x 375 pixels.
 
   Attributes:
     height: Rows as stored.
     width: Columns as stored.
     height_at: Position of the height in the file, in bytes; 0 if the decoder
       cannot stop early. It cannot if rows do not come top to bottom in one
-      scan, or if restart markers would be missing, which looks like damage.
-    lookahead: How many decoded rows below a row can influence it: 0, unless
-      chroma has fewer rows than brightness and is interpolated.
+      scan, or if there are restart markers: missing ones look like damage.
+    lookahead: How many decoded rows below a row can influence the row: 0,
+      unless chroma has fewer rows than brightness and is interpolated.
     has_metadata: Whether the file has EXIF or XMP, and so may be rotated.
   """
 
@@ -360,8 +360,7 @@ def naming_errors(name: str):
 def pillow_formats() -> tuple[str, ...]:
   """Returns the formats that Pillow reads, and HEIC with pillow-heif.
 
-  EPS is left out, because it starts Ghostscript, and so are formats without a
-  decoder.
+  Leaves out formats without a decoder, and EPS, because it starts Ghostscript.
   """
   Image.init()
   if importlib.util.find_spec('pillow_heif'):
@@ -405,7 +404,7 @@ def _decode_with_pillow(
     image = _pillow_open(data, formats)
     _refuse_bomb(image.width, image.height, name, max_pixels)
     pixels = from_pillow(image)
-  if image.mode.startswith('I') and 0 < pixels.max() <= _DARKEST:
+  if image.mode.startswith('I') and 0 < pixels.max() <= _WHITE_OF_12_BITS:
     _warn_once(
       f'16-bit images in {os.path.dirname(name)} are nearly black, such as '
       f'{name}: their values are below 4096, so they may have 12 bits. Write '

@@ -15,7 +15,7 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Subtracts a mean and divides by a deviation, given for pixels in [0, 1]."""
+  """Normalises pixels 0..255 by a mean and std given for pixels in [0, 1]."""
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
   )
@@ -33,11 +33,16 @@ def random_flip(key: jax.Array, images_BHWC: jax.Array) -> jax.Array:
 def random_erasing(
   key: jax.Array, images_BHWC: jax.Array, probability: float
 ) -> jax.Array:
-  """Replaces a random rectangle by noise with a probability (1708.04896).
+  """Replaces a random rectangle of some images by noise (1708.04896).
 
   The area is uniform from 0.02 to 1/3 of the image's, the aspect ratio
   log-uniform from 0.3 to 1/0.3. The first of ten draws that fits is used. The
   noise is standard normal on normalised images, as in DeiT.
+
+  Args:
+    key: random key.
+    images_BHWC: normalised images.
+    probability: probability that an image gets a rectangle.
   """
   B, H, W, _ = images_BHWC.shape
   keys = jax.random.split(key, 6)
@@ -109,9 +114,9 @@ def mixed(
   mixup_alpha: float,
   cutmix_alpha: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Applies mixup or CutMix, each to half of the batches.
+  """Applies mixup or CutMix to the batch, each with probability one half.
 
-  If one alpha is 0, the other method is applied to all batches.
+  If the alpha of a method is 0, the other method is always applied.
   """
   args = images_BHWC, labels_BC
   if not cutmix_alpha:

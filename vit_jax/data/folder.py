@@ -41,12 +41,12 @@ _LAYOUTS = (
 
 
 def is_folder_name(name: str) -> bool:
-  """Whether a dataset name means a folder rather than a dataset of TFDS."""
+  """Whether a dataset name means a folder instead of a dataset of TFDS."""
   if name.startswith(('.', '~', '/')):
     return True
   if '/' not in name:
     return False
-  # TFDS has slashes in its names as well: imagenet_v2/topimages.
+  # Names of TFDS may have slashes too: imagenet_v2/topimages.
   from vit_jax.data import tfds_source
 
   return os.path.isdir(name) or not tfds_source.is_known(name)
@@ -66,8 +66,8 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
     raise FileNotFoundError(
-      f'no folder {root}; give a folder of images ({_LAYOUTS}), or the name '
-      'of a dataset without any slash'
+      f'no folder {root}; give a folder of images ({_LAYOUTS}), or a dataset '
+      'name without a slash'
     )
   inside = set(sub_folders(root))
   found = {name: root / name for name in splits.NAMES if name in inside}
@@ -118,7 +118,8 @@ def list_files(
 ) -> tuple[list[tuple[str, int]], Counter]:
   """Lists the images of a folder with their labels, and counts other files.
 
-  Sub-folders give the labels; without `class_names` all labels are 0.
+  A label is the position of the sub-folder's name in `class_names`. Without
+  `class_names` all labels are 0.
 
   Raises:
     ValueError: The folder or a class has no images, or a class is unknown.
@@ -135,7 +136,7 @@ def list_files(
   if loose := sum(map(len, by_stem(folder).values())):
     _log.warning(
       f'{loose} images beside the class folders of {folder} are left out, '
-      'because they have no class'
+      'because their class is unknown'
     )
   label_of = {nfc(name): i for i, name in enumerate(class_names)}
   files: list[tuple[str, int]] = []
@@ -178,7 +179,7 @@ class Files(Source):
   """Image files, as a source without labels.
 
   Attributes:
-    paths: of the files.
+    paths: paths of the files.
   """
 
   def __init__(
@@ -202,7 +203,7 @@ class Files(Source):
     return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # A class may read other pixels of the same file, as ObjectNet does.
+    # A subclass may read other pixels of the same file, as ObjectNet does.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 
@@ -232,10 +233,12 @@ class MultiLabelFiles(Files):
 def open_table(name: str, split: str, split_seed: int) -> Files:
   """Opens the images of a CSV file; see `sources.open_source`.
 
-  The columns are `file`, relative to the folder of the table; `label`, the name
-  of the class, or `labels`, any number of names with `;` between them; and
-  optionally `split`, a name of `splits.SAME`. Without `split`, a fifth of each
-  class, or of all images if they have several classes, becomes `test`.
+  The columns are:
+    file: path of the image, relative to the folder of the table.
+    label or labels: the name of the class, or any number of names with `;`
+      between them.
+    split: optional, a name of `splits.SAME`. Without this column, a fifth of
+      each class becomes `test`, or with `labels` a fifth of all images.
 
   Raises:
     FileNotFoundError: The file is missing.
@@ -310,7 +313,7 @@ def _refuse_combinations(
   path: pathlib.Path, column: str, names: Sequence[str]
 ) -> None:
   """Refuses a name that looks like several classes with a wrong separator."""
-  keep = "write ';' behind it" if column == 'labels' else 'rename it'
+  keep = "write ';' after it" if column == 'labels' else 'rename it'
   for separator in '|,' if column == 'labels' else ';|':
     for name in names:
       if separator in name:
@@ -343,7 +346,7 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
 def _members_of(
   path: pathlib.Path, rows: list[Row], labels: list[int], split_seed: int
 ) -> dict[str, list[int]]:
-  """Returns the rows of each split, as the table says or else 80/20."""
+  """Returns the rows of each split; without a column `split`, 80/20."""
   if 'split' not in rows[0]:
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}

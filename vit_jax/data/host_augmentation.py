@@ -2,9 +2,9 @@
 
 The operations and their ranges are AutoAugment's (1805.09501, table 6), and
 Pillow applies them. Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end
-of the range), as in DeiT; torchvision has 30. `BIG_VISION` has the operations
-of big_vision, the code of ViT's authors. Some of its operations change an image
-less at higher magnitudes.
+of the range), as in DeiT; in torchvision they go to 30. `BIG_VISION` has the
+operations of big_vision, the code of ViT's authors. Some of them change an
+image less at higher magnitudes.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ class Operation:
   """An operation on an image.
 
   Attributes:
-    apply: takes an image and a value, ignored if `end` is 0.
-    end: the value of magnitude 10; 0 if the operation has no magnitude.
+    apply: takes an image and a value, and returns the changed image.
+    end: the value at magnitude 10; 0 if the operation ignores the value.
     signed: whether the value is negative with probability one half.
   """
 
@@ -147,8 +147,9 @@ def _cut_out(
 
 # The operations of big_vision's `randaug`, which is made for images of 224
 # pixels. Identity is missing, and Invert, Cutout and SolarizeAdd are added.
-# Colour and sharpness get no random sign. Shears, translations and Rotate use
-# nearest-neighbour sampling. Translations are in pixels.
+# Color, Contrast, Brightness and Sharpness get no random sign. Shears,
+# translations and Rotate use nearest-neighbour sampling. Translations are in
+# pixels.
 BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'AutoContrast': OPERATIONS['AutoContrast'],
   'Equalize': OPERATIONS['Equalize'],

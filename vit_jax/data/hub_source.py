@@ -4,9 +4,9 @@
   parquet:./folder or a pattern, see `shards`
   webdataset:./folder or a pattern, with a class number as KEY.cls
 
-The datasets library copies these files to Arrow files once, for random access:
-a Parquet file gives an image only with its whole row group, a tar file only in
-order.
+The library datasets copies these files to Arrow files once, for random access.
+Reading one image from a Parquet file would read its whole row group, and a tar
+file can only be read in order.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ PREFIX = 'hf://datasets/'
 class HubSource(Source):
   """One split of a dataset, with encoded images.
 
-  If `train` is the only split, a fifth of each class becomes `test`. Many
-  datasets are sorted by class, so `split_seed` shuffles them before slices are
-  taken.
+  If `train` is the only split, a fifth of each class becomes `test`. Splits are
+  shuffled by `split_seed` before slices are taken, because many datasets are
+  sorted by class.
   """
 
   def __init__(self, name: str, split: str, split_seed: int):

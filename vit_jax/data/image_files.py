@@ -46,8 +46,8 @@ def nfc(text: str) -> str:
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the path of a file that a table or an annotation names.
 
-  The name may differ in blanks around it, backslashes and the Unicode form of
-  accents.
+  The given name may differ from that of the file in surrounding blanks,
+  backslashes and the Unicode form of accents.
   """
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)
@@ -87,7 +87,7 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
       folders.clear()
       continue
     seen.add(place)
-    # Real folders come before links, so that paths have the real name.
+    # A folder comes before links to it, so that paths have its own name.
     folders[:] = sorted(
       (x for x in folders if not is_hidden(x)),
       key=lambda x: (os.path.islink(os.path.join(parent, x)), x),

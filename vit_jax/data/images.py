@@ -1,4 +1,4 @@
-"""How the fields of `config.data` bring images to a model."""
+"""Preprocessing and augmentation of images, as `config.data` says."""
 
 import dataclasses
 import re
@@ -14,16 +14,16 @@ from vit_jax.data.preprocessing import Preprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """How images are brought to a model, in training and in evaluation.
+  """Preprocessing and augmentation, in training and in evaluation.
 
   Attributes:
     size: (H, W) in pixels.
     preprocessing: for evaluation; training uses its mean and std.
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0 for the inception crop. Otherwise BiT's crop resizes images
-      to so many times `size`.
+      to this many times `size`.
     flip: whether training images are mirrored at random.
-    augment: further operations, see `host_augmentation.parse`.
+    augment: augmentation on the host, see `host_augmentation.parse`.
     erasing: probability that a rectangle of a training image becomes noise.
   """
 
@@ -96,7 +96,7 @@ class Images:
 
 
 def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
-  """Returns the (height, width) that a text such as '224' or '384x512' means.
+  """Parses a text such as '224' or '384x512' to (height, width).
 
   Raises:
     ValueError: if the text has another form; the message names the field,

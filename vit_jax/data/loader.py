@@ -45,17 +45,17 @@ def train_batches(
   repeats: int = 1,
   balance: float = 0.0,
 ) -> grain.DatasetIterator[Batch]:
-  """Endless training batches, shuffled anew in every epoch.
+  """Returns endless training batches, shuffled anew in every epoch.
 
   Batches run across epochs, so no example is ever dropped, and a batch may be
   larger than the dataset.
 
   Args:
     source: The examples.
-    transform: (record, generator) -> an example, arrays by name, such as
-      {'image': uint8 [H, W, 3], 'label': int32}; picklable if there are
-      workers. A `PerStep` gives a transform for each step, so that batches may
-      differ in shape.
+    transform: Takes a record and a generator, returns an example: arrays by
+      name, such as {'image': uint8 [H, W, 3], 'label': int32}. Picklable if
+      there are workers. A `PerStep` gives a transform for each step, so that
+      batches may differ in shape.
     batch_size: Examples per step over all processes, a multiple of their
       number.
     seed: Decides the order and the random numbers of the transform.
@@ -63,13 +63,13 @@ def train_batches(
     process_index: The index of this process. The global batch is made of the
       local batches in the order of the processes.
     process_count: How many processes share each batch.
-    workers: Worker processes of this process; 0 uses threads, which is enough
-      up to about a dozen cores. A script with workers needs an
+    workers: Worker processes of this process. 0 uses threads, which are fast
+      enough on up to about a dozen cores. A script with workers needs an
       `if __name__ == '__main__'` guard, because workers import the script.
     repeats: How many times each batch has the same example, transformed anew
       each time.
-    balance: 0 for every example once an epoch, 1 for every class equally often.
-      An example whose class has n examples is drawn in proportion to
+    balance: 0 draws every example once per epoch, 1 draws all classes equally
+      often. An example whose class has n examples is drawn in proportion to
       n^-balance.
 
   Returns:
@@ -122,8 +122,8 @@ def _example(
 ) -> tuple[dict[str, Any], bool]:
   """Returns a transformed example, and whether it is the one of `index`.
 
-  If the source skips unreadable images, the next readable image takes their
-  place.
+  If the source skips unreadable images, the next readable image takes the place
+  of an unreadable one.
   """
   for tried in range(min(len(source), _MOST_SKIPPED)):
     try:
@@ -138,7 +138,7 @@ def _example(
 
 # A lock cannot be pickled, so it is not an attribute of `_BalancedOrder`.
 _DRAWING = threading.Lock()
-_EPOCHS_KEPT = 3  # at the end of an epoch, threads are in several at once
+_EPOCHS_KEPT = 3  # threads may be in different epochs
 
 
 class _BalancedOrder:
@@ -166,7 +166,7 @@ class _BalancedOrder:
   def _draw(self, epoch: int) -> np.ndarray:
     N = len(self._labels_N)
     rng = np.random.default_rng((self._seed, epoch))
-    # Each epoch leaves out other examples of a large class.
+    # Shuffle, so that epochs leave out different examples of a large class.
     rows_N = rng.permutation(N)
     rows_N = rows_N[np.argsort(self._labels_N[rows_N], kind='stable')]
     edges_N = np.cumsum(self._weights_N[rows_N])

@@ -15,7 +15,7 @@ from vit_jax.data import decode, folder, image_files
 
 _log = logging.getLogger(__name__)
 
-# The authors mark their test images by a red border of so many pixels.
+# The authors mark their test images by a red border of this many pixels.
 BORDER = 2
 
 # Maps folder names to ImageNet classes (positions among the sorted WordNet
@@ -67,7 +67,7 @@ class ObjectNet(folder.LabelledFiles):
     if missing := sorted(IMAGENET_CLASSES.keys() - {*names}):
       _log.warning(
         f'ObjectNet in {root} lacks {len(missing)} of {len(IMAGENET_CLASSES)} '
-        f'classes, so accuracies will not compare: {", ".join(missing)}'
+        f'classes, so accuracies are not comparable: {", ".join(missing)}'
       )
     labels = [names.index(name) for name, _ in found]
     super().__init__([path for _, path in found], labels, names)

@@ -6,10 +6,10 @@ import numpy as np
 from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
-# TIFF's BitsPerSample, MaxSampleValue, and PhotometricInterpretation, which is
-# 0 if 0 means white.
+# Numbers of TIFF's tags BitsPerSample, MaxSampleValue, and
+# PhotometricInterpretation, whose value is 0 if pixels of value 0 are white.
 _BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
-# Values of MaxSampleValue that are the white of 9 to 15 bits.
+# White by MaxSampleValue, for images of 9 to 15 bits.
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
 
@@ -77,7 +77,7 @@ def upright(
 
 
 def stored(box: Box, size: tuple[int, int], turn: Turn) -> Box:
-  """Returns the box in the stored image of a box in the upright image."""
+  """Converts a box from the upright image to the stored image."""
   top, left, height, width = box
   if turn.flip_rows:
     top = size[0] - top - height
@@ -112,7 +112,7 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 
 def _grey16_to_grey8(image: Image.Image) -> Image.Image:
-  """Scales values to 0..255, where Pillow itself would clip."""
+  """Scales values to 0..255; Pillow itself would clip them."""
   pixels = np.asarray(image).astype(np.int64)
   low, high = int(pixels.min()), int(pixels.max())
   if low < 0 or high > 65535:
@@ -134,7 +134,7 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
 
 
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
-  """Returns the largest factor by which a part may shrink and still be `size`.
+  """Returns the largest factor by which a box can shrink and still hold `size`.
 
   The factor is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
   """
@@ -150,8 +150,8 @@ def fitted(
   Args:
     size: (height, width) of the image.
     most: (height, width) of the array that must hold the resized image.
-    short: pixels of the shorter side; less if the longer side would not fit. 0
-      means the largest that fits.
+    short: pixels of the shorter side; fewer if the longer side would not fit. 0
+      means as many as fit.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

@@ -54,12 +54,12 @@ class Preprocessing:
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
-      shorter side is resized to so many pixels, and the centre is cut out.
+      shorter side is resized to this many pixels, and the centre is cut out.
     mean: a value for each channel (RGB), subtracted from pixels in [0, 1].
     std: a value for each channel; the difference is divided by it.
     interpolation: 'bilinear' or 'bicubic', antialiased.
-    squash: with `resize_small`, whether the resized image has the model's
-      aspect ratio instead of its own, as in DeiT's processor.
+    squash: with `resize_small`, whether to resize to the model's aspect ratio
+      instead of keeping the image's, as in DeiT's processor.
     resize_like: the library whose rounding of sides and crops is reproduced.
       'vit_jax' is fast: 'bilinear' uses OpenCV and decodes JPEGs at a reduced
       size. timm resizes with torchvision.
@@ -101,7 +101,7 @@ class Preprocessing:
     return f'{way}, {self.interpolation}'
 
   def scaled(self, old: _Size, new: _Size) -> Self:
-    """Returns a copy for another image size, with `resize_small` in scale."""
+    """Returns a copy for another image size, with `resize_small` scaled."""
     scale = max(n / o for n, o in zip(new, old, strict=True))
     return dataclasses.replace(
       self, resize_small=round(self.resize_small * scale)
@@ -122,7 +122,7 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # In other libraries' modes, 2 would change the rounding of photographs.
+      # If another library is reproduced, 2 would change how photographs round.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (
@@ -191,8 +191,9 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   bilinear sampling, it adds a blur of variance ((n/m)^2 - 1) / 6, which is 1/2
   at a scale of 2. The taps 1/4, 1/2, 1/4 have the same variance. Sides whose
   variance is nearer to 1/2 than to 0 are blurred by these taps and then
-  sampled. Sides more than twice too long are first averaged down to twice the
-  size. An image that has the `size` (height, width) is returned as it is.
+  sampled. Sides longer than twice their target are first averaged down to twice
+  their target. An image that has the `size` (height, width) is returned as it
+  is.
   """
   if image.shape[:2] == tuple(size):
     return image
@@ -212,7 +213,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @functools.cache
 def _opencv() -> Any:
-  """Imports OpenCV on first use, because the server's process needs none."""
+  """Imports OpenCV on first use; `serve` never uses it in its main process."""
   import cv2
 
   cv2.setNumThreads(1)  # the loader already uses every core

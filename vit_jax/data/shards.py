@@ -1,11 +1,11 @@
-"""Shards of encoded images: ArrayRecord and TFRecord, and where shards lie.
+"""Reads shards of encoded images (ArrayRecord and TFRecord), and finds shards.
 
   arrayrecord:./photos          all shards of a folder
   tfrecord:gs://bucket/train-*  the files of a pattern
 
 A record is a tf.train.Example, as TFDS and the scripts of ImageNet write it.
 The first start reads all records once for their labels and, in TFRecord files,
-their places. The result is kept in `~/.cache/vit_jax/shards`.
+their positions. The result is kept in `~/.cache/vit_jax/shards`.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ KINDS = {
 _IMAGE = ('image', 'image/encoded')
 _LABEL = ('label', 'image/class/label')
 _FILE_NAME = ('file_name', 'image/filename')
-# Beside the shards; the second name is that of TFDS.
+# Files of class names beside the shards; TFDS writes the second one.
 _CLASSES = ('classes.txt', 'label.labels.txt')
-# Records of large images stay below a GB.
+# This number of records with large images takes less than a GB.
 _READ_TOGETHER = 512
 
 
@@ -49,7 +49,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
   """Opens a split of ArrayRecord or TFRecord files; see `sources.open_source`.
 
   Raises:
-    FileNotFoundError: There are no such files.
+    FileNotFoundError: No file matches.
     ImportError: The library of a bucket is missing.
     ValueError: The split is missing, or a shard is damaged.
   """
@@ -57,7 +57,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])
   if names and len(by_split) > 1:
-    # Other splits need not be read to know the classes.
+    # The classes are known, so other splits need not be read.
     needed = splits.needed(split, by_split, name)
     by_split = {x: y if x in needed else [] for x, y in by_split.items()}
   paths = [path for files in by_split.values() for path in files]
@@ -80,7 +80,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
     )
   records: Any
   if kind == 'arrayrecord':
-    # With their number of records files are opened when they are read.
+    # Given the number of records, Grain opens a file only when it is read.
     records = grain.sources.ArrayRecordDataSource(
       [f'{x}[0:{n}]' for x, n in zip(paths, counts, strict=True)]
     )
@@ -92,7 +92,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
 
 
 class Shards(Source):
-  """Some records of shards, images still encoded, without labels."""
+  """Chosen records of shards, with encoded images and without labels."""
 
   def __init__(
     self,
@@ -103,13 +103,13 @@ class Shards(Source):
     labels_N: np.ndarray | None = None,
     class_names: tuple[str, ...] = (),
   ):
-    """Takes some rows of the records of all shards.
+    """Chooses records of all shards.
 
     Args:
-      records: of all shards, one after the other.
-      states: a text for each shard, its path and what changes with its bytes.
-      counts: records of each shard.
-      rows: the chosen records.
+      records: the records of all shards, one shard after the other.
+      states: a text for each shard, see `_state`.
+      counts: the number of records of each shard.
+      rows: indices of the chosen records.
       labels_N: the class of each record of all shards.
       class_names: a name for each class.
     """
@@ -161,21 +161,21 @@ class Shards(Source):
 
 
 class LabelledShards(Shards):
-  """Some records of shards with a class each."""
+  """Chosen records of shards, each with a class."""
 
   def __getitem__(self, index: int) -> Record:
     return super().__getitem__(index) | {'label': int(self.labels()[index])}
 
   def labels(self) -> np.ndarray:
     """The classes of all records, int32 [N]."""
-    assert self._labels is not None  # as the class says
+    assert self._labels is not None
     return self._labels
 
 
 class _TfRecords(Sequence[bytes]):
   """Random access to the records of TFRecord files.
 
-  Grain reads these files from the start alone, and from local disk.
+  Grain can read these files only from start to end, and only on local disk.
   """
 
   def __init__(
@@ -195,8 +195,9 @@ class _TfRecords(Sequence[bytes]):
 def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   """Returns the file system of a data set and its shards, sorted, by split.
 
-  The split is the first word of a file's name that is one; without such a word
-  it is `train`. Paths outside the local disk keep their protocol.
+  The first word of a file's name that is in `splits.NAMES` is its split; files
+  without such a word are `train`. Paths outside the local disk keep their
+  protocol.
 
   Raises:
     FileNotFoundError: No file matches.
@@ -237,10 +238,10 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
-  """Returns the lines of the file of class names beside a shard, if any.
+  """Returns the class names from a file beside a shard; () without such a file.
 
   Raises:
-    ValueError: A name is there twice.
+    ValueError: The file has a name twice.
   """
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
@@ -262,8 +263,8 @@ def numbered(
 
   Args:
     values: the class of each record: its number, its name, or None.
-    names: all classes; without them they are the distinct values, sorted.
-      Values outside get the label -1.
+    names: all classes; if empty, the classes are the sorted distinct values.
+      Any other value gets the label -1.
   """
   known: Sequence[Any] = sorted({*values} - {None})
   if names:
@@ -275,7 +276,7 @@ def numbered(
 
 
 def _state(fs: Any, path: str) -> str:
-  """Returns a file's path, size and what says that it has changed."""
+  """Returns a file's path, size and modification time, or a bucket's ETag."""
   info = fs.info(path)
   time = info.get('mtime') or info.get('etag') or info.get('created')
   return f'{path}\0{info["size"]}\0{time}'
@@ -284,11 +285,12 @@ def _state(fs: Any, path: str) -> str:
 def _index(
   kind: str, fs: Any, paths: list[str], states: list[str]
 ) -> tuple[np.ndarray, list[Any], np.ndarray]:
-  """Returns the number, class and place of the records in all shards.
+  """Returns an index of all shards, from the cache if it is there.
 
   Returns:
     The number of records of each shard; for each record its class (a number, a
-    name or None); and the place of each record of a TFRecord, [N, 2].
+    name or None); and for each record of a TFRecord its first byte and the byte
+    after its last, [N, 2].
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
@@ -314,9 +316,9 @@ def _index(
     try:
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, data.getvalue())
-    except OSError as e:  # a read-only home must not keep one from training
-      _log.warning('The places of records in shards are not kept: %s', e)
-  # TFDS writes -1 for a missing class as well.
+    except OSError as e:  # training works with a read-only home too
+      _log.warning('The index of shards is not kept: %s', e)
+  # TFDS too writes -1 for a missing class.
   return counts, [None if x in (-1, '') else x for x in labels.tolist()], places
 
 
@@ -382,7 +384,7 @@ def _is_whole(data: bytes, checksum: bytes) -> bool:
 
 def _parse(data: bytes, name: str) -> Mapping[str, Any]:
   """Returns the fields of a tf.train.Example."""
-  # TFDS takes a second to import, which only its users should pay.
+  # Imported here, because importing TFDS takes a second.
   from google.protobuf.message import DecodeError
   from tensorflow_datasets.proto import tf_example_pb2
 

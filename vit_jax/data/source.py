@@ -1,4 +1,4 @@
-"""The contract of sources."""
+"""The interface of sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ Record = dict[str, Any]
 
 
 class Source(Protocol):
-  """Records that the loader and the image check read; a base class.
+  """Base class of sources: records that the loader and the image check read.
 
   Attributes:
     class_names: a name for each label; empty if records have no labels.
-    several_labels: whether a record may have several classes, or none.
+    several_labels: whether a record may have any number of classes, even 0.
     skips_unreadable: whether the next image replaces one that became
       unreadable.
   """
@@ -32,7 +32,7 @@ class Source(Protocol):
     return None
 
   def identity(self) -> str | None:
-    """Returns a hash that does not depend on the folder of the data, or None.
+    """Returns a hash of the data that stays the same if the folder moves.
 
     None means that `data.name` identifies the data.
     """
@@ -41,8 +41,8 @@ class Source(Protocol):
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
     """Returns a text for each record, which changes when the record changes.
 
-    Records are checked again if their text is new. By default the text is the
-    fingerprint and the index.
+    The image check repeats for records whose text is new, and skips all if the
+    result is None. By default the text is the fingerprint and the index.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)

@@ -4,10 +4,10 @@ A source has a length, and `source[i]` is a record
 
   {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
-where `name` is for error messages. A labelled source adds 'label', an int. If a
-record may have several classes or none, 'label' is uint8 [C] of 0 and 1. A
-source of objects adds the values of `BoxedSource.objects`. Sources are pickled
-to the worker processes of the loader.
+where `name` is for error messages. A labelled source adds 'label', an int. If
+`several_labels` is set, 'label' is uint8 [C] of 0 and 1. A source of objects
+adds the values of `BoxedSource.objects`. Sources are pickled to the worker
+processes of the loader.
 """
 
 import hashlib
@@ -140,7 +140,7 @@ def open_source(
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
     split_seed: Decides which images become the test split if a dataset has
-      none, and the order that slices of digits and folders refer to.
+      none, and the order that slices refer to, except for datasets of TFDS.
 
   Raises:
     ValueError: An argument is wrong.

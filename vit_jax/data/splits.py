@@ -114,7 +114,7 @@ def _slice(part: re.Match[str], size: int) -> slice:
 
 
 def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-  """Splits examples 80/20 into `train` and `test`, each class by itself.
+  """Splits the examples of each class 80/20 into `train` and `test`.
 
   Positions are ascending. The only example of a class goes to `train`; larger
   classes are in both splits.
@@ -150,8 +150,8 @@ def select_rows(
       is the only one, a fifth of each class becomes `test`.
     labels: the class of each row.
     owner: the name of the dataset in messages.
-    seed: of the fifth and of the order that slices refer to, since many
-      datasets are sorted by class.
+    seed: decides that fifth, and the shuffled order that slices refer to, since
+      many datasets are sorted by class.
   """
   members: dict[str, Sequence[int]] = {}
   start = 0

@@ -26,7 +26,10 @@ _READ_TOGETHER = 512
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
-  """Makes classes of the values of a field; neighbours may share a class."""
+  """Returns the rule that makes classes of a field's values 0 to values - 1.
+
+  With fewer `names` than values, adjacent values share a class.
+  """
   classify = functools.partial(_class_of, field, values, len(names))
   return Label(names, {field: ()}, classify)
 
@@ -102,7 +105,7 @@ class TfdsSource(Source):
     return len(self._records)
 
   def fingerprint(self) -> str:
-    """Returns the folder, which has the version, its size and the split.
+    """Returns the folder (with the version), the dataset's size and the split.
 
     TFDS writes files once and never changes them.
     """
@@ -121,7 +124,7 @@ class TfdsSource(Source):
     return {'image': image, 'label': self._label.classify(record), 'name': name}
 
   def labels(self) -> np.ndarray:
-    """Reads every record and returns their classes, int32 [N]."""
+    """Reads all records and returns their classes, int32 [N]."""
     labels = np.empty(len(self), np.int32)
     with cores.progress('Reading labels', len(self), 'records') as bar:
       for start in range(0, len(self), _READ_TOGETHER):

@@ -1,9 +1,9 @@
 """Transforms of records into the pixels that a model sees.
 
-They turn a record {'image', 'name'} of a source into {'image': uint8 [H, W,
-3]}. A 'label' becomes int32, or stays uint8 [C] if images have several classes.
-The devices normalise and flip images later. A transform raises UnreadableImage
-if the image cannot be decoded.
+A transform turns a record {'image', 'name'} of a source into {'image': uint8
+[H, W, 3]}. A 'label' becomes int32, or stays uint8 [C] if images have several
+classes. The devices normalise and flip images later. A transform raises
+UnreadableImage if the image cannot be decoded.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ class TrainTransform:
 
   Attributes:
     image_size: (height, width) of the output.
-    min_area: smallest share of the image that the inception crop takes; 1 is
-      always the whole image, squashed to size.
+    min_area: smallest share of the image that the inception crop takes; with 1
+      it is always the whole image, squashed to size.
     resize: (height, width) to which BiT's crop resizes the image, at least
       `image_size`; None for the inception crop.
     augmentation: changes the pixels of the crop.
@@ -97,8 +97,8 @@ class TrainTransform:
       return Box(0, 0, height, width)
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(*_ASPECTS)
-      # The tallest box of this aspect ratio that fits and has `max_area`, and
-      # the smallest that has `min_area`.
+      # Heights of the tallest box of this aspect ratio that fits and has at
+      # most `max_area`, and of the box that has `min_area`.
       tallest = min(height, int((width + 0.5) / aspect))
       if self.max_area < 1:
         largest = math.sqrt(self.max_area * height * width / aspect)

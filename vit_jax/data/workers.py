@@ -93,7 +93,7 @@ def _own_prefix() -> str:
   # Semaphores are files in the same folder.
   process: Any = current_process()
   process._config['semprefix'] = f'/{prefix}'
-  # Workers end at priority 0; this runs after it.
+  # Workers end at priority 0, so this runs after them.
   util.Finalize(None, _remove, (prefix, lock), exitpriority=-1)
   return prefix
 
@@ -109,7 +109,7 @@ def _remove(prefix: str, lock: Any) -> None:
 
 
 def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
-  """Keeps a worker off the TPU or GPU, and alive as long as its parent.
+  """Keeps a worker off the TPU or GPU, and lets it live as long as its parent.
 
   Workers ignore SIGINT and SIGTERM, which reach the whole group of processes:
   the current step or evaluation still needs its batches.

@@ -53,11 +53,12 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
 
 def _write_split(source: Source, prefix: str) -> None:
-  # Its import takes a second, and Linux alone has array_record.
+  # Imported here: TFDS takes a second, and array_record exists only on Linux.
   from array_record.python import array_record_module
   from tensorflow_datasets.proto import tf_example_pb2
 
-  # `splits.permuted` brings them into the order of `source` again.
+  # Reading shards shuffles them by `splits.permuted`. Writing in this order
+  # makes the result the order of `source`.
   index_of = np.argsort(splits.permuted({'': range(len(source))}, 0)[''])
   writer: Any = None
   count, size = 0, _SHARD_BYTES
