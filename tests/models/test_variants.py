@@ -187,11 +187,11 @@ def test_lists_as_json_has_them_make_the_same_model():
     ({'rope': 10.0, 'heads': 32}, 'a head has width 6, but rotary embeddings'),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 5},
-      'model.registers is 5, not a square',
+      'must be a square such as 4, but it is 5',
     ),
     (
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 0},
-      'model.registers is 0, not a square',
+      'must be a square such as 4, but it is 0',
     ),
     (
       {'name': 'deit', 'representation_size': 8},

@@ -1,1 +1,1 @@
-"""Models: one idea a file. They know no data, no config and no training."""
+"""Flax models. Their modules import no data, config or training code."""

@@ -6,11 +6,11 @@
   python -m vit_jax.models --fields
   python -m vit_jax.models --pretrained
 
-`--params` lists the parameters of the models named, with shapes, dtypes and
-sums. `--fields` lists the config fields of ViT, or of the models named, with
-their defaults and valid values. `--pretrained` lists the published checkpoints
-by the names that every command takes for a checkpoint, with the model, pixels a
-side, training data, top-1 accuracy on ImageNet and its source, and the file.
+`--params` lists the parameters of the given models, with shapes, dtypes and
+sums. `--fields` lists the config fields of ViT, or of the given models, with
+their defaults and valid values. `--pretrained` lists the published checkpoints:
+the name that every command takes, the model, the image size, the training data,
+the top-1 accuracy on ImageNet and its source, and the file.
 
 GFLOPs count one image's forward pass: a multiply-add counts as two operations,
 and products with a convolution's padding do not count. 3 * forward * images is
@@ -77,7 +77,7 @@ def parameters(
   """Yields a table of parameters for each named model.
 
   Raises:
-    ValueError: for an unknown name, or an image size it cannot take.
+    ValueError: for an unknown name, or an image size the model cannot take.
   """
   from clu import parameter_overview
 
@@ -93,7 +93,7 @@ def parameters(
 
 
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each published checkpoint of the models; of all if empty.
+  """Returns a row for each published checkpoint of the models, or of all.
 
   Raises:
     ValueError: for an unknown model, or one without published checkpoints.
@@ -113,7 +113,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field of the models; of ViT if empty.
+  """Returns a row for each config field of the models, or of ViT.
 
   Raises:
     ValueError: for an unknown name.

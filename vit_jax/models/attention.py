@@ -30,13 +30,13 @@ from vit_jax.models.model import BATCH_AXES
 
 Array = jax.Array
 
-# Checkpoint name of this file's results, which `layers.remat` saves.
+# `checkpoint_name` of this file's results, which `layers.remat` saves.
 NAME = 'attention'
 # Queries per chunk. The logits of 1,024 queries take about as much memory as
 # the activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Maximum number of chunks in inference. Each is traced separately, and a file
-# can claim any image size.
+# Maximum number of chunks in inference. Each chunk is traced separately, and a
+# checkpoint file can claim any image size.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)
@@ -44,7 +44,7 @@ _PORTABLE = contextvars.ContextVar('portable', default=False)
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-  """Traces without this machine's kernels, for programs that run elsewhere."""
+  """Traces without GPU kernels, for programs that run on other machines."""
   token = _PORTABLE.set(True)
   try:
     yield
@@ -97,8 +97,8 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 def _product(axes: str, *arrays: Array) -> Array:
   """Multiplies to BN.K and transposes to B.NK.
 
-  If `einsum` returns B.NK itself, it swaps the factors, which costs CPUs up to
-  a tenth of a step of Ti/16.
+  An `einsum` with the result B.NK would swap the factors, which costs CPUs up
+  to a tenth of a step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -110,13 +110,13 @@ def _cudnn(
     way = _fused if _even(q_BQNK, k_BLNK) else _odd
     return way(q_BQNK, k_BLNK, v_BLNK)
   B, _, L = mask_BQL.shape
-  looks_BQ = jnp.any(mask_BQL, axis=-1)
+  attends_BQ = jnp.any(mask_BQL, axis=-1)
   # A query with an all-false mask would get NaN gradients. It attends to all
   # keys instead, and its result is set to zero.
-  mask_BNQL = (mask_BQL | ~looks_BQ[..., None])[:, None]
+  mask_BNQL = (mask_BQL | ~attends_BQ[..., None])[:, None]
   mask_BNQL = jnp.broadcast_to(mask_BNQL, (B, 1, q_BQNK.shape[1], L))
   y_BQNK = _fused(q_BQNK, k_BLNK, v_BLNK, mask=mask_BNQL)
-  return jnp.where(looks_BQ[..., None, None], y_BQNK, 0)
+  return jnp.where(attends_BQ[..., None, None], y_BQNK, 0)
 
 
 def _even(q_BQNK: Array, k_BLNK: Array) -> bool:
@@ -138,7 +138,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX does not shard the lengths by itself, so shard_map shards the batch.
+    # JAX cannot shard the argument with the lengths, so shard_map does it.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(
@@ -148,10 +148,9 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
 
 
 def _padded(q_BQNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
-  """Pads to even lengths and passes cuDNN the unpadded lengths.
+  """Pads sequences to even lengths and passes cuDNN the unpadded lengths.
 
-  cuDNN supports gradients for odd lengths, but JAX 0.10 to 0.12 does not use
-  them.
+  cuDNN has gradients for odd lengths, but JAX 0.10 to 0.12 does not call them.
   """
   B, Q, *_ = q_BQNK.shape
   arrays = (
@@ -189,7 +188,7 @@ def _attend(
 
 
 def _differs(mask_BQL: Array | None) -> tuple[Array, ...]:
-  """Returns the mask in a tuple if it differs between queries, else ()."""
+  """Returns (mask,) if the mask has a row for each query, otherwise ()."""
   return () if mask_BQL is None or mask_BQL.shape[1] == 1 else (mask_BQL,)
 
 
@@ -228,7 +227,7 @@ def _forward(
 
   y_BQNK, lse_BQN1 = (
     checkpoint_name(x, NAME)
-    for x in _by_parts(forward, q_BQNK, *_differs(mask_BQL))
+    for x in _by_chunks(forward, q_BQNK, *_differs(mask_BQL))
   )
   return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, mask_BQL, y_BQNK, lse_BQN1)
 
@@ -268,21 +267,21 @@ def _backward(
     )
 
   parts = (q_BQNK, dy_BQNK, lse_BQN1, sum_BQN1, *_differs(mask_BQL))
-  return *_by_parts(backward, *parts, summed=(1, 2)), None
+  return *_by_chunks(backward, *parts, summed=(1, 2)), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _by_parts(
+def _by_chunks(
   function: Callable[..., tuple[Array, ...]],
   *arrays: Array,
   summed: tuple[int, ...] = (),
 ) -> Any:
   """Applies a function to chunks of at most `MAX_QUERIES` queries.
 
-  The function takes arrays BQ.. and returns arrays BQN., or sums over queries
-  at the positions `summed`, which are added over the chunks.
+  The function takes arrays BQ.. and returns arrays BQN.. At the positions
+  `summed` it returns sums over queries instead, which are added up over chunks.
   """
   B, Q, N, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)

@@ -1,6 +1,6 @@
 """Axial attention (appendix D.6): along rows, then along columns.
 
-It costs L * (h + w) instead of L * L.
+Its cost grows with L * (h + w) instead of L * L.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ class AxialBlock(nn.Module):
     drop_rate: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    del drop_rate, rotation  # the fields of `ViT` exclude them
+    del drop_rate, rotation  # `ViT` refuses both if it is axial
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)
@@ -129,7 +129,7 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """Row, then column attention; replaces 3x3 convolutions of Axial-ResNet.
+  """Row attention, then column attention: the 3x3 convolution of Axial-ResNet.
 
   A stride becomes average pooling at the end, as in the authors' code.
   """

@@ -11,7 +11,7 @@ from typing import Any
 
 # An interval such as '[0, 1)', or a tuple of all valid values.
 Valid = str | tuple[Any, ...]
-# In place of a default: the field must be given.
+# Stands in place of the default of a field that must be given.
 REQUIRED = dataclasses.MISSING
 
 
@@ -79,7 +79,7 @@ def check(
 
 
 def check_value(name: str, value: Any, valid: Valid) -> None:
-  """Checks a value; if `valid` is an interval, each number of a tuple.
+  """Checks a value, or every number in a list or tuple of numbers.
 
   Raises:
     ValueError: for an invalid value; names the field and the valid values.
@@ -109,7 +109,8 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
 def frozen(model: Any) -> Any:
   """Returns a hashable object with the fields of a model as attributes.
 
-  A Flax module can have it as a field, but not another module.
+  A Flax module can take it as a field. A module in its place would become a
+  submodule.
   """
   names = tuple(f.name for f in model.own_fields())
   return _frozen(names)(**{name: getattr(model, name) for name in names})

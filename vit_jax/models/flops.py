@@ -21,15 +21,15 @@ def count_params(model: Model, image_size: tuple[int, int]) -> int:
 def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the FLOPs of one image's forward pass.
 
-  Counts matrix products and convolutions, a multiply-add as two, as the paper
-  does: 3 * forward * images is the compute in table 6. As in XLA's analysis, a
-  convolution's products with its padding do not count; they would add 4 % to
-  the ResNets of table 6. See also `Model.counted`.
+  Counts matrix products and convolutions; a multiply-add counts as two. The
+  paper counts in the same way: 3 * forward * images is the compute in table 6.
+  As in XLA's analysis, a convolution's products with its padding do not count;
+  they would add 4 % to the ResNets of table 6. See also `Model.flop_capture`.
   """
   model = _looped(model)
-  # Only some models take `capture`.
-  more: dict[str, Any] = {'capture': model.counted} if model.counted else {}
-  apply: Any = functools.partial(model.apply, **more)
+  # Not every model's `__call__` takes `capture`.
+  captured = {'capture': model.flop_capture} if model.flop_capture else {}
+  apply: Any = functools.partial(model.apply, **captured)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return count(
     lambda params, images: apply({'params': params}, images)[0],
@@ -44,13 +44,13 @@ def count(function: Callable[..., Any], *shapes: Any) -> int:
 
 
 def _looped(model: Model) -> Model:
-  # Gives the same counts and traces one layer instead of all.
+  # A scan has the same counts, but JAX traces one layer instead of all.
   return model.clone(scan=True, remat='none')
 
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   """Returns `jax.ShapeDtypeStruct`s of the parameters of `variants.init`."""
-  # Copies the containers, because the cached ones are shared.
+  # Copies the dicts, because all callers share the cached ones.
   return jax.tree.map(lambda x: x, _param_shapes(model, tuple(image_size)))
 
 

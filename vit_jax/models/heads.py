@@ -16,7 +16,7 @@ class MAPHead(nn.Module):
   """Multi-head attention pooling: a learned probe attends to all tokens.
 
   As in "Scaling Vision Transformers" (2106.04560), after Set Transformer.
-  Parameter names are those of the big_vision files.
+  Parameters have the names of the big_vision files.
   """
 
   fields: layers.EncoderFields

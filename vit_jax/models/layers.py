@@ -32,7 +32,7 @@ PARTITIONS: Partitions = (
 )
 # LayerNorm epsilon of the original code and timm; transformers uses 1e-12.
 EPSILON = 1e-6
-# Bounded, because a file may claim a billion layers.
+# Bounded, because a checkpoint file may claim a billion layers.
 DEPTHS = '[1, 1000]'
 # See `ViT.encoder_fields`.
 EncoderFields = Any
@@ -78,8 +78,8 @@ def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   """
   if rate is None or key is None:
     return y_BLD
-  # The attention's dropout uses the key itself. The MLP's last dropout uses
-  # this same folded key, but shares only B of its BLD draws.
+  # The attention's dropout uses the unfolded key. The MLP's last dropout gets
+  # the same folded key from `split`, but shares only B of its BLD draws.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
@@ -254,8 +254,8 @@ class Projection(nn.Module):
   """A dense layer from tokens to heads or back, computed as one matrix product.
 
   It has the parameters of `nn.DenseGeneral`; see `tpu_layout` for the reason.
-  The output's `features` are (N, K) or (D,); the last `axes` of the input are
-  contracted.
+  Contracts the last `axes` dimensions of the input to `features`: (N, K) or
+  (D,).
   """
 
   features: tuple[int, ...]
@@ -270,7 +270,7 @@ class Projection(nn.Module):
     matrix = math.prod(rows), math.prod(self.features)
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
-      # The initial scale is that of the D x D matrix of all heads.
+      # The matrix of all heads, D x D, decides the scale of initial values.
       return self.kernel_init(key, matrix).reshape(shape)
 
     kernel = self.param('kernel', init, (*rows, *self.features))
@@ -287,8 +287,8 @@ class MultiHeadAttention(nn.Module):
 
   Attributes:
     heads: N.
-    relative: None, or the number of tokens before the patches to add relative
-      position embeddings (appendix D.4).
+    relative: number of tokens before the patches, if there are relative
+      position embeddings (appendix D.4); None otherwise.
     dtype: dtype of the computation; the softmax always works in float32.
     weights: whether to return the attention weights.
     bias: whether queries, keys and values have a bias.
@@ -368,7 +368,7 @@ class MultiHeadAttention(nn.Module):
 class EncoderBlock(nn.Module):
   """One layer of the encoder: equations 2 and 3.
 
-  `MultiHeadAttention` documents `relative`, the model `capture`.
+  `MultiHeadAttention` documents `relative`, and `ViT` documents `capture`.
   """
 
   fields: EncoderFields

@@ -56,7 +56,7 @@ class MaskedViT(ViT):
     }[self.target]
 
   def side(self, image_size: tuple[int, int]) -> int:
-    """Returns the side in pixels of the image area of a token."""
+    """Returns the side in pixels of the image area that a token covers."""
     return image_size[0] // self.grid(image_size)[0]
 
   def check(self, image_size: tuple[int, int]) -> None:
@@ -130,7 +130,7 @@ class MaskedViT(ViT):
   def _corrupted(
     self, x_BLD: Array, mask_D: Array, kind_BL: Array, other_BL: Array
   ) -> Array:
-    """Returns the tokens after replacing those of corrupted patches."""
+    """Replaces the tokens of `MASKED` and `OTHER` patches."""
     extra = len(self.extra_tokens)
     patches_BLD = x_BLD[:, extra:]
     others_BLD = jnp.take_along_axis(patches_BLD, other_BL[..., None], axis=1)

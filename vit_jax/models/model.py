@@ -1,4 +1,4 @@
-"""The contract of models."""
+"""The base class of models, and types for what they take and return."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ Params = Any
 Batch = dict[str, jax.Array]
 # Scalars by name.
 Metrics = dict[str, jax.Array]
-# The axes of the device mesh that split a batch.
+# Mesh axes that a batch is sharded over.
 BATCH_AXES = ('slice', 'data', 'fsdp')
-# The axes of the device mesh that split a dimension of a parameter.
+# Mesh axes that a dimension of a parameter is sharded over.
 Axes = str | tuple[str, ...] | None
-# Sharding rules: a pattern for parameter paths, and the mesh axes of the
-# parameter's last dimensions. Layers stacked for a scan have one more dimension
-# and share the rules.
+# Sharding rules: a regular expression for parameter paths, and the mesh axes of
+# the parameter's last dimensions. So the rules also fit parameters that a scan
+# stacks along a new first dimension.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 # Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
@@ -53,18 +53,20 @@ class Model(nn.Module):
     task_params: top-level names of the parameters that belong to the task (the
       head), not the body.
     optional_params: parameter names of optional parts, by the field that
-      switches the part on. Transfer initialises them if the checkpoint lacks
-      them, and drops them if the model does.
+      switches the part on. Transfer initialises parameters that only the model
+      has, and drops those that only the checkpoint has.
     compute_fields: fields that change the computation but not the parameters.
     loops: groups of layers that a scan stacks.
     depth_loop: the loop over the layers that `depth` counts, or None.
-    after_layers: pattern for the paths of the parameters after these layers.
-    any_size: whether it takes padded images of any size with `padding_BHW`.
-    counted: names for `capture` of computations that only training makes and
-      that FLOP counts include.
+    after_layers: regular expression for the paths of the parameters that come
+      after the layers of `depth_loop`.
+    any_size: whether `apply` takes padded images of any size, with the argument
+      `padding_BHW`.
+    flop_capture: the `capture` argument for FLOP counts: intermediates that
+      only training computes.
     partitions: sharding rules, in addition to `sharding.RULES`.
-    cast_params: patterns for the paths of parameters that are only used in
-      `dtype`.
+    cast_params: regular expressions for the paths of parameters that are only
+      used after a cast to `dtype`.
   """
 
   kind: ClassVar[str]
@@ -81,7 +83,7 @@ class Model(nn.Module):
   depth_loop: ClassVar[Loop | None] = None
   after_layers: ClassVar[str] = ''
   any_size: ClassVar[bool] = False
-  counted: ClassVar[tuple[str, ...]] = ()
+  flop_capture: ClassVar[tuple[str, ...]] = ()
   partitions: ClassVar[Partitions] = ()
   cast_params: ClassVar[tuple[str, ...]] = ()
 
@@ -116,12 +118,11 @@ class Model(nn.Module):
 
   @property
   def attention(self) -> str:
-    """Which tokens attend to which.
+    """The tokens that each token attends to.
 
-    'all': all tokens to all; 'axial': to their row, then to their column;
-    'pixels': to all tokens, or only to earlier ones; 'objects': to all except
-    padding, and object queries attend to the tokens; empty: the model has no
-    attention.
+    'all': all tokens; 'axial': its row, then its column; 'pixels': all tokens,
+    or only earlier ones; 'objects': all tokens except padding, and object
+    queries attend to the tokens; empty: the model has no attention.
     """
     return ''
 
@@ -141,7 +142,7 @@ class Model(nn.Module):
 
   @classmethod
   def stack_layers(cls, params: Params) -> Params:
-    """Stacks unrolled layers along a leading axis, for a scanned model."""
+    """Stacks parameters of unrolled layers along a first axis, for a scan."""
     tree = {
       name: cls.stack_layers(x) if isinstance(x, dict) else x
       for name, x in params.items()
@@ -171,13 +172,13 @@ class Model(nn.Module):
     return tree
 
   def body(self) -> 'Model':
-    """Returns the model without its task and `task_params`."""
+    """Returns the model without its head, that is, without `task_params`."""
     return self.clone(num_classes=0, parent=None)
 
   def parts(self) -> Mapping[str, 'Model']:
-    """Returns by name the parts that another checkpoint can initialise.
+    """Returns submodels that other checkpoints can initialise, by name.
 
-    A part's name is the prefix of its fields, as in `backbone_layers`.
+    The fields of a part begin with its name, as in `backbone_layers`.
     """
     return {}
 
@@ -199,7 +200,7 @@ class Model(nn.Module):
     return len(self.extra_tokens) + h * w
 
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
-    """Returns BD: the class token of a block's output, or the patches' mean."""
+    """Pools the output of a block to BD: the class token, or else the mean."""
     if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))
@@ -208,7 +209,7 @@ class Model(nn.Module):
 
 
 def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:
-  """Returns a mask BHW, true at the padding of images of (height, width)."""
+  """Returns a mask BHW: true outside of each image's (height, width)."""
   rows_H, columns_W = (jnp.arange(n) for n in image_size)
   return (rows_H[None, :, None] >= size_B2[:, 0, None, None]) | (
     columns_W[None, None] >= size_B2[:, 1, None, None]

@@ -24,8 +24,8 @@ class PositionEmbedding(nn.Module):
   def __call__(self, grid: tuple[int, int], extra: int, D: int) -> jax.Array:
     """Returns embeddings XLD: `extra` tokens, then patches in raster order.
 
-    Only 'learned1d' embeds the extra tokens. The other kinds give them zeros,
-    because they have no coordinates.
+    Only 'learned1d' embeds the extra tokens. The other kinds need coordinates,
+    which extra tokens lack, and give them zeros.
     """
     (h, w), X = grid, self.layers
     if self.kind == 'learned1d':
@@ -61,13 +61,13 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   return jnp.asarray(np.concatenate(table, axis=-1)[None], jnp.float32)
 
 
-def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
+def detr_sincos2d(inside_Bhw: jax.Array, D: int) -> jax.Array:
   """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
 
-  `inside_Bhw` is true outside of padding. Coordinates count the rows and
-  columns inside and are scaled to end at 2 pi. The first D/2 numbers alternate
-  sin(y f_i) and cos(y f_i) of the row y, the last D/2 those of the column x,
-  with f_i = 10000^(-i / (D/4)).
+  `inside_Bhw` is false in the padding. Coordinates count rows and columns
+  without padding, scaled so that the last one is 2 pi. The first D/2 numbers
+  alternate sin(y f_i) and cos(y f_i) for the row y, and the last D/2 numbers
+  sin(x f_i) and cos(x f_i) for the column x, with f_i = 10000^(-i / (D/4)).
   """
   inside_Bhw = inside_Bhw.astype(jnp.float32)
   periods = jnp.asarray(10_000.0 ** (np.arange(D // 4) / (D // 4)), jnp.float32)
@@ -75,7 +75,7 @@ def counted_sines(inside_Bhw: jax.Array, D: int) -> jax.Array:
   for axis in (1, 2):
     count_Bhw = jnp.cumsum(inside_Bhw, axis)
     last = jax.lax.slice_in_dim(count_Bhw, -1, None, axis=axis)
-    # 1e-6 as in the original; it avoids 0 / 0 where all is padding.
+    # 1e-6 as in the original code; it avoids 0 / 0 where all is padding.
     x_Bhw1 = (count_Bhw / (last + 1e-6) * (2 * np.pi))[..., None]
     turns = x_Bhw1 / periods[None, None, None]
     both = jnp.stack([jnp.sin(turns), jnp.cos(turns)], axis=-1)
@@ -93,7 +93,8 @@ def rotation(
 
   RoFormer (2104.09864) in two dimensions: for the token in row y and column x,
   pair j of the numbers of its query and key is rotated by the angle y f_j, and
-  pair j + K/4 by x f_j, with f_j = theta^(-j / (K/4)). Row i of h has y =
+  pair j + K/4 by x f_j, with f_j = theta^(-j / (K/4)). The coordinate y of row
+  i of h is
 
     i side / h                 if `side` is above 0 (EVA-02 2303.11331, ViT-5),
                                the side of the grid in training
@@ -113,8 +114,8 @@ def rotation(
 def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
   """Rotates queries or keys: number j pairs with number j + K/2.
 
-  `by` is for the last tokens. The first tokens are rotated by zero: slicing
-  them off would copy all tokens on a TPU.
+  `by` belongs to the last tokens. The tokens before them are rotated by zero,
+  because slicing them off would copy all tokens on a TPU.
   """
   extra = x_BLNK.shape[1] - len(by[0])
   cos_1L1k, sin_1L1k = (
@@ -138,15 +139,15 @@ class RelativeKeys(nn.Module):
   """Attention logits of 1-D relative position embeddings (appendix D.4).
 
   The keys are learned embeddings of the offset p_q - p_k between two patches in
-  raster order. The logits are added to those of the content. A class token has
-  no position, so its logits are zero.
+  raster order. The logits are added to the content logits. A class token has no
+  position, so its logits are zero.
   """
 
   @nn.compact
   def __call__(self, q_BLNK: jax.Array, extra: int) -> jax.Array:
     """Returns logits BNLL, float32; zero for the first `extra` tokens.
 
-    They are divided by sqrt(K), like the logits of the content.
+    The logits are divided by sqrt(K), like the content logits.
     """
     _, L, N, K = q_BLNK.shape
     L -= extra
@@ -181,13 +182,13 @@ def resize(
 ) -> np.ndarray:
   """Interpolates position embeddings for another image size (section 3.2).
 
-  Bilinear with aligned corners: position i of the new grid reads the old one at
-  i * (old - 1) / (new - 1). The original code calls `scipy.ndimage.zoom`, which
-  zeroes the last row and column for some sizes, such as 16 to 30. Embeddings of
-  the `extra` tokens before the grid are kept.
+  Interpolates bilinearly with aligned corners: position i of the new grid reads
+  position i * (old - 1) / (new - 1) of the old grid. The original code calls
+  `scipy.ndimage.zoom`, which zeroes the last row and column for some sizes,
+  such as 16 to 30. Embeddings of the `extra` tokens before the grid are kept.
 
   Returns:
-    float32 array (X, extra + new_h * new_w, D).
+    Array (X, extra + new_h * new_w, D) of the same dtype.
 
   Raises:
     ValueError: if the embeddings do not fit `old_grid`.
@@ -216,14 +217,14 @@ def resize_all(
 ) -> Any:
   """Interpolates all position embeddings in a tree of parameters.
 
-  Tables along one axis are interpolated as in `resize`. Tables of offsets along
-  one axis (axial attention) are scaled with the side of the image. `like` has
-  the arrays or shapes of the model for the new grid (h, w). Arrays stay JAX or
-  NumPy arrays.
+  Also interpolates tables with an entry per row or column, or per offset along
+  one axis (axial attention). `like` has the arrays or shapes of the model for
+  the new grid (h, w). JAX arrays stay JAX arrays, and NumPy arrays stay NumPy
+  arrays.
 
   Raises:
-    ValueError: for relative embeddings along the raster, because an offset
-      means another distance on another grid.
+    ValueError: for another grid, if embeddings are relative in raster order:
+      the same offset then means another distance.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
@@ -261,7 +262,7 @@ _TABLE_AXES = {
 
 
 def _resize_axis(x: np.ndarray, axis: int, new: int) -> np.ndarray:
-  xp = x.__array_namespace__()  # NumPy, or `jax.numpy` for JAX's arrays
+  xp = x.__array_namespace__()  # `numpy` or `jax.numpy`
   matrix = _interpolation_matrix(x.shape[axis], new)
   y = xp.moveaxis(xp.tensordot(matrix, x, (1, axis)), 0, axis)
   return y.astype(x.dtype)

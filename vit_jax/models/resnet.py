@@ -139,15 +139,15 @@ class Unit(nn.Module):
     return nn.relu(residual + _norm(y, version, 'gn3', nn.initializers.zeros))
 
 
-# Begins at the second unit: the first one has the stride and other shapes.
+# Begins at the second unit, because the first unit has other shapes.
 UNITS = Loop('unit', 2, 'units')
 
 
 class Stage(nn.Module):
   """Units of one width.
 
-  The first one may have a stride. The others may be dilated instead, which
-  gives them the receptive field of a strided stage.
+  The first unit may have a stride. The other units may be dilated instead,
+  which gives them the receptive field of a strided stage.
   """
 
   units: int
@@ -201,8 +201,8 @@ def feature_maps(
   first halves the height and width and doubles the channels. If `dilated`, the
   last stage keeps height and width and dilates its convolutions (DC5).
 
-  This is a function and not a module, so that its parameters lie beside those
-  of the caller, as in the published files.
+  This is a function and not a module, so that its parameters lie beside the
+  caller's, as in the published files.
   """
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
   if version < 2:

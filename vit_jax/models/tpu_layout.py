@@ -16,15 +16,15 @@ of the lanes empty:
   7 % for L/16 on v3. The barrier in it prevents the compiler from gathering
   first and reshaping afterwards, which would copy the whole array: 3 % for H/14
   and L/16.
-- If K divides 128, XLA adds a bias after the reshape to heads, otherwise before
-  it (`add_bias`): 6 % for H/14, where K is 80, and 2 % for L/16.
+- `add_bias` adds a bias after the reshape to heads if K divides 128, otherwise
+  before it: 6 % for H/14, where K is 80, and 2 % for L/16.
 - `attention.attend` has heads after tokens, B L N K, because heads first would
   be copied: 4 % for H/14.
 - `attention` computes logits with queries last, B N L Q, which is the layout
   that the compiler chooses anyway. It sums exponentials by a product with ones
   (`sum_keys`), forward and backward. The compiler's estimate is 6 % of a layer
-  of L/16 on v5e and 7 % on v6e, but it overrates sums; its analysis of the
-  schedule gives 0 % and 2 % (docs/results/tpu.md).
+  of L/16 on v5e and 7 % on v6e, but it overestimates the cost of sums. Its
+  analysis of the schedule gives 0 % and 2 % (docs/results/tpu.md).
 
 Other layouts:
 
@@ -70,7 +70,7 @@ def sum_keys(x_BNLQ: Array) -> Array:
 def sum_by_product(x_BNLQ: Array) -> Array:
   """Returns the sums over L, BN1Q, by a product with ones."""
   B, N, L, _ = x_BNLQ.shape
-  # 8 columns, because the compiler turns a product with one back into a sum.
+  # 8 columns, because the compiler turns a product with one column into a sum.
   ones_BLNK = jnp.ones((B, L, N, 8), x_BNLQ.dtype)
   return jnp.einsum('BNLQ,BLNK->BNKQ', x_BNLQ, ones_BLNK)[:, :, :1]
 
@@ -101,11 +101,11 @@ def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
 def as_matrix(
   x: Array, spec: tuple[Axes, ...]
 ) -> tuple[Array, tuple[Axes, ...]]:
-  """Reshapes an attention kernel and its sharding to those of a matrix.
+  """Reshapes an attention kernel to a matrix, and its sharding `spec` too.
 
   Returns other parameters unchanged. `spec` shards the last dimensions: D x N x
   K or N x K x D for an attention kernel, where K is never sharded. Parameters
-  of a scan have one more dimension.
+  of a scan have one more dimension before these.
   """
   if len(spec) != 3 or x.ndim < 3:
     return x, spec

@@ -1,4 +1,4 @@
-"""Named models of the paper and its successors, built by name."""
+"""Builds models of the paper and its successors by name."""
 
 import dataclasses
 import re
@@ -137,7 +137,8 @@ def fields(variant: str) -> dict[str, Any]:
 
     l16         a ViT: size and patch size in pixels
     r50x1       a ResNet: depth and width factor
-    r50+b16     a hybrid: the stem's depth and a ViT with as many tokens
+    r50+b16     a hybrid: the stem's depth, and the ViT of the same size and
+                number of tokens
     axial_b16   an axial ViT; axial_r50x1 is an axial ResNet
     vit5_b16    ViT-5, for images of 224 pixels
     igpt_s      iGPT: size
@@ -156,8 +157,8 @@ def fields(variant: str) -> dict[str, Any]:
       f'Unknown model variant {variant!r}. {nearest(name, PUBLISHED)} '
       f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
       f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
-      'factor, as in r50x1, or both, as in r50+b16; vit5_l16 is ViT-5, and '
-      'igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
+      'factor, as in r50x1, or a hybrid of both, as in r50+b16. vit5_l16 is '
+      'ViT-5; igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
     ) from None
 
 
@@ -197,7 +198,8 @@ def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns a hybrid's fields for tokens of `stride` pixels a side."""
   if not depth and stride > 1:
     # The stem is only the root. AugReg's names count the stride of the root's
-    # convolution, but not of its pooling: a token of R+Ti/16 has 32 pixels.
+    # convolution, but not of its pooling: a token of R+Ti/16 covers 32 x 32
+    # pixels.
     return {'stem_width': 64, 'patch_size': stride // 2}
   if not depth or stride not in (16, 32):
     raise LookupError
@@ -221,9 +223,9 @@ def defaults(name: str) -> dict[str, Any]:
 def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
-  Keeps the config's own choices. Between two kinds of ViT these are all fields
-  except those that define the previous variant: a stem, axial attention, the
-  fields of ViT-5. Otherwise only dtype, scan, remat and head_bias are kept.
+  From one kind of ViT to another, keeps all previous fields except those that
+  define the previous variant: a stem, axial attention, the fields of ViT-5.
+  Otherwise keeps only dtype, scan, remat and head_bias.
 
   Args:
     before: fields of the previous model.
@@ -331,7 +333,7 @@ def config_of(model: 'Model') -> dict[str, Any]:
 
 
 def cast_kernels(model: 'Model', params: Any) -> Any:
-  """Casts the parameters that a model only uses in its dtype to this dtype.
+  """Casts parameters to the model's dtype if the model does so before each use.
 
   This saves memory and does not change the results.
   """
@@ -349,7 +351,7 @@ def cast_kernels(model: 'Model', params: Any) -> Any:
 def init(
   model: 'Model', key: 'jax.Array', image_size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Initialises parameters, with equal values for scanned and unrolled layers.
+  """Initialises parameters, whose values do not depend on `model.scan`.
 
   The image size (H, W) determines the number of position embeddings.
   """

@@ -278,8 +278,8 @@ class ViT(Model):
     side = math.isqrt(self.registers)
     if self.rope_registers and side**2 != (self.registers or -1):
       raise ValueError(
-        f'model.rope_registers is {self.rope_registers} and model.registers is '
-        f'{self.registers}, not a square above 0 such as 4.'
+        f'model.rope_registers is {self.rope_registers}, so model.registers '
+        f'must be a square such as 4, but it is {self.registers}.'
       )
     parts = {'learned2d': 2, 'sincos2d': 4}.get(self.posemb, 1)
     if self.width % parts:
@@ -331,8 +331,8 @@ class ViT(Model):
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
     """Computes equation 1 without position embeddings, which `encode` adds.
 
-    Call this method and the next ones in a compact method of this class or a
-    subclass. That method owns their parameters.
+    Call this method, `encode`, `represent` and `classify` in a compact method
+    of this class or a subclass. That method owns their parameters.
 
     Returns:
       The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
@@ -355,7 +355,7 @@ class ViT(Model):
     x_BLD = x_BhwD.reshape(B, h * w, D)
     extra = []
     for name, n in collections.Counter(self.extra_tokens).items():
-      # If n > 1, start at random: equal registers would stay equal.
+      # Registers start at random, because equal registers would stay equal.
       init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
       x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
       extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))
@@ -370,7 +370,7 @@ class ViT(Model):
     capture: tuple[str, ...] = (),
     visible_BK: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Computes equations 2 and 3 of the tokens from `embed`.
+    """Computes equations 2 and 3 for the tokens from `embed`.
 
     `Encoder` documents `visible_BK`.
 

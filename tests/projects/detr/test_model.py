@@ -151,7 +151,7 @@ def test_the_originals_positions_objects_and_masks(golden):
 def test_positions_are_the_formula():
   inside = np.zeros((1, 4, 6), bool)
   inside[0, :3, :5] = True
-  got = np.asarray(posemb.counted_sines(jnp.asarray(inside), 16))[0, 1, 2]
+  got = np.asarray(posemb.detr_sincos2d(jnp.asarray(inside), 16))[0, 1, 2]
   periods = 10_000.0 ** (np.arange(4) / 4)
   y, x = 2 * np.pi * 2 / 3 / periods, 2 * np.pi * 3 / 5 / periods
   want = [[np.sin(a), np.cos(a)] for turns in (y, x) for a in turns]

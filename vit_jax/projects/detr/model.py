@@ -229,7 +229,7 @@ class DETR(Model):
     if padding_BHW is not None:
       inside_Bhw = ~mask_head.nearest(padding_BHW, (h, w))
       mask_B1L = inside_Bhw.reshape(B, 1, h * w)
-    places_BhwD = posemb.counted_sines(inside_Bhw, D)
+    places_BhwD = posemb.detr_sincos2d(inside_Bhw, D)
     places_BLD = places_BhwD.reshape(-1, h * w, D).astype(self.dtype)
     key = self.make_rng('dropout') if train and self.dropout else None
     memory_BLD, outputs_XBQD, captured = self._transform(

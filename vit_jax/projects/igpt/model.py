@@ -176,7 +176,7 @@ class IGPT(Model):
   kind: ClassVar[str] = 'igpt'
   compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS,)
-  counted: ClassVar[tuple[str, ...]] = ('pixels',)
+  flop_capture: ClassVar[tuple[str, ...]] = ('pixels',)
   depth_loop: ClassVar[Loop] = LAYERS
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)

@@ -57,7 +57,7 @@ class DINOViT(ViT):
 
   kind: ClassVar[str] = 'dino_vit'
   task_params: ClassVar[tuple[str, ...]] = ('projection',)
-  counted: ClassVar[tuple[str, ...]] = ('projected',)
+  flop_capture: ClassVar[tuple[str, ...]] = ('projected',)
   after_layers: ClassVar[str] = f'{ViT.after_layers}|^projection/'
 
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
