@@ -230,7 +230,7 @@ def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
 def _choose(
   config: ConfigDict, kept: dict[str, Any], measure: bool
 ) -> dict[str, Any]:
-  """Returns a value for each open field; `kept` has those chosen before."""
+  """Returns a value for each open field; `kept` has the earlier choices."""
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind, size = 'new', {}
@@ -267,7 +267,7 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns how many steps fit into the minutes, beside the evaluations."""
+  """Returns how many training steps fit into the minutes with evaluations."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -295,7 +295,7 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Measures the seconds of the first step, which compiles, and of a step."""
+  """Returns the seconds of the first step, which compiles, and of later ones."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())

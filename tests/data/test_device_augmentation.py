@@ -185,11 +185,13 @@ def test_images_are_mirrored_and_erased_where_that_is_asked_for():
   before = jnp.asarray(rng.normal(size=(16, 6, 8, 3)), jnp.float32)
   key = jax.random.key(3)
 
-  def varied(**fields):
-    return np.asarray(images_lib.Images((6, 8), **fields).varied(before, key))
+  def augmented(**fields):
+    return np.asarray(
+      images_lib.Images((6, 8), **fields).augmented(before, key)
+    )
 
   plain, mirrored, erased, both = (
-    varied(flip=flip, erasing=erasing)
+    augmented(flip=flip, erasing=erasing)
     for erasing in (0.0, 1.0)
     for flip in (False, True)
   )
@@ -209,7 +211,7 @@ def test_a_share_of_the_images_is_erased_mirrored_or_not():
   images = images_lib.Images((24, 32), flip=True, erasing=0.25)
   # Brighter to the right, so that a mirrored row falls.
   before = jnp.broadcast_to(jnp.arange(32.0)[:, None], (2000, 24, 32, 3))
-  after = np.asarray(images.varied(before, jax.random.key(5)))
+  after = np.asarray(images.augmented(before, jax.random.key(5)))
   is_plain = after == np.asarray(before)
   is_mirrored = after == np.asarray(before)[:, :, ::-1]
   mirrored = is_mirrored.sum((1, 2, 3)) > is_plain.sum((1, 2, 3))
@@ -271,7 +273,8 @@ def test_a_batch_has_mixup_or_cutmix():
 
   def of(key, *alphas):
     return [
-      np.asarray(x) for x in device_augmentation.mixed(key, *args, *alphas)
+      np.asarray(x)
+      for x in device_augmentation.mixup_or_cutmix(key, *args, *alphas)
     ]
 
   key = jax.random.key(0)
@@ -283,7 +286,9 @@ def test_a_batch_has_mixup_or_cutmix():
     for x, y in zip(got, want, strict=True):
       np.testing.assert_array_equal(x, y)
   # Beta(10,000, 10,000) is next to 1/2, Beta(0.01, 0.01) next to 0 or 1.
-  mixed = jax.jit(lambda key: device_augmentation.mixed(key, *args, 1e4, 0.01))
+  mixed = jax.jit(
+    lambda key: device_augmentation.mixup_or_cutmix(key, *args, 1e4, 0.01)
+  )
   cut = kept = 0
   for seed in range(100):
     pixels, shares = mixed(jax.random.key(seed))

@@ -301,7 +301,7 @@ class _JpegPicture(Picture):
     return orientation.upright(image, self._turn, box, whole, factor)
 
   def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
-    """Decodes rows from the top to at least `bottom`, at 1/factor.
+    """Decodes rows from the top to at least `bottom`, at 1/factor of the size.
 
     Returns None if libjpeg complains about something that may be harmless.
     """

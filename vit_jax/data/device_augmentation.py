@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# These values map pixels from [0, 1] to [-1, 1], as in the paper.
+# These values map pixels from [0, 1] to [-1, 1], as in the authors' code.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
@@ -107,7 +107,7 @@ def cutmix(
   return images_BHWC, (1 - share) * labels_BC + share * neighbours_BC
 
 
-def mixed(
+def mixup_or_cutmix(
   key: jax.Array,
   images_BHWC: jax.Array,
   labels_BC: jax.Array,

@@ -137,7 +137,7 @@ def _solarize_add(image: Image.Image, value: float) -> Image.Image:
 def _cut_out(
   image: Image.Image, magnitude: float, rng: np.random.Generator
 ) -> Image.Image:
-  """Greys a square of up to 80 pixels around a random pixel."""
+  """Greys a square of up to 80 x 80 pixels around a random pixel."""
   half = int(40 * min(max(magnitude, 0), _MOST) / _MOST)
   x, y = int(rng.integers(image.width)), int(rng.integers(image.height))
   image = image.copy()

@@ -84,7 +84,7 @@ class Images:
       return images_BHWC
     return device_augmentation.random_flip(key, images_BHWC)
 
-  def varied(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
+  def augmented(self, images_BHWC: jax.Array, key: jax.Array) -> jax.Array:
     """Applies `flip` and `erasing` to normalised training images."""
     images_BHWC = self.flipped(images_BHWC, key)
     if self.erasing:

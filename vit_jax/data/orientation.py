@@ -142,7 +142,7 @@ def scale_factor(box: Box, size: tuple[int, int]) -> int:
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
 
 
-def fitted(
+def fitted_size(
   size: tuple[int, int], most: tuple[int, int], short: int = 0
 ) -> tuple[int, int]:
   """Returns the (height, width) to which DETR resizes an image.

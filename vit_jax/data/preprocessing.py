@@ -94,7 +94,7 @@ class Preprocessing:
     return cls(**found)
 
   def describe(self) -> str:
-    """Returns a description for people of how images are resized."""
+    """Describes in words how images are resized."""
     sides = 'both sides' if self.squash else 'the shorter side'
     part = f'{sides} to {self.resize_small} pixels, then the centre'
     way = part if self.resize_small else 'the whole image'
@@ -122,7 +122,7 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # If another library is reproduced, 2 would change how photographs round.
+      # With 2, modes of other libraries would round photographs differently.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (

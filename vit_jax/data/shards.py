@@ -50,7 +50,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
 
   Raises:
     FileNotFoundError: No file matches.
-    ImportError: The library of a bucket is missing.
+    ImportError: The library for a bucket is missing.
     ValueError: The split is missing, or a shard is damaged.
   """
   kind = name.partition(':')[0]

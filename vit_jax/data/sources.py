@@ -132,10 +132,9 @@ def open_source(
       a separator, or one that starts with `.` or `~`), see `folder` and
       `projects.detr.coco`; a CSV file, see `folder.open_table`;
       `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
-      `hub_source`;
-      `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a dataset of TFDS
-      such as `oxford_iiit_pet:4.0.0`, prepared as array_record; or a task of
-      VTAB-1k such as `vtab/dtd`, see `vtab`.
+      `hub_source`; `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a
+      dataset of TFDS such as `oxford_iiit_pet:4.0.0`, prepared as array_record;
+      or a task of VTAB-1k such as `vtab/dtd`, see `vtab`.
     split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.

@@ -152,9 +152,11 @@ class Classification(Objective):
       labels, float32 BC.
     """
     key_flip, key_mixup = jax.random.split(key)
-    images = self.images.varied(self.images.normalize(batch['image']), key_flip)
+    images = self.images.augmented(
+      self.images.normalize(batch['image']), key_flip
+    )
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
-    images, labels = device_augmentation.mixed(
+    images, labels = device_augmentation.mixup_or_cutmix(
       key_mixup, images, labels, self.mixup, self.cutmix
     )
     return {'image': images, 'label': labels}

@@ -98,7 +98,7 @@ def test_evaluation_resizes_to_the_last_side():
   ],
 )
 def test_sizes_are_those_of_the_original(image, short, canvas, size):
-  assert orientation.fitted(image, canvas, short) == size
+  assert orientation.fitted_size(image, canvas, short) == size
 
 
 @pytest.mark.parametrize('stride', [0, 1, 4])
@@ -207,7 +207,7 @@ def test_batches_have_few_shapes_and_every_side_its_share():
       weights[side] += 1 / len(of_batch.short_sides)
     # 4:3 is as large as without buckets.
     for side in of_batch.short_sides:
-      size = orientation.fitted((480, 640), of_batch.image_size, side)
+      size = orientation.fitted_size((480, 640), of_batch.image_size, side)
       assert size == (side, int(side * 640 / 480))
   assert sorted(shapes) == [(960, 960), (1184, 1184), (1333, 1333)]
   assert all(len(groups) == 1 for groups in shapes.values())

@@ -114,7 +114,9 @@ class BoxTransform(transforms.PerStep):
         part = self._part(picture.height, picture.width, rng)
       short = _one(self.short_sides, rng) if self.short_sides else 0
       flip = self.flip and rng.random() < 0.5
-    size = orientation.fitted((part.height, part.width), self.image_size, short)
+    size = orientation.fitted_size(
+      (part.height, part.width), self.image_size, short
+    )
     image = transforms.resize(picture.read(part, size, exact=rng is None), size)
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)

@@ -134,11 +134,11 @@ class PseudoLabels(TwoStreams):
     key_flip, key_mixup = jax.random.split(key)
     labels_BC = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     labels = jnp.concatenate([labels_BC[:, None], batch['soft']], axis=1)
-    images = self.varied(
+    images = self.augmented(
       jnp.concatenate([batch['image'][:, None], batch['unlabelled']], axis=1),
       key_flip,
     )
-    images_NHWC, labels_NC = device_augmentation.mixed(
+    images_NHWC, labels_NC = device_augmentation.mixup_or_cutmix(
       key_mixup,
       images.reshape(-1, *images.shape[2:]),
       labels.reshape(-1, labels.shape[-1]),

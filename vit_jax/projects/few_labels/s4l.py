@@ -86,7 +86,7 @@ class Rotation(TwoStreams):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Augments as `Classification` does; adds `unlabelled` float32 BHWC."""
     key, key_unlabelled = jax.random.split(key)
-    unlabelled_BHWC = self.varied(batch['unlabelled'], key_unlabelled)
+    unlabelled_BHWC = self.augmented(batch['unlabelled'], key_unlabelled)
     return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
 
   def loss(
@@ -201,7 +201,7 @@ class Exemplar(TwoStreams):
     )
     owner_GN = batch['owner'].reshape(B // G, G, 2).swapaxes(1, 2)
     return {
-      'image': self.varied(images, key),
+      'image': self.augmented(images, key),
       'label': labels.reshape(B // G, G, -1),
       'owner': owner_GN.reshape(B // G, 2 * G),
     }

@@ -42,9 +42,9 @@ class TwoStreams(Classification):
     """
     return bad_images.open_checked(self.data, self.data.split)
 
-  def varied(self, images: jax.Array, key: jax.Array) -> jax.Array:
+  def augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
     """Normalises and augments uint8 images [..., H, W, C] independently."""
     images_NHWC = images.reshape(-1, *images.shape[-3:])
-    return self.images.varied(self.images.normalize(images_NHWC), key).reshape(
-      images.shape
-    )
+    return self.images.augmented(
+      self.images.normalize(images_NHWC), key
+    ).reshape(images.shape)

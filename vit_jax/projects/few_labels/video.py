@@ -144,7 +144,7 @@ class VideoInvariances(Exemplar):
       [image[:, None], batch['clip'].reshape(B, -1, *rest)], axis=1
     )
     return {
-      'image': self.varied(images, key).reshape(B // G, G, -1, *rest),
+      'image': self.augmented(images, key).reshape(B // G, G, -1, *rest),
       'label': labels.reshape(B // G, G, -1),
       'video': batch['video'].reshape(B // G, G),
     }
