@@ -295,7 +295,7 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns the seconds of the first step, which compiles, and of later ones."""
+  """Returns the seconds of the first step, which compiles, and of the next."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())
