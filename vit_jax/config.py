@@ -85,7 +85,7 @@ def base() -> ConfigDict:
   """Returns the base config, unlocked so that a config file can add to it."""
   return ConfigDict(
     {
-      # The only seed: every random key is folded from it and the step.
+      # Seed of the run: every random key is folded from it and the step.
       'seed': 0,
       # Length of training.
       'total': '90 epochs',
@@ -134,7 +134,8 @@ def base() -> ConfigDict:
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
-        # Seed of the test split, if the data set has none of its own.
+        # Seed that chooses a test split if the data set has none, and the order
+        # that slices such as 'train[:90%]' refer to (except in TFDS).
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as
         # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
@@ -213,8 +214,8 @@ def base() -> ConfigDict:
           'test_split': '',
           'shots': (1, 5, 10, 25),
           'seeds': 3,
-          # L2 penalty: 'choose' selects it on held-out shots, 'fixed' uses 2^10
-          # as in big_vision.
+          # L2 penalty: 'choose' selects it by leave-one-out accuracy on the
+          # shots, 'fixed' uses 2^10 as in big_vision.
           'l2': 'choose',
           'layer': 'pre_logits',
         },
