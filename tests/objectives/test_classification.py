@@ -346,5 +346,5 @@ def test_balanced_weights_are_scikit_learns():
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   several = dataclasses.replace(facts, several_labels=True)
   config.loss.name = 'sigmoid'
-  with pytest.raises(ValueError, match='class_weights is .* for one class'):
+  with pytest.raises(ValueError, match='class_weights is .* needs one class'):
     classified(config, several)

@@ -36,7 +36,8 @@ class Classification(Objective):
       are averaged over examples.
     label_smoothing: share of the label that is spread evenly over all classes.
     mixup: alpha of mixup's Beta distribution; 0 disables mixup.
-    cutmix: the same for CutMix. If both are on, each batch uses one of them.
+    cutmix: alpha of CutMix's Beta distribution; 0 disables CutMix. If both are
+      on, each batch uses one of them.
     several_labels: whether `label` is uint8 BC, with 1 for each class of an
       image, instead of int32 B. The metrics are then mean average precision and
       F1 instead of accuracy.
@@ -104,7 +105,8 @@ class Classification(Objective):
       if several and value != needed:
         raise ValueError(
           f'{config.data.name} has several classes per image, but {field} is '
-          f'{value!r}, for one class: use --config.{field}={needed!r}.'
+          f'{value!r}, which needs one class per image: use '
+          f'--config.{field}={needed!r}.'
         )
     weights: tuple[float, ...] = ()
     if config.loss.class_weights:

@@ -44,7 +44,7 @@ class MaskedPatches(Reconstruction):
   mask: float = field(
     0.8, 'Share of corrupted patches set to the mask token.', valid='[0, 1]'
   )
-  # Unreplaced corrupted patches are predicted too.
+  # The model also predicts the corrupted patches that stay unchanged.
   other: float = field(
     0.1, 'Share of corrupted patches set to another patch.', valid='[0, 1]'
   )
@@ -101,7 +101,7 @@ class MaskedPatches(Reconstruction):
       MASKED,
       jnp.where(u_L < self.mask + self.other, OTHER, SAME),
     )
-    # Never the patch itself.
+    # The offset is at least 1, so that no patch replaces itself.
     step_L = jax.random.randint(key_other, (patches,), 1, patches)
     other_L = (jnp.arange(patches) + step_L) % patches
     return jnp.where(is_corrupted_L, kind_L, KEPT), other_L
@@ -111,7 +111,7 @@ class MaskedPatches(Reconstruction):
   ) -> jax.Array:
     """Returns the mean loss over the corrupted patches of each image, B.
 
-    It is the cross-entropy in nats for colours and the squared error for
+    The loss is the cross-entropy in nats for colours and the squared error for
     pixels, averaged over the predictions for a patch.
     """
     predicted, _ = self.model.apply(
@@ -137,7 +137,8 @@ def target(
   """Returns the prediction targets of every patch.
 
   A colour is 64 r + 8 g + b, where r, g and b are the upper three bits of the
-  mean. It is computed in integers, so that all machines agree.
+  mean red, green and blue. Integer arithmetic gives the same targets on all
+  machines.
 
   Args:
     model: model that defines the target and the grid.

@@ -64,7 +64,7 @@ class Objective:
   """Base class of objectives.
 
   Its defaults suit most objectives: images without labels, one image per
-  example, neither teacher nor state. Subclasses are frozen dataclasses.
+  example, no teacher and no state. Subclasses are frozen dataclasses.
 
   Attributes:
     defaults: fields of `config.objective` except `name`, with their defaults.
@@ -206,8 +206,8 @@ class Objective:
   def fixed(self) -> Params:
     """Returns the parameters of a frozen model such as a teacher, or {}.
 
-    They are sharded like the model's and never updated. They only depend on the
-    config, so that a resumed run has the same ones.
+    They are sharded like the model's parameters and never updated. They only
+    depend on the config, so that a resumed run has the same values.
     """
     return {}
 
@@ -268,8 +268,8 @@ class Objective:
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a batch whose `mask` is 1.
 
-    Their names are `examples`, the number of these examples, and those in
-    `metrics`.
+    The sums are named as in `metrics`; `examples` is the number of these
+    examples.
     """
     raise NotImplementedError
 
@@ -299,7 +299,7 @@ def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
     one_class: whether an image must have exactly one class.
 
   Raises:
-    ValueError: if not; names the data and the objective.
+    ValueError: if they cannot; names the data and the objective.
   """
   names, learned = facts.class_names, config.objective.name
   if len(names) < 2:
@@ -313,5 +313,5 @@ def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
   if facts.several_labels and one_class:
     raise ValueError(
       f'{config.data.name} has several classes per image, but '
-      f'objective.name={learned} learns one: use classification.'
+      f'objective.name={learned} learns one class: use classification.'
     )

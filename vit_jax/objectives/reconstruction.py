@@ -11,7 +11,7 @@ from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
 
 
 class Reconstruction(Objective):
-  """Predicts hidden parts of an image; subclasses say which and how."""
+  """Learns to predict hidden parts of an image, which subclasses choose."""
 
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}

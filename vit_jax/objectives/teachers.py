@@ -10,7 +10,7 @@ from vit_jax.checkpoints import opening
 STAGES = 'stages/'
 
 
-def named(config: ConfigDict) -> opening.Checkpoint | None:
+def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
   """Opens the checkpoint `config.teacher`.
 
   Returns:

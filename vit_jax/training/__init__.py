@@ -1,1 +1,1 @@
-"""Around the steps: the run, its optimizer, devices, processes and log."""
+"""Training except the step itself: optimizer, devices, processes and log."""

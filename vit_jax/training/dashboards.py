@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot be appended to, so each flush rewrites the file.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for its dashboards at its end, and after an error or
-# SIGTERM, when other processes wait only `processes.MEET_S`.
+# Seconds that a run waits for its dashboards: CLOSE_S at its end, BRIEF_S after
+# an error or SIGTERM, when other processes wait only `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
 # Numbers, and pictures uint8 HWC, by name.
@@ -110,7 +110,7 @@ class EventFile:
     from tensorboard.summary.writer import record_writer
 
     self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
-    # TensorBoard's own naming; it reads files in the order of their names.
+    # Named as by TensorBoard, which reads files in the order of their names.
     self._path = epath.Path(folder) / (
       f'events.out.tfevents.{time.time_ns() / 1e9:020.9f}'
       f'.{socket.gethostname()}.{os.getpid()}'

@@ -101,7 +101,7 @@ class TpuChip:
     clock_hz: clock rate, also of the compiler's cycle estimates.
     hbm_gib: memory of the chip.
     link_bytes_per_s: bandwidth of one link, one way.
-    ring: an axis of a slice is a ring if it has at least so many chips. With 3D
+    ring: number of chips from which an axis of a slice is a ring. With 3D
       links, all axes are rings if their lengths are multiples of this number.
     is_3d: whether a chip has six links instead of four.
     network_bytes_per_s: a chip's share of its host's network, one way; 0 if the

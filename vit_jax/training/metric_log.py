@@ -152,7 +152,7 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
 
 
 def csv_line(cells: Sequence[Any]) -> str:
-  """Returns a line of a CSV file, with its end."""
+  """Returns a line of a CSV file, with its line break."""
   line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(cells)
   return line.getvalue()

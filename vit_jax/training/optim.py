@@ -21,8 +21,8 @@ from vit_jax.models.model import Model
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
-# Root mean square of Muon's updates. Adam's updates have the same in practice
-# (2502.16982), so learning rate and weight decay carry over.
+# Root mean square of Muon's updates. In practice Adam's updates have a similar
+# one (2502.16982), so learning rates and weight decays of Adam suit Muon too.
 MUON_RMS = 0.2
 
 
@@ -216,7 +216,7 @@ def hidden_matrices(model: Model) -> Callable[[Any], Any]:
   Hidden kernels are the kernels of the model's equal layers. For queries, keys
   and values, the axes of heads and head dimensions together are outputs; for
   the output projection they are inputs. For a convolution, rows, columns and
-  channels are inputs. Layers stacked for a scan are separate matrices.
+  input channels are inputs. Layers stacked for a scan are separate matrices.
 
   Returns:
     A function from parameters to `MuonDimensionNumbers`; None for parameters
@@ -340,8 +340,8 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
 def sharpest(params: Any, grads: Any, rho: float) -> Any:
   """Returns the parameters at which SAM takes its gradient.
 
-  They are moved by the distance `rho` in the direction of the gradient
-  (2010.01412, equation 2), which approximates the worst point at that distance.
+  Moves the parameters by the distance `rho` in the direction of the gradient
+  (2010.01412, equation 2). This approximates the worst point at that distance.
   """
   norm = jnp.maximum(optax.tree.norm(grads), 1e-12)
   return jax.tree.map(lambda w, g: w + rho / norm * g, params, grads)
@@ -353,9 +353,9 @@ def make(
   """Returns the chain of the optimizer of a config.
 
   Adam's weight decay is decoupled and multiplied by the learning rate, as in
-  AdamW. big_vision multiplies it only by the schedule: decay 0.1 of table 3 at
-  learning rate 1e-3 is 1e-4 there. The weight decay of SGD is the gradient of
-  an L2 penalty, as in BiT, so it goes through the momentum.
+  AdamW. big_vision multiplies weight decay only by the schedule: decay 0.1 of
+  table 3 at learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD
+  is the gradient of an L2 penalty, as in BiT, so momentum accumulates it.
 
   LAMB and Muon decay like Adam. LAMB is Adam with `_trust_ratio` after the
   decay. Muon (Jordan et al. 2024) orthogonalises the momentum of

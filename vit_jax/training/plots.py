@@ -20,7 +20,7 @@ MARKERS = 'os^Dvp'
 
 
 def style(i: int) -> dict[str, Any]:
-  """Returns colour and marker of the i-th of some curves."""
+  """Returns colour and marker of the i-th curve."""
   return {
     'color': COLORS[i % len(COLORS)],
     'marker': MARKERS[i % len(MARKERS)],

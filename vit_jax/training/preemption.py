@@ -14,8 +14,8 @@ from jax.experimental import multihost_utils
 
 _log = logging.getLogger(__name__)
 
-# The numbers by which several processes agree where to stop. JAX needs numbers
-# that only grow; steps start again with each run of a sweep.
+# Numbers by which several processes agree where to stop. JAX needs numbers that
+# only grow; numbers of steps begin again in each run of a sweep.
 _SYNC_POINTS = itertools.count(1)
 # The function of the open `preemption_notice`, or None.
 _open: Callable[[], bool] | None = None
@@ -43,9 +43,9 @@ def preemption_notice(
 ) -> Iterator[Callable[[], bool]]:
   """Yields a function that tells whether SIGTERM or Ctrl-C was received.
 
-  Call it after every step: several processes get the same answer at the same
-  step. A second Ctrl-C raises KeyboardInterrupt. Inside another notice, as in a
-  run of a sweep, the function of the outer notice is yielded.
+  Call this function after every step: several processes get the same answer at
+  the same step. A second Ctrl-C raises KeyboardInterrupt. Inside another
+  notice, as in a run of a sweep, yields the function of the outer notice.
 
   Args:
     between_runs: whether the code inside consists of runs with their own
@@ -89,7 +89,7 @@ def preemption_notice(
     for number in (
       (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
     ):
-      # Shells make background jobs ignore SIGINT; that stays.
+      # Shells make background jobs ignore SIGINT; they go on ignoring it.
       if signal.getsignal(number) != signal.SIG_IGN:
         previous[number] = signal.signal(number, note)
   _open = preempted

@@ -22,13 +22,13 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-# EX_UNAVAILABLE of sysexits.h. Not 75, which launch scripts restart: this
-# error may recur.
+# EX_UNAVAILABLE of sysexits.h. It differs from 75, after which launch scripts
+# start the run again, because this error may recur.
 EXIT_LOST = 69
 
 # A process without a heartbeat for so long is lost. JAX's default is 100 s.
 HEARTBEAT_S = 30
-# If all processes fail for one reason, all fail within this time.
+# If all processes fail for the same reason, they do so within this time.
 MEET_S = 15
 # The longest time that NFS takes to show a new file to other machines.
 SEEN_S = 60
@@ -49,7 +49,7 @@ def join() -> None:
     return int(os.environ[variable]) if variable in os.environ else None
 
   # JAX aborts when it loses a process. Only a C signal handler can change the
-  # exit status: Python's do not run then, and JAX's own
+  # exit status: Python's handlers do not run then, and JAX's own
   # `missed_heartbeat_callback` throws std::bad_cast.
   libc = ctypes.CDLL(None)
   libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
@@ -78,8 +78,8 @@ def refuse_unlike(
   Args:
     see: returns numbers of at most 32 bits, equally many in each process.
     refusal: the message of the error.
-    patience_s: seconds to repeat `see` until all agree, because NFS may be
-      late.
+    patience_s: seconds to repeat `see` until all agree, because NFS may show
+      files late.
 
   Raises:
     ValueError: if the numbers differ.
@@ -121,7 +121,7 @@ def failing_together() -> Iterator[None]:
 
 
 class Watch:
-  """Ends the process if no step, evaluation or save finishes for long.
+  """Ends the process if no step, evaluation or save finishes in time.
 
   Attributes:
     timeout_s: the longest time without progress.

@@ -17,7 +17,7 @@ from vit_jax.training import metric_log, plots
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-  """The live line, and its rates and totals.
+  """Prints the live line of a run, and computes its rates and totals.
 
   On a terminal one line is rewritten; elsewhere every update prints a line.
   Compile time counts for core-days but not for rates.
@@ -68,7 +68,7 @@ class Progress:
     )
 
   def first_step_done(self, step: int) -> None:
-    """Starts the clock of the rates; without this call, `update` does."""
+    """Starts measuring rates; without this call, the first `update` does."""
     now = self.clock()
     self._first = (step, now)
     self._step, self._updated_at, self._paused_s = step, now, 0.0
@@ -241,8 +241,8 @@ def plot_curves(
   Args:
     log: the run's metrics.
     png_path: path of the picture.
-    metrics: names such as `test/accuracy`; the last parts of the names have a
-      panel each, with the values of all evaluators.
+    metrics: names such as `test/accuracy`. Every last part of a name, such as
+      `accuracy`, has a panel with the values of all evaluators.
 
   Returns:
     Whether the log had anything to draw; otherwise no picture is written.

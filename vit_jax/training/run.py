@@ -101,7 +101,7 @@ class Run:
     self._trace = contextlib.ExitStack()
 
   def profile(self, step: int) -> None:
-    """Starts or stops the trace before a step, as `profiled` says."""
+    """Starts or stops the trace before a step, at the ends of `profiled`."""
     if step not in (self.profiled.start, self.profiled.stop):
       return
     self._wait(0)
@@ -238,7 +238,7 @@ class Run:
     return found.index(best(found)) < len(found) - patience
 
   def evaluate_again(self, step: int, state: Any) -> None:
-    """Repeats an evaluation that SIGTERM ended, of a step that is saved."""
+    """Repeats the evaluation of a saved step that SIGTERM interrupted."""
     self.evaluate(step, state)
     self.checkpoints.add_metrics(step, self._eval_metrics)
 

@@ -1,9 +1,9 @@
 """The device mesh and the rules that place every array on it.
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
-Parameters, optimizer state and averages are sharded over `fsdp`. Attention and
-MLP also use `tensor`. Each TPU slice holds a full copy, so only gradients and
-metrics cross the network between slices.
+Parameters, optimizer state and averages are sharded over `fsdp`; in attention
+and MLP also over `tensor`. Each TPU slice holds a full copy, so only gradients
+and metrics cross the network between slices.
 
 Arrays sharded over `fsdp` are gathered for use: once per step (ZeRO-1,
 2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
@@ -96,7 +96,7 @@ def make_mesh(
 def _slices(
   devices: Sequence[jax.Device], count: int
 ) -> list[Sequence[jax.Device]]:
-  """Groups devices by TPU slice, or into `count` equal parts unless it is -1.
+  """Groups devices into `count` equal parts; if it is -1, by TPU slice.
 
   GPUs and CPUs form one slice: their `slice_index` differs between hosts, but
   state may be sharded across hosts.
@@ -123,7 +123,8 @@ def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
     # A topology for ahead-of-time compilation lists v4's cores one by one, and
     # `create_device_mesh` does not support them.
     return np.asarray(devices).reshape(shape)
-  # A mesh axis may split a physical axis: 64 is 16 x 4 of 16 x 16.
+  # A mesh axis may take part of a physical axis: in a slice of 16 x 16 chips,
+  # an axis of 64 devices takes 16 x 4.
   return mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
@@ -176,9 +177,9 @@ def gather(params: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
 def scatter(grads: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Shards gradients like the parameters.
 
-  Without this the partitioner may keep full gradients on every device. They are
-  sharded over `fsdp` first: with `fsdp` and `data` in one step, TPUs would
-  all-reduce full gradients.
+  Without this the partitioner may keep full gradients on every device. The
+  first constraint shards them over `fsdp`, the second one over `data` too: with
+  both axes in one step, TPUs would all-reduce full gradients.
   """
   grads = _constrained(grads, mesh, partitions, set())
   shardings = tree_shardings(grads, mesh, partitions)

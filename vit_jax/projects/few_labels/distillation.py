@@ -58,7 +58,7 @@ class Distillation(Classification):
   def _arguments(
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
-    teacher = teachers.named(config)
+    teacher = teachers.teacher_of(config)
     own = {'teacher': teacher, 'class_order': config.data.class_order}
     return super()._arguments(config, image_size) | own
 

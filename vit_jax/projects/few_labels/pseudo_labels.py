@@ -74,7 +74,7 @@ class PseudoLabels(TwoStreams):
         '--config.objective.labels=PATH.npz.'
       )
     if config.teacher or not absolute(labels).exists():
-      teacher = teachers.named(config)
+      teacher = teachers.teacher_of(config)
     return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
