@@ -1,1 +1,1 @@
-"""Evaluators: what is measured."""
+"""Evaluators, which measure the quality of a model's parameters."""

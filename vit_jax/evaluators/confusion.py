@@ -38,7 +38,7 @@ class SeveralMeasures(NamedTuple):
   Attributes:
     class_names: C names.
     images: number of images that were measured.
-    measures: per class, and their means.
+    measures: metrics of each class, and their means.
   """
 
   class_names: tuple[str, ...]
@@ -72,8 +72,8 @@ def evaluate(
 ) -> Measures | SeveralMeasures:
   """Measures a classifier on all images of a split.
 
-  If images have several classes, a class is predicted if its probability is
-  above 0.5.
+  If images have several classes, every class with a probability above 0.5 is
+  predicted.
 
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.

@@ -1,4 +1,4 @@
-"""The contract of evaluators. Register a new class in `build.EVALUATORS`."""
+"""The interface of evaluators. Register a new class in `build.EVALUATORS`."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ class Evaluator(Protocol):
     ...
 
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
-    """Returns metrics by name; numbers are equal everywhere.
+    """Returns metrics by name; numbers are equal in all processes.
 
     Arrays are pictures, uint8 HWC; only the first process returns them.
     """
@@ -87,14 +87,14 @@ class Parts:
 
   @functools.cached_property
   def images(self) -> Images:
-    """How images are prepared for the model."""
+    """The preprocessing of images."""
     return Images.from_config(self.config.data, self.image_size)
 
   @property
   def batches(self) -> dict[str, Any]:
     """Keyword arguments of `features.global_batches`."""
     return {
-      # A training microbatch also fits in evaluation.
+      # A batch that fits into memory in training also fits in evaluation.
       'batch_size': self.config.batch_size // self.config.accum_steps,
       'mesh': self.mesh,
       'workers': self.config.data.workers,

@@ -27,7 +27,7 @@ from vit_jax.training import sharding
 _log = logging.getLogger(__name__)
 
 SHOTS, SEEDS = (1, 5, 10, 25), 5
-# Small enough to fit wherever the model was trained.
+# Small enough for the memory of any device that can train the model.
 BATCH_PER_DEVICE = 64
 
 
@@ -106,7 +106,8 @@ def probe_layers(
   """
   frozen = _FrozenModel(checkpoint, data, **options)
   model = frozen.checkpoint.model
-  probe_lib.hold_out(frozen.splits[0].labels())  # refuses too few
+  # Raises ValueError if there are too few.
+  probe_lib.hold_out(frozen.splits[0].labels())
   names = [*(f'block_{i}' for i in range(model.num_blocks)), 'pre_logits']
   layers = [features_lib.layer(model, name) for name in names]
 

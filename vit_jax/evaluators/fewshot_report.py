@@ -52,7 +52,7 @@ class Curve:
 
 
 def csv_text(curve: Curve) -> str:
-  """Returns a CSV with a line per result of shots, the probe and k-NN."""
+  """Returns a CSV with a line for every draw, the linear probe and k-NN."""
   lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]
@@ -64,7 +64,7 @@ def csv_text(curve: Curve) -> str:
 
 
 def read_csv(path: str, label: str) -> Curve:
-  """Reads the text of `csv_text` from a file.
+  """Reads a file with the text of `csv_text`.
 
   Raises:
     FileNotFoundError: if the file is missing.
@@ -149,8 +149,8 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
 def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
-  Each curve is the mean over seeds with bars of one standard deviation; linear
-  probe and k-NN are lines.
+  Each curve is the mean over seeds with bars of one standard deviation. Linear
+  probe and k-NN are horizontal lines.
   """
   from matplotlib.ticker import NullLocator
 

@@ -14,8 +14,8 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.objectives import objective_type
 
 FILE = 'report.txt'
-# Most training images for the linear classifier, and most labels to read for
-# the baselines: reading more labels may take minutes.
+# Maximum numbers of training images for the linear classifier, and of labels to
+# read for the baselines: reading more labels may take minutes.
 _MOST_LEARNED, _MOST_LABELS = 5_000, 100_000
 _SIDE, _BINS = 16, 16
 # With more classes than this, only the worst ones get a line.

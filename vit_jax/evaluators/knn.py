@@ -19,7 +19,8 @@ from vit_jax.evaluators.probe import spread
 from vit_jax.training import sharding
 
 K, TEMPERATURE = 20, 0.07
-# Training images per block; similarities to all test images are held at once.
+# Training images per block. Similarities of a block to all test images are in
+# memory at once.
 _BLOCK = 1024
 # Features RD and labels R; a row with a negative label is padding.
 Block = tuple[np.ndarray, np.ndarray]

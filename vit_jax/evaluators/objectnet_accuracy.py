@@ -3,8 +3,8 @@
 A prediction is right if it is one of the ImageNet classes that the image's
 class maps to. Predictions are taken over all 1,000 classes, as ObjectNet's
 authors do, so a prediction outside of the 113 overlapping classes is wrong.
-Some evaluations keep only the logits of overlapping classes; their figures are
-higher and not comparable.
+Evaluations that keep only the logits of overlapping classes have higher
+figures, which are not comparable.
 
 The paper's H/14, pre-trained on JFT-300M, has 61.7 % top-1 and 82.1 % top-5.
 """

@@ -71,7 +71,7 @@ class TrainedModel:
         image.
 
     Raises:
-      UnreadableImage: naming the file, unless it is skipped.
+      UnreadableImage: for an unreadable image, unless skipped; names the file.
       ValueError: for an invalid `on_bad_image` or a `topk` below 1.
     """
     if on_bad_image not in ('error', 'skip'):

@@ -139,7 +139,7 @@ def fit_probe(
 
 
 def hold_out(labels_N: np.ndarray) -> np.ndarray:
-  """Marks a tenth of every class (rounded) to hold out, bool N.
+  """Marks about a tenth of every class as the held-out part, bool N.
 
   Raises:
     ValueError: if there are fewer than ten examples.
@@ -219,7 +219,7 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Shards rows that all processes have over the batch axes, with padding."""
+  """Pads rows, equal in all processes, and shards them over the batch axes."""
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x
   return jax.make_array_from_callback(

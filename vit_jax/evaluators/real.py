@@ -38,7 +38,7 @@ class RealEvaluator(Evaluator):
     source: LabelledSource,
     labels_path: str,
   ):
-    """Reads every record of a source once, for the number in its name.
+    """Reads every record of a source once, to get the number in its name.
 
     Args:
       name: prefix of the metrics.

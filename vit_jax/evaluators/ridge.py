@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Penalties to try on standardised features. Their squared singular values sum
-# to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher penalties do not
-# change the ranking of the classes. Lower ones only affect directions that are
-# rounding noise in float32 features.
+# Penalties to try on standardised features. The squared singular values of these
+# features sum to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher
+# penalties do not change the ranking of the classes. Lower penalties only
+# affect directions that are rounding noise in float32 features.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
-# Number of examples that choose the penalty. The standard error is 1.4 % at an
-# accuracy of 75 %, and far less for the difference between two penalties.
+# Number of examples that choose the penalty. Their accuracy has a standard error
+# of 1.4 % if it is 75 %; the difference between two penalties has far less.
 LEFT_OUT = 1000
 
 # Rows of features converted to float64 at a time.
@@ -64,8 +64,8 @@ def accuracy(
 ) -> float:
   """Returns the share of examples whose label maximises (x - mean) W + b.
 
-  It computes in float64, since means may be large compared with the differences
-  between classes. It takes a block of rows at a time to save memory.
+  Computes in float64, because means may be large compared with the differences
+  between classes. Takes a block of rows at a time to save memory.
   """
   correct = 0
   for i in range(0, len(x_ND), _BLOCK):
@@ -82,9 +82,11 @@ class Ridge:
 
     W = (X'X + l2)^-1 X'Y = X' (X X' + l2)^-1 Y.
 
-  One eigendecomposition of the smaller of X'X and X X' serves every l2. With
-  eigenvalues v, W = A (T / (v + l2)), and the fitted values are
+  One eigendecomposition of the smaller of X'X and X X' serves every l2. It has
+  the eigenvalues v and the eigenvectors A of X'X, or B of X X'. With B = X A or
+  A = X'B, and T = B'Y, W = A (T / (v + l2)), and the fitted values are
   B (T / (v + l2)).
+
   Leave-one-out predictions need no new fits (PRESS, Allen 1974). The residual
   of a left-out example x is r / d, where r is its residual in the full fit and
   d = 1 - 1/N - x' (X'X + l2)^-1 x; the term 1/N comes from the intercept.
@@ -93,8 +95,8 @@ class Ridge:
   def __init__(self, x_ND: np.ndarray, y_NC: np.ndarray):
     """Takes features standardised by `moments`, and targets.
 
-    Without standardisation, large eigenvalues could have rounding errors above
-    the penalty. It computes in float64.
+    Computes in float64. Without standardisation, large eigenvalues could have
+    rounding errors above the penalty.
     """
     x_ND = np.asarray(x_ND, np.float64)
     self._x_mean_D, self._y_mean_C = x_ND.mean(axis=0), y_NC.mean(axis=0)
@@ -138,7 +140,7 @@ def choose_l2(
   """Returns the penalty with the best leave-one-out accuracy.
 
   Ties go to the lower leave-one-out squared error. At most `LEFT_OUT` evenly
-  spaced examples are left out.
+  spaced examples are left out, each in turn.
 
   Args:
     ridge: fitted to targets of `one_vs_rest`.

@@ -15,7 +15,7 @@ from vit_jax.data.cores import usable_cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import features
 
-# The penalty in big_vision's protocol, and for one shot per class.
+# The only penalty of big_vision's protocol, and the one for one shot per class.
 FIXED_L2 = 2.0**10
 _BIAS = 100.0
 _EPSILON = 1e-5
@@ -41,8 +41,8 @@ def plan(
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
   The draws never change between versions. The 5 shots of a seed are among its
-  10 shots, and a draw does not depend on other draws. `class_names` are used in
-  messages.
+  10 shots, and other values of `shots` and `seeds` do not change a draw.
+  `class_names` are used in messages.
 
   Returns:
     The positions of k * C examples by (k, seed), int64, ordered by class.
@@ -85,8 +85,8 @@ class Shots:
 
   If `l2` is 'choose', features are standardised by the mean and deviation of
   the shots. Leave-one-out accuracy on the shots chooses the penalty from
-  `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving it
-  out removes the class, so the penalty is 2^10 instead.
+  `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving
+  one out removes its class, so the penalty is 2^10 instead.
 
   'fixed' is the protocol of big_vision's `fewshot_lsr.py`. Features are
   centred and divided by their deviation + 1e-5. A constant feature of 100
@@ -119,7 +119,7 @@ class Shots:
   ) -> list[Result]:
     """Fits a linear classifier to every draw and measures it.
 
-    Rows that an `Extractor` could not read are left out.
+    Images that the `Extractor` could not read are left out.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]

@@ -47,7 +47,7 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
   Args:
-    config: a config with this field, for the type.
+    config: a config with this field; the values get the field's type.
     field: dotted name, or `model` for variants; also the name of the axis.
     values: values as text; 1e-3 and 0.001 are the same value.
 
@@ -69,8 +69,8 @@ def add_axes(
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
   If the config already has an axis of the same field, the new values replace
-  its values. If an axis of the sweep sets `tune.axes`, such as learning rates
-  per data set, each of its grids is changed.
+  its values. An axis of the sweep may set `tune.axes`, such as learning rates
+  per data set; these axes are changed too.
 
   Raises:
     ValueError: if a text has another format, a field is unknown, or a value is

@@ -139,13 +139,14 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Checks that tuning neither uses training nor reported images.
+  """Checks that `tune.val` is held out, and that trials stay in `data.split`.
 
   `count` returns the number of examples of a split.
 
   Raises:
     ValueError: if `tune.val` shares examples with `tune.train` or with the
-      reported split, or if trials use examples outside of `data.split`.
+      reported split, or if `tune.train` or `tune.val` is only partly in
+      `data.split`.
   """
   whole, val = config.data.split, config.tune.val
   for part in (config.tune.train, val):

@@ -29,7 +29,7 @@ class KnownData:
     self._by_split: dict[tuple, Facts] = {}
 
   def of(self, cell: Cell) -> dict[str, Any]:
-    """Returns the facts of a run, with the cheap checks of `train`.
+    """Checks a run without training it, and returns its facts.
 
     Raises:
       ValueError: if the run cannot work.

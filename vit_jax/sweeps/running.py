@@ -1,9 +1,9 @@
 """Run a sweep, with tuning.
 
 Each combination of the axes in `config.sweep` is a run in WORKDIR/runs/, which
-`train` starts and resumes like any other. A group of runs differs only in the
-seed. Before its first run, the trials of `config.tune` run in WORKDIR/tune/.
-The runs of the group then use the best candidate.
+`train` starts and resumes like any other. Runs that differ only in the seed are
+a group. Before the first run of a group, the trials of `config.tune` run in
+WORKDIR/tune/. The runs of the group then use the best candidate.
 
 A finished run leaves result.json and is not run again. So the same command
 resumes a sweep, and a command with more values on an axis runs only the new
@@ -59,7 +59,7 @@ def run(
     Diverged: at the end, if all candidates of a group diverged.
     Preempted: after SIGTERM, once the state is saved.
   """
-  for field, does in (('eval_only', 'measures'), ('extend', 'trains on')):
+  for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
     if config[field]:
       raise ValueError(
         f'{field} {does} a single run, and this config has a sweep. Remove '
@@ -74,7 +74,7 @@ def run(
     # notice is checked here too.
     with preemption_notice(between_runs=True) as preempted:
       for trained, cell in enumerate(sweep.turns()):
-        # Several processes must agree on when to stop; their runs do that.
+        # Several processes must agree when to stop, which they do in each run.
         if trained and jax.process_count() == 1 and preempted():
           raise Preempted('Preempted: every run so far is saved.')
         sweep.train(cell)
@@ -124,7 +124,7 @@ class _Sweep:
       self._choose(group)
 
   def turns(self) -> Iterator[Cell]:
-    """Yields the remaining runs in order; train each before the next."""
+    """Yields the remaining runs in order; train each before asking for more."""
     for entry in self._entries:
       yield from self._left(entry.group.trials)
       if cell := self._chosen(entry):
@@ -187,11 +187,11 @@ class _Sweep:
     }
     text = json.dumps(result, indent=2) + '\n'
     atomic_files.replace(cell.workdir / RESULT, text.encode())
-    # Parsed as a later command would read it, so that tables are identical.
+    # Parses the text as a later command does, so that tables are identical.
     return json.loads(text)
 
   def write(self) -> None:
-    """Writes the tables, in the main process."""
+    """Writes the tables, in the first process."""
     if jax.process_index() != 0:
       return
     self._make_report().write(self._folder)

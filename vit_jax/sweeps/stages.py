@@ -54,7 +54,7 @@ def check(config: ConfigDict) -> CheckedConfig:
     ValueError: if a stage cannot work; names stage, field and value.
   """
   for name, fields in config.stages:
-    # The stages stay in the config: they name teachers yet to be trained.
+    # Keeps `stages`, which tell that a teacher is yet to be trained.
     stage = config.copy_and_resolve_references()
     with axes.naming(f'stage {name}'):
       axes.set_fields(stage, fields)
