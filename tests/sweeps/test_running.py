@@ -60,7 +60,7 @@ def test_what_cannot_work_is_found_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-  ('field', 'does'), [('eval_only', 'measures'), ('extend', 'trains on')]
+  ('field', 'does'), [('eval_only', 'measures'), ('extend', 'continues')]
 )
 def test_what_is_for_a_single_run_is_refused(fake, tmp_path, field, does):
   config = small('seed=0')

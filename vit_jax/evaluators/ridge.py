@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Penalties to try on standardised features. The squared singular values of these
+# Penalties to try on standardised features. The squared singular values of the
 # features sum to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher
 # penalties do not change the ranking of the classes. Lower penalties only
 # affect directions that are rounding noise in float32 features.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
-# Number of examples that choose the penalty. Their accuracy has a standard error
-# of 1.4 % if it is 75 %; the difference between two penalties has far less.
+# Number of examples that choose the penalty. An accuracy of 75 % then has a
+# standard error of 1.4 %, and the difference between two penalties far less.
 LEFT_OUT = 1000
 
 # Rows of features converted to float64 at a time.
