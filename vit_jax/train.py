@@ -150,22 +150,7 @@ def _train(
   """Trains or resumes in a workdir whose lock is held."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
-  meta = {
-    'config': json.loads(config.to_json()),
-    'model': variants.fields_of(objective.model),
-    'class_names': list(objective.class_names),
-    'examples': len(source),
-    'data': source.identity(),
-    'steps': durations.total,
-    'image_size': list(experiment.image_size),
-    'fixed': saving.checksums(fixed).tolist() if fixed else [],
-    'best': shown[config.best_metric],
-    'result': objective.result,
-    'elapsed_s': 0.0,
-    'since_log': [],
-    'evaluation_due': False,
-    'evaluated': [],
-  }
+  meta = _new_meta(experiment, source, fixed, shown[config.best_metric])
   if (saved_meta := checkpoints.latest_meta()) is not None:
     config_lib.check_resumable(saved_meta, meta)
   is_first = jax.process_index() == 0
@@ -201,12 +186,7 @@ def _train(
     **{name: config.data[name] for name in ('workers', 'repeats', 'balance')},
   )
   if is_first:
-    print(experiment.summary())
-    table = parameter_overview.get_parameter_overview(
-      experiment.state_shapes.params, include_stats='sharding'
-    )
-    path = epath.Path(workdir) / 'parameters.txt'
-    atomic_files.replace(path, f'{table}\n'.encode())
+    _summarise(experiment, workdir)
   run = Run(
     workdir=workdir,
     mesh=experiment.mesh,
@@ -244,6 +224,39 @@ def _train(
         run.save(step, state)
         raise Preempted(f'Preempted: saved step {step}.')
     return run.finish()
+
+
+def _new_meta(
+  experiment: Experiment, source: sources.Source, fixed: Params, best: Best
+) -> dict[str, Any]:
+  """Returns the description that is saved with every checkpoint of a run."""
+  config, objective = experiment.config, experiment.objective
+  return {
+    'config': json.loads(config.to_json()),
+    'model': variants.fields_of(objective.model),
+    'class_names': list(objective.class_names),
+    'examples': len(source),
+    'data': source.identity(),
+    'steps': experiment.durations.total,
+    'image_size': list(experiment.image_size),
+    'fixed': saving.checksums(fixed).tolist() if fixed else [],
+    'best': best,
+    'result': objective.result,
+    'elapsed_s': 0.0,
+    'since_log': [],
+    'evaluation_due': False,
+    'evaluated': [],
+  }
+
+
+def _summarise(experiment: Experiment, workdir: str) -> None:
+  """Prints what is trained on what; writes WORKDIR/parameters.txt."""
+  print(experiment.summary())
+  table = parameter_overview.get_parameter_overview(
+    experiment.state_shapes.params, include_stats='sharding'
+  )
+  path = epath.Path(workdir) / 'parameters.txt'
+  atomic_files.replace(path, f'{table}\n'.encode())
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
