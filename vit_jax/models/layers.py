@@ -161,7 +161,7 @@ def repeated(
     loop: names of the layers.
     x_BLD: tokens.
     inputs: arrays with one entry per layer along the first axis.
-    shared: arrays for all layers.
+    shared: arrays that every layer gets.
     heads: N.
     depth: number of layers.
     scan: whether to loop over one compiled layer.

@@ -71,9 +71,9 @@ class Objective:
     valid: valid values of these fields, as `fields.check_value` takes them.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
-    trained: class of the model that is trained, if there is only one.
-      `config.model` names it or the class that it extends, such as a ViT. The
-      fields that it adds to that class are fields of `config.objective`.
+    trained: class of the model that is trained, if there is only one. If it
+      extends another model, such as ViT, `config.model` names that model, and
+      the added fields are fields of `config.objective`.
     result: entry of the objective's state that is the result of training, such
       as a momentum teacher; empty for the parameters. Evaluators measure it,
       and checkpoints open with it. It has the names and shapes of the

@@ -1,4 +1,4 @@
-"""The axes of `config.sweep` and `config.tune`, and the cells they span."""
+"""The axes of `config.sweep` and `config.tune`, and their grid of runs."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ Combination = tuple[dict[str, str], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One run of the grid.
+  """One run of the grid of a sweep.
 
   Attributes:
     labels: labels by the name of the axis.

@@ -21,8 +21,8 @@ from vit_jax.models.model import Model
 
 Schedule = Callable[[jax.Array | int], jax.Array]
 
-# Root mean square of Muon's updates. In practice Adam's updates have a similar
-# one (2502.16982), so learning rates and weight decays of Adam suit Muon too.
+# Root mean square (RMS) of Muon's updates. Adam's updates have a similar RMS in
+# practice (2502.16982), so Adam's learning rates and weight decays suit Muon.
 MUON_RMS = 0.2
 
 

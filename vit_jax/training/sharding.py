@@ -51,9 +51,9 @@ def make_mesh(
 
   Args:
     sizes: devices along each axis. If `slice` is -1 or missing, it is the
-      number of TPU slices. If one other axis is -1, it gets the devices of a
-      slice that remain. If `data` and `fsdp` are both -1, `width` decides their
-      sizes.
+      number of TPU slices. If one other axis is -1, it gets the remaining
+      devices of a slice. If `data` and `fsdp` are both -1, `width` decides
+      their sizes.
     devices: the devices; by default all.
     width: width of the model. Its kernels are split over `fsdp` into parts of
       at least 16 rows, because TPUs all-reduce smaller parts to gather them.
