@@ -28,7 +28,9 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """
   model = _looped(model)
   # Not every model's `__call__` takes `capture`.
-  captured = {'capture': model.flop_capture} if model.flop_capture else {}
+  captured: dict[str, Any] = {}
+  if model.flop_capture:
+    captured['capture'] = model.flop_capture
   apply: Any = functools.partial(model.apply, **captured)
   images_1HWC = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return count(
