@@ -116,7 +116,9 @@ def get_config(argument='posemb'):
     argument, ['posemb', 'digits']
   )
   if grid not in GRIDS:
-    raise ValueError(f'No grid {grid!r}. {config_lib.nearest(grid, GRIDS)}')
+    raise ValueError(
+      f'{grid!r} is not a grid. {config_lib.nearest(grid, GRIDS)}'
+    )
   config = config_lib.base()
   config.batch_size = 64
   config.eval_every = '10%'

@@ -11,9 +11,9 @@ ignores it. The other recipes train on as many images as 2 cores of an AMD EPYC
 process in that time. The recipes are:
 
   vit      a small ViT, patches of 4 pixels
-  hybrid   the same behind two stages of a ResNet, at 48 pixels
-  deit     the same as vit, taught by a ResNet that is trained for the first
-           third of the time
+  hybrid   the same ViT after two stages of a ResNet, at 48 pixels
+  deit     the same ViT, taught by a ResNet that is trained for the first third
+           of the time
   full     9 layers of width 192 for 300 epochs of strong augmentation, for an
            accelerator; 93.6 % is published for a similar recipe (the ViT of
            SPT_LSA_ViT, which instead pads by 4 pixels and crops)
@@ -25,15 +25,15 @@ time and each step runs two models. `full` would take 2 cores two days. Its
 first epoch took 15 minutes while tests ran, and reached 28.2 % (2026-11-26).
 
 For the first three recipes, the learning rate, the model's size and the stem
-were chosen by accuracy on a held-out tenth of the training images. The
-environment variables above make each core a device, which was a tenth to a
+were chosen by accuracy on a validation split, a tenth of the training images.
+The environment variables above make each core a device, which was a tenth to a
 quarter faster here.
 """
 
 from vit_jax import config as config_lib
 
 # Training images per minute, without evaluations.
-A_MINUTE = {'vit': 16_700, 'hybrid': 16_700, 'deit': 8_000}
+IMAGES_PER_MINUTE = {'vit': 16_700, 'hybrid': 16_700, 'deit': 8_000}
 TEACHER = {
   'objective': 'classification',
   'teacher': '',
@@ -43,19 +43,22 @@ TEACHER = {
   'data.image_size': '64',
   'optimizer.lr': 1e-2,
 }
-TEACHER_A_MINUTE = 5_500
+TEACHER_IMAGES_PER_MINUTE = 5_500
 
 
 def get_config(argument='hybrid'):
   (recipe, folder, minutes), pairs = config_lib.parse_argument(
     argument, ['hybrid', './cifar10', '60']
   )
-  if recipe not in (*A_MINUTE, 'full'):
+  recipes = (*IMAGES_PER_MINUTE, 'full')
+  if recipe not in recipes:
     raise ValueError(
-      f'No recipe {recipe!r}. {config_lib.nearest(recipe, (*A_MINUTE, "full"))}'
+      f'{recipe!r} is not a recipe. {config_lib.nearest(recipe, recipes)}'
     )
   if not minutes.isdecimal() or int(minutes) < 1:
-    raise ValueError(f'{minutes!r} minutes: give a whole number from 1.')
+    raise ValueError(
+      f'The minutes are {minutes!r}; give a whole number of 1 or more.'
+    )
   config = config_lib.base()
   config.data.update(name=folder, image_size='32')
   config.eval_every = '10%'
@@ -69,7 +72,7 @@ def get_config(argument='hybrid'):
 
 
 def timed(config, recipe, minutes):
-  config.total = f'{minutes * A_MINUTE[recipe]} examples'
+  config.total = f'{minutes * IMAGES_PER_MINUTE[recipe]} examples'
   config.batch_size = 128
   config.data.crop_min_area = 0.5
   config.model.update(
@@ -90,7 +93,7 @@ def timed(config, recipe, minutes):
     config_lib.choose_objective(config, 'distillation')
     config.model.update(name='deit', pool='cls')
     config.teacher = 'stages/teacher'
-    total = {'total': f'{minutes * TEACHER_A_MINUTE} examples'}
+    total = {'total': f'{minutes * TEACHER_IMAGES_PER_MINUTE} examples'}
     config.stages = (('teacher', TEACHER | total),)
 
 

@@ -10,17 +10,17 @@ for few images and random initial parameters. The second value is a folder with
 COCO's annotations. `digits` needs no download: its images are canvases of 48x48
 pixels with one to three of scikit-learn's digits.
 
-The recipe is the original's: AdamW at 1e-4, a tenth of it for the backbone, a
-frozen root and first stage, 300 epochs with a tenth of the rates in the last
-100, gradients clipped at 0.1, batch 64, and whole images or parts of them with
+The recipe is the original's: AdamW at 1e-4 (1e-5 for the backbone), a frozen
+root and first stage, batch 64, and gradients clipped at 0.1. It takes 300
+epochs, the last 100 at a tenth of the rates. Images, whole or cropped, have
 short sides of 480 to 800 pixels. For 500 epochs:
 
   ...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)
 
 Three things differ from the original. Weight decay applies only to kernels.
 Batches have one of three shapes by the short sides of their images: squares of
-960, 1184 and 1333 pixels. They have more padding than the original's, and in
-the first two an image that is more than 5/3 as long as wide is smaller. The
+960, 1184 and 1333 pixels. These batches have more padding than the original's.
+In the first two shapes, an image with an aspect ratio above 5/3 is smaller. The
 backbone has random initial parameters unless --config.init is a checkpoint of a
 DETR, or of a ResNet with the same layers, width and version. A frozen BatchNorm
 needs the statistics of a checkpoint: to start without one, set
@@ -124,7 +124,7 @@ def from_scratch(config, backbone_layers, **fields):
     backbone_width=32,
     **fields,
   )
-  # Without the dense loss, few images teach nearly nothing in this time.
+  # Without the dense loss, few images and steps teach the model almost nothing.
   config.objective.dense = 2.0
   config.batch_size = 16
   config.log_every = '20 steps'

@@ -1,4 +1,4 @@
-"""The embedded example: small models on scikit-learn's handwritten digits.
+"""The shortest example: small models on scikit-learn's handwritten digits.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
   python -m vit_jax.main --config=configs/digits.py:hybrid --workdir=...
@@ -43,7 +43,7 @@ def get_config(argument='vit'):
   (family,), pairs = config_lib.parse_argument(argument, ['vit'])
   if family not in FAMILIES:
     raise ValueError(
-      f'No family {family!r}. {config_lib.nearest(family, FAMILIES)}'
+      f'{family!r} is not a family. {config_lib.nearest(family, FAMILIES)}'
     )
   variant, fields, image_size, total = FAMILIES[family]
   config = config_lib.base()

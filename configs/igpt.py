@@ -48,7 +48,7 @@ def get_config(argument='s'):
     paper(config, size, data or 'imagenet2012')
   else:
     raise ValueError(
-      f'No size {size!r}. {config_lib.nearest(size, [*RATES, "tiny"])}'
+      f'{size!r} is not a size. {config_lib.nearest(size, [*RATES, "tiny"])}'
     )
   if palette:
     config.model.palette = palette_lib.read(palette)

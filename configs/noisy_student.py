@@ -25,7 +25,8 @@ alone. All generations see the same number of images.
   data.split=train[:40]            the labelled images
   objective.unlabelled=train[40:]  the unlabelled images: a split of the same
                                    data
-  objective.unlabelled_data=PATH   or of other data, with or without classes
+  objective.unlabelled_data=PATH   the unlabelled images: another data set, with
+                                   or without classes
   objective.threshold=0.3          minimum probability of the likeliest class
   objective.images_a_class=0       unlabelled images per class; 0 means as many
                                    as the largest class has
@@ -61,7 +62,7 @@ def get_config(argument='digits'):
   else:
     small(config, data)
   config.update_from_flattened_dict(NOISE)
-  # In so few images, one class may be twice as frequent as another.
+  # Among so few images, one class may be twice as frequent as another.
   config.data.balance = 1.0
   config.optimizer.update(
     lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05

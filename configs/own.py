@@ -8,9 +8,9 @@ The first value is a folder with a sub-folder of photos for each class, the
 second a checkpoint to start from: a published one by name, or a workdir. Below
 some thousand photos a published checkpoint is far better than none.
 
-Image size, augmentation and the number of steps are chosen from the photos and
-the speed of the machine when training starts, and printed. Any field that is
-given, as in --config.data.image_size=96, is taken as it is.
+When training starts, the run chooses image size, augmentation and the number of
+steps by the photos and the speed of the machine, and prints them. It keeps any
+field that you give, as in --config.data.image_size=96.
 
 docs/guides/own_photos.md says what to expect.
 """

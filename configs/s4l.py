@@ -14,7 +14,8 @@ images.
   data.split=train[:0.5%]          the labelled images
   objective.unlabelled=train       the unlabelled images: a split of the same
                                    data
-  objective.unlabelled_data=PATH   or of other data, with or without classes
+  objective.unlabelled_data=PATH   the unlabelled images: another data set, with
+                                   or without classes
   objective.weight=1.0             weight of the self-supervised loss
   model=b16                        another ViT; S4L's own is a ResNet-50 v2
 """
@@ -26,7 +27,9 @@ def get_config(argument='./cifar10'):
   defaults = ['./cifar10', 'rotation']
   (data, objective), pairs = config_lib.parse_argument(argument, defaults)
   if objective not in ('rotation', 'exemplar'):
-    raise ValueError(f'No task {objective!r} in S4L: use rotation or exemplar.')
+    raise ValueError(
+      f'{objective!r} is not a task of S4L; use rotation or exemplar.'
+    )
   config = config_lib.base()
   config_lib.choose_objective(config, objective)
   config.total = '3000 steps'

@@ -113,7 +113,7 @@ def large_models(loss):
 
 
 def small(config, data):
-  """Sets a run of minutes on a CPU; returns the models."""
+  """Sets fields for runs of minutes on a CPU; returns the models."""
   config.total = '5 epochs'
   config.batch_size = 64
   config.data.update(name=data, image_size='32')

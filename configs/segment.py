@@ -1,4 +1,4 @@
-"""A class for every pixel, from a linear layer on the patches of a ViT.
+"""Segmentation: a class for every pixel, by a linear layer on a ViT's patches.
 
   python -m vit_jax.main --config=configs/segment.py:./photos,CHECKPOINT \
       --workdir=...
@@ -28,7 +28,7 @@ def get_config(argument='digits_canvas'):
     argument, ['digits_canvas', '', 'head']
   )
   if trained not in ('head', 'whole'):
-    raise ValueError(f'{trained!r} is trained: write head or whole.')
+    raise ValueError(f'The third value is {trained!r}; write head or whole.')
   config = config_lib.base()
   config_lib.choose_objective(config, 'segmentation')
   config.data.update(name=data, crop_min_area=0.25)

@@ -54,7 +54,7 @@ def unlabelled(config):
     few, rest = 'train[:40]', 'train[40:]'
   else:
     few, rest = 'train[:0.5%]', 'train[0.5%:]'
-  # In so few images, one class may be twice as frequent as another.
+  # Among so few images, one class may be twice as frequent as another.
   config.data.update(split=few, balance=1.0)
   config.total = f'{STEPS} steps'
   methods = {
@@ -76,7 +76,7 @@ def unlabelled(config):
 
 
 def deit():
-  """Returns half the budget for a ResNet, and half for its student."""
+  """Returns fields: half the budget for a ResNet, half for its student."""
   total = {'total': f'{STEPS // 2} steps'}
   resnet = {
     'model': 'r50x1',
@@ -89,7 +89,7 @@ def deit():
 
 
 def noisy_student(rest):
-  """Returns a quarter of the budget for each of four generations."""
+  """Returns fields: a quarter of the budget for each of four generations."""
 
   def taught(name):
     path = f'stages/{name}'
@@ -113,7 +113,7 @@ def noisy_student(rest):
 
 
 def masked():
-  """Returns half the budget for masked patches, and half for the labels."""
+  """Returns fields: half the budget for masked patches, half for labels."""
   first = {
     'objective': 'masked',
     'best_metric': 'test/loss',
@@ -150,7 +150,9 @@ def get_config(argument='unlabelled'):
     argument, ['unlabelled', 'digits']
   )
   if grid not in GRIDS:
-    raise ValueError(f'No grid {grid!r}. {config_lib.nearest(grid, GRIDS)}')
+    raise ValueError(
+      f'{grid!r} is not a grid. {config_lib.nearest(grid, GRIDS)}'
+    )
   config = config_lib.base()
   config.batch_size = 64
   config.eval_every = '50%'

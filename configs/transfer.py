@@ -72,7 +72,7 @@ def get_config(argument='b16,table2'):
       if field not in pairs or (field in IMAGENET_ONLY and not value)
     }
   if len(tasks) == 1:
-    # Fields of an axis could not be changed by --config.FIELD.
+    # --config.FIELD could not change the fields of an axis.
     config.update_from_flattened_dict(*tasks.values())
     tasks = {names[0]: {}}
   config.report = 'transfer'

@@ -154,8 +154,8 @@ case "$command" in
       ended=$(kubectl get "jobset/$name" --ignore-not-found \
         '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
       [[ ! " $ended " =~ ' '(Completed|Failed)' ' ]] ||
-        refuse "$name has ended (${BASH_REMATCH[1]}):" \
-          "first launch/gke.sh delete --name=$name, then the run resumes."
+        refuse "The JobSet $name has ended (${BASH_REMATCH[1]}). To resume," \
+          "first run launch/gke.sh delete --name=$name, then this command again."
       kubectl apply -f - <<< "$text"
     fi
     ;;

@@ -17,7 +17,7 @@ source "$(dirname "$0")/options.sh"
 
 processes=2
 devices=4   # of each process
-port=free   # on which process 0 waits for the others
+port=free   # port where process 0 waits for the others; free: any free port
 grace_s=60  # seconds for the other processes to end after one has failed
 options=(processes devices port grace_s)
 take_options "$@"
@@ -88,5 +88,5 @@ done
 exec {tee}>&-
 wait "$tee_pid" || true  # tee fails if the disk is full
 ((!status)) ||
-  echo "Status $status; what each said is in $workdir/processes." >&2
+  echo "Status $status; each process has a log in $workdir/processes." >&2
 exit "$status"

@@ -34,8 +34,8 @@ take_options() {
     esac
     option=${1%%=*} option=${option#--}
     if [[ $1 != --?* || $option == *' '* || $known != *" $option "* ]]; then
-      refuse "No option $1. There are:$(printf ' --%s' $known) --help;" \
-        "those of vit_jax.main go after --."
+      refuse "$1 is not an option. Use$(printf ' --%s' $known) or --help;" \
+        "arguments of vit_jax.main go after --."
     fi
     if [[ ${!option} != true && ${!option} != false ]]; then
       [[ $1 == *=?* ]] || refuse "--$option needs a value: --$option=..."
@@ -76,8 +76,8 @@ need_main_args() {
 need_shipped_config() {
   local file=${config%%:*}
   [[ $file != */* && $file != *.py || ${file#./} == configs/?*.py ]] ||
-    refuse "--config=$config is on no host, which get vit_jax and configs" \
-      "alone: put it into configs/."
+    refuse "The hosts do not have --config=$config: they get only vit_jax/ and" \
+      "configs/. Put the file into configs/."
 }
 
 # Refuses data and checkpoints of this machine, which the hosts do not get. A
@@ -91,8 +91,8 @@ need_no_local_path() {
       # A name without / or . is rarely a file, except for a checkpoint.
       if [[ $word == @(.|..)/* ]] || [[ -e $word &&
         ($word == *[./]* || $before == ?(*.)@(init|teacher)) ]]; then
-        refuse "$word is on no host: name a bucket, or a folder or file that" \
-          "all hosts have mounted, by its path from /."
+        refuse "The hosts do not have $word. Name a bucket, or a folder or file" \
+          "that all hosts have mounted, by its path from /."
       fi
       before=$word
     done
@@ -105,7 +105,7 @@ need_bucket() {
       "in a bucket: --workdir=gs://BUCKET/FOLDER."
 }
 
-# A dry run needs no tool.
+# Refuses to run without a tool. A dry run does not need the tool.
 need_tool() {
   $dry_run || command -v "$1" > /dev/null ||
     refuse "$1 is not installed. See $2."

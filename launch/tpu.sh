@@ -71,7 +71,7 @@ if [[ $version == default ]]; then
     v5litepod-*) version=v2-alpha-tpuv5-lite ;;
     v5p-*) version=v2-alpha-tpuv5 ;;
     v6e-*) version=v2-alpha-tpuv6e ;;
-    *) refuse "Which software goes with --type=$type? Give --version=..." ;;
+    *) refuse "The software for --type=$type is unknown. Give --version=..." ;;
   esac
 fi
 
@@ -168,7 +168,8 @@ wait_for_hosts() {
 train() {
   wait_for_hosts || return
   local now='' _
-  # A lost connection tells nothing: running code must not be overwritten.
+  # Ask again if the connection is lost: the code of a running training must not
+  # be overwritten.
   for _ in {1..20}; do
     now=$(remote 0 'if cd vit_jax 2> /dev/null && ! flock -n lock true
 then echo running; else echo free; fi') && break
@@ -233,8 +234,8 @@ up() {
         else
           ended=1
         fi
-        # When a host is preempted, training elsewhere fails before the state
-        # says why.
+        # When a host is preempted, training on the other hosts fails before the
+        # state shows the preemption.
         sleep "$((4 * poll_s))"
         now=$(state || true)
         if [[ -n $ended && $ended != 75 && $now == ACTIVE ]]; then
@@ -253,8 +254,8 @@ up() {
 
 # Ends with status $1. Status 0 becomes 1, because the TPU still costs money.
 leave() {
-  echo "Installing or training ended with status $1. The TPU is still there," \
-    "and costs: launch/tpu.sh delete --name=$name --zone=$zone" >&2
+  echo "Installing or training ended with status $1. The TPU still costs money." \
+    "Delete it: launch/tpu.sh delete --name=$name --zone=$zone" >&2
   exit "$(($1 ? $1 : 1))"
 }
 

@@ -9,7 +9,7 @@ from vit_jax.objectives.objective import Facts
 from vit_jax.sweeps import stages
 
 
-@pytest.mark.parametrize('recipe', [*cifar10.A_MINUTE, 'full'])
+@pytest.mark.parametrize('recipe', [*cifar10.IMAGES_PER_MINUTE, 'full'])
 def test_the_recipes_of_cifar10(recipe, tmp_path):
   """All stages of them, on as many images as it has."""
   config = cifar10.get_config(f'{recipe},/data/mine')

@@ -786,8 +786,12 @@ def test_recipes_are_those_that_they_say(name):
 @pytest.mark.parametrize(
   ('file', 'argument', 'message'),
   [
-    ('igpt', 'xl', "No size 'xl'. Did you mean l"),
-    ('s4l', './cifar10,jigsaw', "No task 'jigsaw' in S4L: use rotation or"),
+    ('igpt', 'xl', "'xl' is not a size. Did you mean l"),
+    (
+      's4l',
+      './cifar10,jigsaw',
+      "'jigsaw' is not a task of S4L; use rotation or",
+    ),
     ('transfer', 'b16,cifar10,seed=1', 'seed is set by the axis .seed'),
     ('noisy_student', 'digits,all', "'all' is not a valid value: use comp"),
   ],

@@ -40,9 +40,9 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     (
       'local.sh',
       ['--config=c'],
-      'No option --config=c. There are: .*--dry_run',
+      '--config=c is not an option. Use .*--dry_run',
     ),
-    ('local.sh', ['digits'], 'No option digits'),
+    ('local.sh', ['digits'], 'digits is not an option'),
     ('local.sh', ['--dry_run=no'], '--dry_run takes no value'),
     ('local.sh', [], r'vit_jax.main needs --config=\.\.\.; give it after --'),
     ('local.sh', ['--', '--config=c'], 'needs --workdir='),
@@ -59,26 +59,30 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     (
       'tpu.sh',
       ['up', '--', '--config=my/e.py:x', W],
-      'my/e.py:x is on no host',
+      'hosts do not have --config=my/e.py:x',
     ),
     (
       'gke.sh',
       ['run', '--image=i', '--', '--config=../configs/e.py', W],
-      'put it into configs/',
+      'Put the file into configs/',
     ),
     ('tpu.sh', ['up', '--', '--config=c', '--workdir', 'runs'], 'gs://BUCKET'),
     (
       'tpu.sh',
       ['up', *TRAINING, '--config.data.name=./photos'],
-      r'./photos is on no host: .* all hosts have mounted, by its path from /',
+      r'not have ./photos. .* all hosts have mounted, by its path from /',
     ),
     (
       'tpu.sh',
       ['run', '--', '--config=configs/finetune.py:b16,tests/golden,init=b', W],
-      'tests/golden is on no host',
+      'hosts do not have tests/golden',
     ),
     ('tpu.sh', ['create', '--type=tpu7x-8'], 'gke.sh run --accelerator=tpu7x'),
-    ('tpu.sh', ['create', '--type=v9-8'], r'--type=v9-8\? Give --version'),
+    (
+      'tpu.sh',
+      ['create', '--type=v9-8'],
+      '--type=v9-8 is unknown. Give --version',
+    ),
     ('tpu.sh', ['create', '--name=A b'], '--name=A b: only a-z'),
     ('tpu.sh', ['logs', '--worker=all'], '--worker=all is not the number'),
     (

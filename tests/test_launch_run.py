@@ -52,8 +52,8 @@ def test_a_jobset_that_has_ended_is_not_run_again(tools):
   status, out, err = tools.run('gke.sh', 'run', *args)
   assert (status, out) == (2, '')
   assert err == (
-    f'error: n has ended ({how}): first launch/gke.sh delete --name=n, then '
-    'the run resumes.\n'
+    f'error: The JobSet n has ended ({how}). To resume, first run '
+    'launch/gke.sh delete --name=n, then this command again.\n'
   )
 
 
@@ -313,7 +313,7 @@ def test_processes_are_killed_when_one_fails(tools):
   _, err = process.communicate()
   assert process.returncode == 9
   assert err.endswith(
-    f'Status 9; what each said is in {tools.folder}/w/processes.\n'
+    f'Status 9; each process has a log in {tools.folder}/w/processes.\n'
   )
   for i in range(3):
     assert (tools.folder / f'w/processes/{i}.log').read_text() == ''

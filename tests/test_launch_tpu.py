@@ -125,7 +125,7 @@ def test_tpu_up_says_that_a_tpu_could_not_be_deleted(tools):
   (tools.folder / 'plan').write_text('exit 0')
   (tools.folder / 'fail_delete').write_text('99')
   status, _, err = tools.run('tpu.sh', *UP)
-  assert status == 1 and 'The TPU is still there, and costs' in err
+  assert status == 1 and 'The TPU still costs money' in err
   assert actions(tools)[-5:] == ['delete'] * 5
 
 
@@ -135,7 +135,7 @@ def test_tpu_up_keeps_the_tpu_after_a_failure(code, tools):
   (tools.folder / 'plan').write_text(f'exit {code}')
   status, _, err = tools.run('tpu.sh', *UP)
   assert status == code
-  assert f'ended with status {code}. The TPU is still there' in err
+  assert f'ended with status {code}. The TPU still costs money' in err
   assert 'launch/tpu.sh delete --name=t --zone=us-east5-b' in err
   assert actions(tools) == ['create', *ATTEMPT]
   assert tools.run('tpu.sh', 'delete', '--name=t')[0] == 0
@@ -171,7 +171,7 @@ def test_tpu_up_follows_training_that_runs_and_stop_ends_it(tools):
   out, err = up.communicate()
   assert up.returncode == 75, err
   assert err.startswith(2 * 'gcloud: 503\n' + 'Training runs already.\n')
-  assert 'The TPU is still there' in err
+  assert 'The TPU still costs money' in err
   assert out.split() == ['attempt', '1', 'saved']
   assert tools.run('tpu.sh', 'status', '--name=t')[1].splitlines() == [
     'ACTIVE',

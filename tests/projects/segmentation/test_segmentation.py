@@ -409,7 +409,7 @@ def test_what_cannot_work_is_refused():
   config_lib.choose_model(config, 'r50x1')
   with pytest.raises(ValueError, match='reads the patches of a ViT'):
     CheckedConfig(config, jax.devices()[:1])
-  with pytest.raises(ValueError, match="'all' is trained: write head or whole"):
+  with pytest.raises(ValueError, match="value is 'all'; write head or whole"):
     segment.get_config('./unused,vit/b16,all')
 
 
