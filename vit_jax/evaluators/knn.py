@@ -39,8 +39,8 @@ def accuracy(
   """Returns the share of test images whose true class has the largest vote.
 
   All processes call it with the same arrays. The test images are sharded over
-  the mesh's batch axes and compared with the training images block by block, so
-  the devices hold M (D + k + R) numbers in total.
+  the mesh's batch axes and compared with one block of training images at a
+  time. So the devices hold M (D + k + R) numbers in total.
 
   Args:
     blocks: the training images, at least `k` in total.

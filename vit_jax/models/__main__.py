@@ -12,8 +12,8 @@ their defaults and valid values. `--pretrained` lists the published checkpoints:
 the name that every command takes, the model, the image size, the training data,
 the top-1 accuracy on ImageNet and its source, and the file.
 
-GFLOPs count one image's forward pass: a multiply-add counts as two operations,
-and products with a convolution's padding do not count. 3 * forward * images is
+GFLOPs count one image's forward pass. A multiply-add counts as two operations;
+products with a convolution's padding do not count. 3 * forward * images is
 the compute in the paper's table 6. Tokens are those of the encoder, including
 the class token. Other names work too: s7, r101x2, r26+l16, axial_l32.
 """

@@ -165,8 +165,9 @@ class RelativeKeys(nn.Module):
 def _shift(x_BNLO: jax.Array) -> jax.Array:
   """Selects entry k - q + L - 1 of row q for every k.
 
-  Uses reshapes instead of a gather (see `tpu_layout`): in the flattened array
-  with one more column, the selected entries of two rows are 2 L - 1 apart.
+  Uses reshapes instead of a gather (see `tpu_layout`). In the flattened array
+  with one more column, the selected entries of successive rows are 2 L - 1
+  apart.
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)

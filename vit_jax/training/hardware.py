@@ -81,8 +81,8 @@ def cores_per_device(device: jax.Device) -> int:
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
   GPU or CPU device. The number is 2 for TPU v4 and v5p, whose two cores run as
-  one device ("megacore"), and 1 for all others: on TPU v2, v3 and 7x each core
-  is a separate device, and the v5e and v6e chips have a single core.
+  one device ("megacore"), and 1 for all others. On TPU v2, v3 and 7x each core
+  is a separate device; the v5e and v6e chips have a single core.
   """
   return 2 if device.device_kind in ('TPU v4', 'TPU v5', 'TPU v5p') else 1
 

@@ -36,9 +36,9 @@ def schedule(
   """Returns linear warm-up times a decay.
 
   Let w be the warm-up steps, T the total steps, and
-  p = clip((t - w) / (T - w), 0, 1). The factor after the warm-up is 1 - p
-  (linear), (1 + cos(pi p)) / 2 (cosine), 0.1 for every milestone that has
-  passed (staircase), or 1 (constant).
+  p = clip((t - w) / (T - w), 0, 1). The factor of the decay is 1 - p (linear),
+  (1 + cos(pi p)) / 2 (cosine), 0.1^k after k milestones (staircase), or 1
+  (constant).
 
   Raises:
     ValueError: if the warm-up is as long as the run, or milestones and decay

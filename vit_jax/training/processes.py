@@ -22,8 +22,8 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-# EX_UNAVAILABLE of sysexits.h. It differs from 75, after which launch scripts
-# start the run again, because this error may recur.
+# EX_UNAVAILABLE of sysexits.h. Launch scripts do not start the run again, as
+# they do after 75, because this error may recur.
 EXIT_LOST = 69
 
 # A process without a heartbeat for so long is lost. JAX's default is 100 s.

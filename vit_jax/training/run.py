@@ -25,8 +25,8 @@ from vit_jax.training import (
 from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
-# Steps that are dispatched before the loss of the oldest one is read: enough to
-# keep the devices busy, and few enough to stop soon after a non-finite loss.
+# Number of steps that run before the loss of the oldest step is read. It keeps
+# the devices busy, and a run still stops soon after a non-finite loss.
 MAX_IN_FLIGHT = 3
 
 
@@ -49,7 +49,7 @@ class Run:
     meta: JSON that every checkpoint stores. `save` updates these entries:
       `elapsed_s`, the seconds trained; `since_log`, the metrics of the steps
       since the last row; `evaluation_due`, whether SIGTERM ended the evaluation
-      of the step; and `evaluated`, the best metric of every evaluation.
+      of the step; and `evaluated`, the `best_metric` of every evaluation.
     start_step: number of steps taken before.
     batch_size: examples per step.
     forward_flops: FLOPs of one example's forward pass.

@@ -5,10 +5,10 @@ Parameters, optimizer state and averages are sharded over `fsdp`; in attention
 and MLP also over `tensor`. Each TPU slice holds a full copy, so only gradients
 and metrics cross the network between slices.
 
-Arrays sharded over `fsdp` are gathered for use: once per step (ZeRO-1,
-2004.13336: every core updates its part of the weights) or layer by layer (FSDP,
-ZeRO-3). Their gradients are reduce-scattered. Between steps the arrays are
-sharded over `data` too, if the shards are whole tiles of the TPU's memory.
+Arrays sharded over `fsdp` are gathered for use. This happens once per step, so
+that every device updates its part of the weights (ZeRO-1, 2004.13336), or layer
+by layer (FSDP, ZeRO-3). Gradients are reduce-scattered. Between steps these
+arrays are sharded over `data` too, if the shards are whole tiles of TPU memory.
 The rules are always the same; only the sizes of the axes differ.
 """
 
