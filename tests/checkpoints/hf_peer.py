@@ -69,7 +69,7 @@ def _open_peer(path: str) -> table.Peer:
   processor: Any
   if any(
     os.path.exists(os.path.join(path, name))
-    for name in (image_configs.FILE, image_configs.BOTH)
+    for name in (image_configs.FILE, image_configs.WITH_TEXT)
   ):
     processor = transformers.AutoImageProcessor.from_pretrained(path)
   else:

@@ -380,7 +380,7 @@ def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
     (
       {'headers': {'x-goog-hash': f'md5={base64_of(bytes(16))}'}},
       ConnectionError,
-      'MD5 is not the one that the server states',
+      'MD5 differs from the MD5 that the server states',
     ),
     (
       {'cut_bytes': [100], 'late_bytes': 50},

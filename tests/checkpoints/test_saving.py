@@ -265,7 +265,7 @@ def test_what_another_process_meets_is_met_by_all(run, monkeypatch, hindered):
   monkeypatch.setattr(saving.multihost_utils, 'process_allgather', gather)
   if hindered:
     with pytest.raises(
-      OSError, match='now: another process has the reason'
+      OSError, match='now: another process prints the reason'
     ) as e:
       store.restore(shapes_of(state(0)))
     assert e.value.errno == errno.EIO

@@ -434,7 +434,7 @@ def test_all_end_where_one_cannot_read(training, alone, tmp_path):
     reason = (
       r'OSError: \[Errno 5\] Input/output error'
       if i == failing
-      else 'another process has the reason'
+      else 'another process prints the reason'
     )
     assert re.search(f'error: .*/40 cannot be read now: {reason}', err), err
     assert 'Traceback' not in err

@@ -48,7 +48,7 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   """Returns all parameters of a checkpoint that stores adapters.
 
   Raises:
-    FileNotFoundError: if `config.init` is missing.
+    FileNotFoundError: if the checkpoint `config.init` does not exist.
     ValueError: if the adapters are damaged, or `config.init` has changed.
   """
   config, size = meta['config'], tuple(meta['image_size'])

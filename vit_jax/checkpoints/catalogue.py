@@ -14,8 +14,8 @@ class Published(NamedTuple):
 
   Attributes:
     model: name for `variants.fields`.
-    image_size: side of the images in the last training, in pixels.
-    data: data sets that it was trained on, in this order.
+    image_size: side of the last training's images, in pixels.
+    data: the training data sets, in the order of use.
     address: gs://BUCKET/FILE in a public bucket.
     accuracy: top-1 on ImageNet in percent; None if it is unknown.
     accuracy_from: source of the accuracy.

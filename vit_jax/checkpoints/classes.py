@@ -1,4 +1,4 @@
-"""Matches the classes of a checkpoint with those of the data."""
+"""Matches the classes of a checkpoint with the classes of the data."""
 
 import collections
 import logging
@@ -42,15 +42,16 @@ def same_classes(
   times = collections.Counter(checkpoint.class_names)
   if twice := [name for name in names if times[name] > 1]:
     raise ValueError(
-      f'{checkpoint.path} has several classes named {twice[0]!r}. Give images '
-      'of all its classes, in its order.'
+      f'{checkpoint.path} has several classes named {twice[0]!r}. Give data '
+      'with all classes of the checkpoint, in the same order.'
     )
   known = {name: i for i, name in enumerate(checkpoint.class_names)}
   if missing := [name for name in names if name not in known]:
     raise ValueError(
       f'{checkpoint.path} lacks {len(missing):,} of the {len(names):,} classes '
-      f'({missing[0]!r}). Its classes are {checkpoint.class_names[0]!r} '
-      'and others. Fine-tune it on the data, or give images of its classes.'
+      f'({missing[0]!r}). The first class of the checkpoint is '
+      f'{checkpoint.class_names[0]!r}. Fine-tune the checkpoint on the data, '
+      'or give images of its classes.'
     )
   return np.array([known[name] for name in names])
 
@@ -61,7 +62,7 @@ def check_same(
   """Checks that a checkpoint has the classes of the data.
 
   The same class may have two names, such as a WordNet id and a word. Two names
-  therefore match by position if neither occurs on the other side.
+  at the same position therefore match if neither is another class's name.
 
   Args:
     checkpoint: the checkpoint.
@@ -103,13 +104,14 @@ def _match_by_position(
   if sources.has_two_orders(names) and not class_order:
     by_value = sorted(names, key=int)
     raise ValueError(
-      f'{checkpoint.path} does not have these class names, and they have two '
-      f'orders: as text {_some(names)} (torchvision) or by value '
-      f'{_some(by_value)} (timm, TFDS). Choose the order of its training with '
-      '--class_order=text or number; in a config, data.class_order.'
+      f'{checkpoint.path} does not have these class names, and the names have '
+      f'two orders: as text {_some(names)} (torchvision) or by value '
+      f'{_some(by_value)} (timm, TFDS). Choose the order that the checkpoint '
+      'was trained with: --class_order=text or number; in a config, '
+      'data.class_order.'
     )
   _log.info(
-    '%s and the data share no class names. Classes match by position: %.500s.',
+    '%s lacks class names of the data. Classes match by position: %.500s.',
     checkpoint.path,
     ', '.join(f'{i} is {name!r}' for i, name in enumerate(names)),
   )

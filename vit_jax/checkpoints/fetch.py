@@ -30,7 +30,8 @@ from vit_jax.register import nearest
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 24
-# Files to copy. Other paths in a bucket are workdirs, which orbax reads there.
+# Suffixes of files to copy. Other paths in a bucket are workdirs, which orbax
+# reads without a copy.
 _FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
 _REPOSITORY = re.compile(r'([\w.-]+/[\w.-]+)(?:@(.+))?')
 
@@ -45,9 +46,9 @@ def local(source: str) -> str:
       unchanged.
 
   Raises:
-    ConnectionError: if the download fails; explains how to do it by hand.
+    ConnectionError: if the download fails; explains how to download by hand.
     FileNotFoundError: if the file, model or revision does not exist.
-    ImportError: if a library is not installed; names it.
+    ImportError: if a library is not installed; names the library.
     PermissionError: if the download needs a login.
     ValueError: if the name is invalid.
   """
@@ -224,7 +225,7 @@ def _download(source: str, target: pathlib.Path) -> None:
     with open(target, 'rb') as file:
       found = hashlib.file_digest(file, 'md5').digest()
     if found != base64.b64decode(match[1]):
-      raise ValueError('its MD5 is not the one that the server states')
+      raise ValueError('its MD5 differs from the MD5 that the server states')
 
 
 def _check_size(found_bytes: int, stated_bytes: int) -> None:

@@ -17,13 +17,14 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Fields that are not copied, because fine-tuning replaces the head.
-_HEAD_FIELDS = ('num_classes', 'image_size', 'representation_size', 'head_bias')
+# Fields that are not copied: fine-tuning replaces the head, and `config.data`
+# has the image size.
+_NOT_COPIED = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 
 
 def choose(config: ConfigDict, path: str) -> None:
-  """Makes a config take model and image normalisation from a checkpoint.
+  """Makes a config take the model and image fields from a checkpoint.
 
   Fields that the config or flags set later take precedence.
   """
@@ -56,9 +57,9 @@ def resolve(config: ConfigDict) -> None:
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  # The fields of the body: models for MAE and segmentation are other classes.
+  # Takes the body's fields, because MAE and segmentation have their own models.
   fields = variants.config_of(checkpoint.model)
-  left_out = {*_HEAD_FIELDS, *checkpoint.model.compute_fields}
+  left_out = {*_NOT_COPIED, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])
   model |= {k: v for k, v in fields.items() if k not in left_out}
   given = {k: v for k, v in config.model.items() if v is not None}
@@ -94,7 +95,7 @@ def _tiled(config: ConfigDict, size: str | None) -> str | None:
 def nearest_size(config: ConfigDict, pixels: int) -> int:
   """Returns the nearest image side that the patches tile.
 
-  It is 378 for 384 pixels and patches of 14. The smaller of two equally near
+  For 384 pixels and patches of 14, it is 378. The smaller of two equally near
   sides wins. Returns `pixels` if the model is not resolved yet, or if no side
   within 64 pixels fits.
   """

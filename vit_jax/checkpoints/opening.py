@@ -37,7 +37,7 @@ class Checkpoint:
     model: the model.
     params: its parameters, float32 NumPy arrays, with layers unrolled or
       stacked as `model.scan` says.
-    image_size: (H, W) in pixels that the position embeddings are for.
+    image_size: (H, W) in pixels for which the model has position embeddings.
     preprocessing: how to resize and normalise images.
     class_names: C names; empty if the checkpoint does not store them.
     loss: training loss of the head, 'softmax' or 'sigmoid'. The function of
@@ -99,8 +99,8 @@ class Checkpoint:
   def class_index(self, text: str | int) -> int:
     """Returns the index of a class, given its name or index.
 
-    Names are those of `class_name`. A number as text is looked up as a name
-    first, because classes may be named by digits.
+    Accepts the names that `class_name` returns. Text is first compared with the
+    names, because classes may be named by digits.
 
     Raises:
       ValueError: if the class is unknown or the name is ambiguous.
@@ -119,12 +119,12 @@ class Checkpoint:
       )
     if str(text).isdecimal() and int(text) < C:
       return int(text)
-    hint = nearest(str(text), names) if names else 'It has no names.'
+    hint = nearest(str(text), names) if names else 'Its classes have no names.'
     if len(hint) > 300:
       hint = f'Some of its names: {", ".join(names[:10])}.'
     raise ValueError(
-      f'{self.path} has no class {text!r}. Give one of its names or an index '
-      f'from 0 to {C - 1}. {hint}'
+      f'{self.path} has no class {text!r}. Give a class name or an index from '
+      f'0 to {C - 1}. {hint}'
     )
 
   def check_head(self) -> None:
@@ -147,7 +147,7 @@ class Checkpoint:
     """Checks that outputs are finite.
 
     Raises:
-      ValueError: if not; names the checkpoint and the image.
+      ValueError: if they are not; names the checkpoint and the image.
     """
     if not np.all(np.isfinite(outputs)):
       raise ValueError(
@@ -227,8 +227,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 def _step_of(folder: epath.Path) -> int:
   """Returns the step whose checkpoint is the result of a run.
 
-  It does not use `Checkpoints`, which renames damaged checkpoints: the run may
-  still be writing.
+  Does not use `Checkpoints`, which renames damaged checkpoints: the run may
+  still be writing them.
   """
   kept = saving.steps(folder)
   newest = kept[-1]
@@ -286,7 +286,7 @@ def _params_of(
   if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
     raise ValueError(f'the arrays of {item} do not fit its config')
   ours, kept = saving.checksums(params), saving.read_checksums(step_dir, item)
-  # The objective's state has checksums of more arrays than the result.
+  # `objective_state` contains more arrays, and checksums, than the result.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
     raise ValueError(f'the arrays of {item} differ from their checksums')
   return params

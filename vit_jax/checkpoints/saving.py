@@ -2,8 +2,8 @@
 
 A workdir has folders `checkpoints/STEP/` with the items `params`, `opt_state`,
 `average` and `objective_state` (unless empty), `checksums` and `meta`. `meta`
-stores the full config, class names, preprocessing, time spent, the step and its
-metrics.
+stores the full config, the model's fields, class names, the time spent, the
+step and its metrics.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # The items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Each device saves a slice of a replicated array from this size in bytes on.
-# Slicing compiles a program for every shape and device, which delays the first
-# checkpoint.
+# If a replicated array has at least this size in bytes, each device saves a
+# slice of it. Slicing compiles a program for every shape and device, which
+# delays the first checkpoint.
 _LEAST_SLICE = 2**20
 
 # TensorStore's error codes for missing or wrong bytes. Other codes mean that
@@ -46,7 +46,7 @@ _DAMAGE = re.compile(
 
 
 class Checkpoints:
-  """Asynchronous checkpoints of one run: the last n and the best."""
+  """Asynchronous checkpoints of one run: the newest and the best."""
 
   def __init__(
     self,
@@ -62,7 +62,7 @@ class Checkpoints:
       workdir: any path that `etils.epath` understands, gs:// included.
       keep_last: number of newest checkpoints to keep.
       best_metric: metric whose best checkpoint is kept as well.
-      best: 'highest' or 'lowest', the better values of the metric.
+      best: whether the 'highest' or 'lowest' value of the metric is best.
       start_over: whether training may start at step 0 if all checkpoints are
         damaged.
 
@@ -90,7 +90,7 @@ class Checkpoints:
     self._manager = self._open()
 
   def _best_step(self) -> int | None:
-    """Returns the step with the best value; the first of several equal ones."""
+    """Returns the step with the best metric; if several tie, the first."""
     values = {
       step: self._sign * metrics.get(self._best_metric, np.nan)
       for step, metrics in self._metrics.items()
@@ -130,7 +130,7 @@ class Checkpoints:
     meta: dict[str, Any],
     metrics: dict[str, float],
   ) -> None:
-    """Starts to save; returns when the arrays have left the devices.
+    """Starts saving; returns after copying the arrays from the devices.
 
     Args:
       step: steps taken so far.
@@ -146,7 +146,7 @@ class Checkpoints:
       step,
       args=ocp.args.Composite(
         **{name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()},
-        # Stored in `meta`, because it has a checksum.
+        # `meta` includes the metrics, because `meta` has a checksum.
         **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
       force=True,
@@ -164,6 +164,8 @@ class Checkpoints:
 
   def latest_meta(self) -> dict[str, Any] | None:
     """Returns `meta` of the newest undamaged checkpoint, or None.
+
+    Renames damaged checkpoints, as `restore` does.
 
     Raises:
       OSError: as `restore`.
@@ -183,11 +185,12 @@ class Checkpoints:
         shardings may differ from the saved ones.
 
     Returns:
-      The step and the trees, or None if nothing was saved yet.
+      The step and the trees, or None if training starts at step 0.
 
     Raises:
       OSError: if a checkpoint cannot be read now.
-      ValueError: if all checkpoints are damaged; none is renamed.
+      ValueError: if all checkpoints are damaged, unless `start_over` is set;
+        renames no checkpoint.
     """
     like = {name: tree for name, tree in like.items() if tree}
     leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
@@ -215,7 +218,7 @@ class Checkpoints:
   def _newest(
     self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
-    """Returns the newest step whose items pass `check`, and these items."""
+    """Returns the newest step whose items pass `check`, and the items."""
     # The manager's own handler waits for all processes after reading, but a
     # process that finds damage leaves early.
     handler = ocp.CompositeCheckpointHandler()
@@ -225,13 +228,14 @@ class Checkpoints:
       folder = self.directory / str(step)
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
-        # A separate attempt, because all processes compute checksums together.
+        # A separate attempt: all processes compute checksums together, so they
+        # start only after all have read their arrays.
         _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
         break
       damaged[step] = damage
-      del restored  # frees the memory for the next one
+      del restored  # frees the memory for the next checkpoint
     lost = [f'{step} ({damage})' for step, damage in damaged.items()]
     lost += sorted(p.name for p in self.directory.glob('*.damaged'))
     if lost and not found and not self._start_over:
@@ -250,7 +254,7 @@ class Checkpoints:
   def _attempt(
     self, step: int, work: Callable[..., Any], *args: Any
   ) -> tuple[Any, str]:
-    """Returns the result of `work`, and the damage that any process found.
+    """Returns the result of `work`, and any process's description of damage.
 
     Raises:
       OSError: if any process cannot read the checkpoint now.
@@ -270,8 +274,8 @@ class Checkpoints:
     if any_failure:
       error = OSError(
         f'The checkpoint {folder} cannot be read now: '
-        f'{failure or "another process has the reason"}. Nothing was changed. '
-        'Run the same command again when it can be read.'
+        f'{failure or "another process prints the reason"}. Nothing was '
+        'changed. Run the same command again when it can be read.'
       )
       error.errno = errno.EIO  # gives all processes the same exit status
       raise error
@@ -304,22 +308,22 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-  """Leaves preemption to `preemption_notice`, and raises errors at once."""
+  """Leaves preemption to `preemption_notice` and raises errors at once."""
 
   def metrics(self, step: int) -> None:
     # Ignores the metrics that earlier versions let orbax save.
     del step
 
   def reached_preemption(self, step: int) -> bool:
-    # All processes of JAX agree on one number to stop at. `preemption_notice`
-    # asks with its own numbers. It would miss the notice if orbax asked with
-    # step numbers.
+    # JAX chooses one number at which all processes stop. `preemption_notice`
+    # counts its own calls. If orbax also asked JAX, with step numbers,
+    # `preemption_notice` could miss that number.
     del step
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
-    # Otherwise, after an error in one process, all would wait silently for each
-    # other until the timeout of a save.
+    # Raises the errors of background writes first. Otherwise, after an error in
+    # one process, all processes would wait for each other until the timeout.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
 
@@ -328,7 +332,7 @@ class _Manager(ocp.CheckpointManager):
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the best checkpoint.
 
-  Orbax's `BestN` needs metrics that orbax saves, without a checksum.
+  Orbax's `BestN` needs metrics that orbax saves, which have no checksum.
   """
 
   best_step: Callable[[], int | None]
@@ -352,8 +356,8 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   read, and it also fails if memory runs out.
 
   Returns:
-    A description of the damage, and one of the read failure. One of them is
-    empty.
+    A description of the damage and a description of the read failure. One of
+    the two is empty.
   """
   try:
     _read_all(folder)
@@ -453,7 +457,7 @@ def _trees(
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
-  # Copied, because orbax writes it in the background.
+  # Copied, because orbax writes `meta` in the background.
   meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
@@ -462,12 +466,12 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
   """Returns `meta` from the content of its file, after checks.
 
   Raises:
-    ValueError: if its checksum or its step is wrong.
+    ValueError: if the checksum or the step is wrong.
   """
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
     raise ValueError('its meta data differ from their checksum')
-  if (was := meta.get('step', step)) != step:  # earlier versions lack it
+  if (was := meta.get('step', step)) != step:  # old files lack the step
     raise ValueError(
       f'it was saved as step {was}, but its folder is {step}. Rename the '
       f'folder to {was}'
@@ -487,7 +491,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Reads arrays of a checkpoint's item as NumPy; `like` says which ones."""
+  """Reads an item's arrays as NumPy: those with the names in `like`."""
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(

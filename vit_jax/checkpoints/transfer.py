@@ -29,9 +29,10 @@ def to_new_task(
 
   Args:
     checkpoint: the checkpoint.
-    model: the model to train. Its body, or that of a part, must be the same.
+    model: the model to train. Its body, or the body of one of its parts, must
+      equal the checkpoint's.
     image_size: (H, W) that the model is built for.
-    fresh: initial parameters of the model, for its head.
+    fresh: initial parameters of the model; the new head keeps them.
 
   Returns:
     NumPy parameters for `model`.
@@ -95,7 +96,7 @@ def _check_same_body(
         "checkpoint's model."
       )
     raise ValueError(
-      f'{checkpoint.path} has another body than config.model. It has '
+      f'{checkpoint.path} has a different body than config.model. It has '
       f'{", and ".join(wrong)}. {way_out}'
     )
 
@@ -127,7 +128,7 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Converts a checkpoint to another image size.
 
   Interpolates position embeddings (section 3.2). If images are resized and then
-  cropped, the resized side grows with the crop.
+  cropped, the side before the crop scales with the image size.
 
   Raises:
     ValueError: if the model cannot take such images.
@@ -150,11 +151,11 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 
   Args:
     checkpoint: checkpoint to start from.
-    head: 'keep' keeps all, 'representation' drops the classifier and keeps the
-      representation layer, 'drop' drops both.
+    head: 'keep' keeps the head, 'representation' drops the classifier and keeps
+      the representation layer, 'drop' drops both.
 
   Raises:
-    ValueError: if 'representation' is given for a model without such a layer.
+    ValueError: if 'representation' is given and the model has no such layer.
   """
   if head == 'keep':
     return checkpoint

@@ -61,8 +61,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   parser.add_argument(
     '--image_size',
-    help='image size in pixels, as in 384 or 384x512, to which learned '
-    "position embeddings are resized (default: the source's)",
+    help='image size in pixels, as in 384 or 384x512; learned position '
+    "embeddings are resized to it (default: the source's image size)",
   )
   parser.add_argument(
     '--head',
@@ -75,7 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--loss',
     choices=('softmax', 'sigmoid'),
     help='training loss of the head, which most formats do not store '
-    "(default: the source's, or softmax)",
+    "(default: the source's loss, or softmax)",
   )
   parser.add_argument(
     '--dtype',
@@ -109,7 +109,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns 0, 1 if a check finds a difference, or 2."""
+  """Runs the command; returns the exit status, 1 if a check fails."""
   args = parse(argv)
   return flags.command(_run, args)
 

@@ -23,8 +23,8 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   Args:
     source: a checkpoint, an .onnx file or a StableHLO directory.
     target: as `source`.
-    tolerance: the largest difference that passes, as a share of the largest
-      output of the source.
+    tolerance: the largest difference that passes, as a share of the source's
+      largest output.
 
   Raises:
     FileNotFoundError: if source or target is missing.
@@ -58,7 +58,7 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   print(
     f'source      {source}: {ours.framework}\n'
     f'target      {target}: {theirs.framework}\n'
-    f'images      {IMAGES} random ones of {height}x{width} pixels\n'
+    f'images      {IMAGES} random images of {height}x{width} pixels\n'
     f'difference  {difference:.1e} of the largest output ({largest:.3g}); '
     f'{"within" if agree else "ABOVE"} the tolerance of {tolerance:g}\n'
     f'top-1       the same for {same.sum()} of {same.size}'
@@ -72,7 +72,7 @@ def open_peer(path: str) -> Peer:
   Raises:
     FileNotFoundError: if the path does not exist.
     ImportError: if onnxruntime is needed but not installed.
-    ValueError: if it cannot be read.
+    ValueError: if the path cannot be read.
   """
   if path.endswith('.onnx'):
     return onnx.open_peer(path)
@@ -85,7 +85,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = opening.open_checkpoint(path)
   if image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-  # Computes in float32, whatever the model's own dtype.
+  # Computes in float32, whatever the model's dtype.
   exact = dataclasses.replace(
     checkpoint, model=checkpoint.model.clone(dtype=jnp.float32)
   )

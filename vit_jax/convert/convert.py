@@ -12,7 +12,8 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats that store weights, and formats that store a program.
+# Formats of other libraries, whose writers take `table.Weights`. Then programs
+# and workdirs, whose writers take a `Checkpoint`.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
 
@@ -38,7 +39,8 @@ def convert(
     dtype: dtype of the arrays, one of the format's `DTYPES`.
     image_size: (H, W) to resize position embeddings for.
     head: one of `transfer.HEADS`.
-    loss: 'softmax' or 'sigmoid', if the checkpoint does not store it.
+    loss: 'softmax' or 'sigmoid' in place of the checkpoint's loss; None keeps
+      the checkpoint's.
     rollout: whether an ONNX file also outputs the attention rollout.
     opset: opset of an ONNX file; None for the lowest that the model needs.
 
@@ -48,8 +50,9 @@ def convert(
   Raises:
     FileExistsError: if the target exists.
     FileNotFoundError: if the source, or the target's folder, is missing.
-    ImportError: if a library is not installed; names it.
-    ValueError: if the source cannot be read, or the format cannot store it.
+    ImportError: if a library is not installed; names the library.
+    ValueError: if the source cannot be read, or the format cannot store the
+      model.
   """
   target = os.fspath(target)
   module = writer(to)
@@ -97,7 +100,7 @@ def convert(
       'checkpoint takes any size.'
     )
     if H != W:
-      sentence += f' For upright images, use --image_size={W}x{H}.'
+      sentence += f' To swap height and width, use --image_size={W}x{H}.'
     lost.append(sentence)
   return lost
 
@@ -105,16 +108,16 @@ def convert(
 def writer(to: str) -> types.ModuleType:
   """Returns the module whose `write` writes one of `WEIGHTS` or `PROGRAMS`.
 
-  It takes `table.Weights` for formats of weights, else a `Checkpoint`.
+  `write` takes `table.Weights` for `WEIGHTS`, a `Checkpoint` for `PROGRAMS`.
   """
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
-  if to == 'board':  # the server copies itself
+  if to == 'board':  # a board gets a copy of the server's code
     folder = 'tools.serve'
   return importlib.import_module(f'vit_jax.{folder}.{to}')
 
 
 def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
-  """Checks the task and rewrites position embeddings for the format."""
+  """Checks the task and converts position embeddings for the format."""
   model, body = checkpoint.model, checkpoint.model.body()
   if model.kind != body.kind:
     raise ValueError(

@@ -6,12 +6,13 @@ D); for masked patches `predictions` (batch, patches, ...).
 
 Optional outputs: `rollout` (batch, h, w), the attention rollout;
 `attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), the
-attention weights with fused heads; `read` (batch, L), how much the output
+attention weights reduced over heads; `read` (batch, L), how much the output
 attends to each token.
 
-DETR outputs `logits` (batch, Q, C + 1), `boxes` (batch, Q, 4) and, if it has
-them, `mask_logits` of its last layer. Its images have no padding, unless it has
-the optional input `sizes` (batch, 2), int32 height and width before padding.
+DETR outputs `logits` (batch, Q, C + 1), `boxes` (batch, Q, 4) and, if the model
+predicts masks, `mask_logits` of its last layer. Images may have padding only if
+the file has the input `sizes` (batch, 2): int32 height and width without
+padding.
 """
 
 import dataclasses
@@ -53,10 +54,9 @@ def write(
 
   With 'float16', norms, softmax, inputs and outputs stay in float32, as in JAX.
   With 'int8', matrix products and their weights are quantised; convolutions
-  stay in float32. `rollout` adds the attention rollout to the outputs. For a
-  `served` model, the file outputs the weights that rollout is computed from, if
-  the model has attention, and DETR takes `sizes`. The default `opset` is the
-  lowest that has all operators.
+  stay in float32. `rollout` adds the attention rollout to the outputs. With
+  `served`, a ViT also outputs the attention weights for rollout, and DETR takes
+  `sizes`. The default `opset` is the lowest that has all operators.
 
   Raises:
     ImportError: if ONNX is not installed.
@@ -119,11 +119,13 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    # A served DETR also takes sizes without padding: here, of the whole image.
-    whole = {
+    # A served DETR also takes sizes without padding; here, no image is padded.
+    full_sizes = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }
-    return np.concatenate(session.run(wanted, {images.name: x} | whole), -1)
+    return np.concatenate(
+      session.run(wanted, {images.name: x} | full_sizes), -1
+    )
 
   framework = f'onnxruntime {runtime.__version__}'
   return Peer(framework, (H, W), run, boxes=4 * ('boxes' in wanted))
@@ -207,7 +209,7 @@ def _with_attention(
   logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
   fused: dict[str, list[jax.Array]] = {'mean': [], 'min': [], 'max': []}
   for x_BHLL in layers:
-    # onnxruntime reduces an axis in the middle five times as slowly as this.
+    # In onnxruntime, this is five times as fast as reducing the middle axis.
     heads = [x_BHLL[:, h] for h in range(x_BHLL.shape[1])]
     fused['mean'].append(functools.reduce(jnp.add, heads) / len(heads))
     fused['min'].append(functools.reduce(jnp.minimum, heads))
@@ -247,12 +249,12 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 def _quantize(model: Any, path: pathlib.Path) -> None:
   """Writes a model with its matrix products quantised to int8.
 
-  Weights have one scale per output. Activations are quantised at run time by
-  their current range.
+  Weights have one scale per output channel. Activations are quantised at run
+  time by their current range.
   """
   from onnxruntime import quantization
 
-  # Marks the model as preprocessed, so that onnxruntime does not ask for it.
+  # Marks the model as preprocessed, so that onnxruntime does not warn.
   model.metadata_props.add(
     key='onnx.quant.pre_process', value='onnxruntime.quant'
   )

@@ -14,7 +14,7 @@ import numpy as np
 NCHW = (0, 3, 1, 2)  # from the axes of BHWC
 NHWC = (0, 2, 3, 1)  # and back
 # Softmax and reductions mean something else in earlier opsets. All recent
-# runtimes support this one.
+# runtimes support opset 13.
 OLDEST = 13
 SMALL_BYTES = 1024  # equal constants up to this size are written once
 MAX_BYTES = 2**31 - 2**22  # of weights; protobuf files hold at most 2 GiB
@@ -162,7 +162,7 @@ class Graph:
     return self._made[shape]
 
   def _name(self, x: Value, name: str) -> str:
-    """Returns the name of a value; a new constant gets the given one."""
+    """Returns the name of a value; a new constant is called `name`."""
     if isinstance(x, Tensor):
       return x.name
     if x.nbytes <= SMALL_BYTES:
@@ -182,7 +182,7 @@ class Graph:
     Args:
       outputs: output values by name.
       metadata: entries of `metadata_props`.
-      opset: version of the operators; None for the lowest that has them all.
+      opset: version of the operators; None for the lowest that has all of them.
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights

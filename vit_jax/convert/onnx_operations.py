@@ -102,7 +102,7 @@ def _others(x: Value, *axes: Sequence[int]) -> list[int]:
 
 
 def _size(shape: Iterable[Any]) -> Any:
-  # math.prod refuses symbolic sizes that are not integers.
+  # math.prod refuses symbolic sizes.
   return functools.reduce(operator.mul, shape, 1)
 
 

@@ -1,9 +1,9 @@
-"""Functions of our models that have a single ONNX node.
+"""Functions of our models that become one ONNX node or a few.
 
-A pattern is the function itself; the program is searched for its operations. If
-they are not found, for example in another version of JAX or Flax, they are
-translated one by one: this is slower, but gives the same numbers (except for
-`max_pool`).
+The exporter searches the program for the operations of each function. If it
+finds no match, for example in another version of JAX or Flax, it translates the
+operations one by one. The file is then slower, but gives the same numbers
+(except for `max_pool`).
 """
 
 import functools
@@ -27,7 +27,7 @@ def softmax() -> Pattern:
 
 
 def gelu(kind: str) -> Pattern:
-  """One of the package's two GELUs."""
+  """The exact GELU, or its tanh approximation if `kind` is 'tanh'."""
   approximate = kind == 'tanh'
   return Pattern(
     functools.partial(nn.gelu, approximate=approximate),
@@ -47,7 +47,7 @@ def layer_norm(epsilon: float) -> Pattern:
     return layer.apply({'params': params}, x)
 
   def emit(graph: Graph, x: Value, bias: Value, scale: Value) -> Value:
-    # All inputs need one dtype; mean and variance are always in float32.
+    # All inputs must have one dtype; mean and variance are always in float32.
     inputs = [graph.cast(value, x.dtype) for value in (x, scale, bias)]
     return graph.node('LayerNormalization', inputs, x.shape, epsilon=epsilon)
 
@@ -55,10 +55,10 @@ def layer_norm(epsilon: float) -> Pattern:
 
 
 def group_norm(epsilon: float) -> Pattern:
-  """GroupNorm of 32 groups of the channels of images.
+  """GroupNorm of images, with 32 groups of channels.
 
-  Uses InstanceNormalization, which has a fast kernel in onnxruntime. ONNX's
-  GroupNormalization would be decomposed.
+  Uses InstanceNormalization, because onnxruntime has a fast kernel for it and
+  decomposes GroupNormalization.
   """
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:

@@ -2,7 +2,7 @@
 
 The program is traced with a symbolic batch size and translated operation by
 operation. Results that depend only on parameters are computed immediately.
-The operations of a known function, such as LayerNorm, become a single node.
+The operations of a known function, such as LayerNorm, become one node or a few.
 
 The package jax2onnx 0.13 fails for ResNets and gives wrong numbers for hybrids.
 """
@@ -23,7 +23,7 @@ from vit_jax.convert.onnx_operations import ELEMENTWISE, OPERATIONS
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """A function that becomes few ONNX nodes.
+  """A function that becomes one ONNX node or a few.
 
   Attributes:
     function: function of x and of more arguments of shape (C,), where C is the
@@ -145,7 +145,7 @@ class _Reader:
   ) -> tuple[Pattern, int, list[Any], Any] | None:
     """Finds a pattern that matches the operations from `start` on.
 
-    Returns the pattern, the number of its operations, the inputs and output.
+    Returns the pattern, the number of operations, the inputs and the output.
     """
     first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)

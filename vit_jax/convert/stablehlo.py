@@ -2,7 +2,7 @@
 
 The directory contains the program (StableHLO, serialised by `jax.export`, for
 CPU, CUDA and TPU and any batch size), its parameters, and model.json, which
-describes inputs and outputs. Any later JAX runs it:
+describes inputs and outputs. Later versions of JAX run the program:
 
   program = jax.export.deserialize(open('DIR/model.stablehlo', 'rb').read())
   params = dict(np.load('DIR/params.npz'))
@@ -10,9 +10,9 @@ describes inputs and outputs. Any later JAX runs it:
 
 JAX guarantees this compatibility for six months.
 
-The parameters are not constants of the program, because constants are compiled
-with it and limited to 2 GB, less than H/14 has. Writing those of L/16 (1.2 GB)
-took seven times their size in memory.
+The parameters are not constants of the program: JAX compiles constants with the
+program and limits them to 2 GB, less than H/14 needs. Writing L/16 (1.2 GB) as
+constants took seven times the memory of its parameters.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a program of (params, images) and its parameters.
 
   Images are float32 (batch, H, W, 3), normalised as model.json says. The output
-  is float32 (batch, C). DETR, whose images have no padding, outputs a
-  dictionary of its last layer's `logits` (batch, Q, C + 1), `boxes` and, if it
-  has them, `mask_logits`. `dtype` is the dtype of the computation; the
-  parameters are float32.
+  is float32 (batch, C). DETR takes images without padding and outputs a
+  dictionary of its last layer's `logits` (batch, Q, C + 1), `boxes` and, if the
+  model predicts masks, `mask_logits`. `dtype` is the dtype of the computation;
+  the parameters are float32.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
@@ -71,7 +71,7 @@ def open_peer(path: str) -> Peer:
   """Opens a directory, using only JAX.
 
   Raises:
-    ValueError: if a file is missing or damaged, or does not fit the others.
+    ValueError: if a file is missing or damaged, or files do not fit together.
   """
   folder, what = pathlib.Path(path), META
   try:
@@ -117,7 +117,8 @@ def _export(
     {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
     jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
   )
-  # Stored in the program, because TPUs round products to bfloat16 by default.
+  # The program stores the precision, because TPUs round products to bfloat16 by
+  # default.
   precision = 'float32' if dtype == 'float32' else None
   with jax.default_matmul_precision(precision), attention.portable():
     exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)

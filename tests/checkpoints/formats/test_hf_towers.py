@@ -320,7 +320,7 @@ def test_the_processor_of_siglip_2_is_read(
   assert ours.preprocessing.std == (0.5, 0.5, 0.5)
   assert ours.preprocessing.interpolation == 'bilinear'
   (warning,) = caplog.messages
-  assert 'the whole image is resized to (32, 32)' in warning
+  assert 'resizes the whole image to (32, 32)' in warning
 
 
 @pytest.mark.parametrize('where', ['alone', 'both', 'nowhere'])
@@ -399,7 +399,7 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
   ('changes', 'message'),
   [
     # A gated MLP has it, and no other.
-    ({'hidden_act': 'silu'}, "hidden_act is 'silu'; models here have only"),
+    ({'hidden_act': 'silu'}, "hidden_act is 'silu'; vit_jax supports only"),
     ({'hidden_size': 40}, 'hidden_size is 40, and the arrays have 48'),
     (
       {'layer_norm_eps': 10**400},

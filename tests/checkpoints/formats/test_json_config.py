@@ -112,7 +112,7 @@ def test_all_contradictions_are_listed():
     found.fields(KEYS, {'width': 3, 'patch_size': 8}, 'vit')
   assert str(e.value) == (
     'x.json (vit): a.dim is 4, and the arrays have 3; a.patch is [8, 9], and '
-    'the arrays have 8; a.groups is 1, and models here have 32.'
+    'the arrays have 8; a.groups is 1, and vit_jax supports only 32.'
   )
 
 
@@ -132,4 +132,4 @@ def test_sides_are_of_whole_patches(sides, want):
   assert len(found.warnings) == (sides != want)
   for warning in found.warnings:
     assert f'{sides[0]}x{sides[1]} pixels, which patches of 16' in warning
-    assert warning.endswith(f'here they have {want[0]}x{want[1]}.')
+    assert warning.endswith(f'vit_jax uses {want[0]}x{want[1]}.')

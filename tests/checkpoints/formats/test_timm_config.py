@@ -32,11 +32,11 @@ CONTRADICTIONS = {
   ),
   'other pool': (
     {'model_args__global_pool': 'max'},
-    "global_pool is 'max'; models here have only token, avg",
+    "global_pool is 'max'; vit_jax supports only token, avg",
   ),
   'act': (
     {'model_args__act_layer': 'relu'},
-    "act_layer is 'relu'; models here have",
+    "act_layer is 'relu'; vit_jax supports only",
   ),
   'norm': (
     {'model_args__norm_layer': 'rmsnorm'},
@@ -80,9 +80,9 @@ def test_contradicting_configurations_are_refused(folder, kind):
   ('name', 'message'),
   [
     ('vit_of_tomorrow', 'which timm .* does not have'),
-    ('naflexvit_base_patch16_gap', 'and no model .* of a NaFlexVit'),
-    ('resnet18', 'and no .* of a ResNet'),
-    ('test_vit3', 'and no .* pooled registers'),
+    ('naflexvit_base_patch16_gap', 'and vit_jax does not .* of a NaFlexVit'),
+    ('resnet18', 'and vit_jax does not .* of a ResNet'),
+    ('test_vit3', 'and vit_jax does not .* pooled registers'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):

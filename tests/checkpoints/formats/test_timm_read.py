@@ -1,4 +1,4 @@
-"""Arrays that models here lack, and files without a configuration."""
+"""Arrays that vit_jax does not support, and files without a configuration."""
 
 import argparse
 import collections

@@ -121,7 +121,7 @@ class Lookup:
     arrays: arrays by the file's keys.
     key_of: function from our name to the file's key.
     format_name: name of the format, for messages.
-    shown: function from this key to the one shown in messages.
+    shown: function from the file's key to the key in messages.
   """
 
   path: str
@@ -165,8 +165,8 @@ class Lookup:
     Args:
       start: the beginning of the layers' keys in the file.
       pattern: regular expression for the rest of a key. Its last group
-        identifies the layer. A group before it is the number of the stage;
-        without one, there is a single stage.
+        identifies the layer. An earlier group is the number of the stage;
+        without an earlier group, there is a single stage.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
@@ -192,8 +192,8 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
     lines.append('The file does not store class names.')
   if actual.describe() != assumed.describe():
     lines.append(
-      f'Images are resized so: {actual.describe()}. Readers of the file assume '
-      f'{assumed.describe()}.'
+      f'Images are resized as follows: {actual.describe()}. Readers of the '
+      f'file assume: {assumed.describe()}.'
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(

@@ -1,6 +1,6 @@
 """The .npz checkpoints of big_vision.
 
-Flat keys joined by '/', with the module numbers of Flax Linen. big_vision's
+Keys are joined by '/' and have the module numbers of Flax Linen. big_vision's
 class token has no position embedding. Reading gives it an embedding of zeros,
 and writing adds our embedding to the token.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, npz, table
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
-PREFIX = 'params/'  # of the parameters in a training checkpoint
+PREFIX = 'params/'  # of the parameters' keys in a training checkpoint
 
 _HOLDS = 'pool representation_size gelu layer_norm_epsilon posemb=sincos2d'
 _TOWER = 'params/img/'

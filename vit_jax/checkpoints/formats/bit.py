@@ -1,6 +1,6 @@
 """The .npz checkpoints of BiT (1912.11370): ResNets of version 2.
 
-Flat keys joined by '/', float32, with the names of TensorFlow's variables. The
+Keys are TensorFlow's variable names, joined by '/'; arrays are float32. The
 convolutions of a unit are called a, b and c, like the GroupNorm before each.
 The head is a 1x1 convolution.
 """
@@ -40,7 +40,7 @@ def matches(arrays: Iterable[str]) -> bool:
 def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file; `arrays` are the result of `archive.load`."""
   arrays = {k: x for k, x in arrays.items() if k.startswith(PREFIX)}
-  # Some files have TensorFlow's numbers behind the names of convolutions.
+  # In some files, TensorFlow's numbers follow the names of convolutions.
   stored = {re.sub(r'(standardized_conv2d)_\d+/', r'\1/', k): k for k in arrays}
 
   def key_of(name: str) -> str:

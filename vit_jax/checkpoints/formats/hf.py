@@ -1,9 +1,9 @@
 """Directories of transformers: config.json and model.safetensors.
 
-`FAMILIES` and `PROJECTS` list the model types that are read. ViT, DeiT, I-JEPA
-(a ViT without a class token, which averages its tokens), BiT and the models of
-`PROJECTS` are written. SigLIP 2 takes images of any aspect ratio in
-transformers; here it takes the square that its position embeddings are for.
+Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
+ViT, DeiT, I-JEPA (a ViT without a class token, which averages its tokens), BiT
+and the models of `PROJECTS`. In transformers, SigLIP 2 takes images of any
+aspect ratio; in vit_jax it takes squares that its position embeddings fit.
 """
 
 import math
@@ -43,8 +43,8 @@ _CLS_HEAD = {(f'head/{leaf}', 'deit') for leaf in ('kernel', 'bias')}
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
-  CLIP's projection becomes the head, without a bias. A classifier of CLIP or
-  SigLIP averages the tokens, so other pooling arrays are left out.
+  CLIP's projection becomes the head, with a bias of zeros. Classifiers of CLIP
+  and SigLIP average the tokens, so arrays for other pooling are left out.
 
   Raises:
     ValueError: as in all formats.
@@ -69,7 +69,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     {
       key: x
       for key, x in tensors.read_folder(path, family.ignored).items()
-      # A model without registers has an empty array of them.
+      # A model without registers has an empty array of registers.
       if x.size or not key.endswith('register_tokens')
     },
     model_type == 'bit',
@@ -167,7 +167,7 @@ def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
 
 
 def _unfold_patches(named: torch_vit.Arrays, config: JsonConfig) -> None:
-  """Makes SigLIP 2's patch kernel a convolution's, and sets image_size."""
+  """Reshapes SigLIP 2's patch kernel for a convolution; sets image_size."""
   lookup = named.lookup('SigLIP 2')
   config.setdefault('patch_size', 16)
   patch = config.positive('patch_size')
@@ -175,7 +175,8 @@ def _unfold_patches(named: torch_vit.Arrays, config: JsonConfig) -> None:
   _, columns = lookup.shape(name, 2)
   if columns != 3 * patch**2:
     config.refuse(
-      'patch_size', f', and {named.key_of(name)} has {columns} numbers a patch.'
+      'patch_size',
+      f', and {named.key_of(name)} has {columns} values per patch.',
     )
   # The three channels of a pixel are adjacent.
   named[name] = named[name].reshape(-1, patch, patch, 3).transpose(0, 3, 1, 2)

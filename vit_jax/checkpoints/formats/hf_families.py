@@ -1,7 +1,7 @@
 """Tables of transformers' config.json for each model type.
 
-They read and write it. Sizes come from the arrays; a config.json that
-contradicts them is an error.
+Reading and writing use the same tables. Sizes come from the arrays; a
+config.json that contradicts the arrays is an error.
 """
 
 import dataclasses
@@ -36,10 +36,11 @@ class Family:
 
   Attributes:
     config: the table of config.json.
-    fields: values of our fields that all its models have.
-    classifier: more such values for its classifiers; None if classifiers are
+    fields: values of our fields that all models of this type have.
+    classifier: more field values, of classifiers only; None if classifiers are
       not supported.
-    ignored: regular expression for keys of other towers and decoders.
+    ignored: regular expression for keys that are not read: mask tokens, text
+      towers and decoders.
     unused: regular expression for our names of arrays that a classifier does
       not use.
   """
@@ -74,7 +75,7 @@ _REGISTERS = {'num_register_tokens': Key('registers')}
 _VIT = Family(
   _config('gelu', 1e-12, _BIAS | only({'pooler_act': 'tanh'})), _POSITIONS
 )
-# The pre-activation BiT is our ResNet of version 2.
+# BiT with pre-activation is our ResNet of version 2.
 _BIT = Family(
   {
     'depths': Key('depths'),
@@ -104,7 +105,7 @@ _TEXT = r'^text_|^logit_|position_ids$'
 _CLIP = Family(
   _config('quick_gelu', 1e-5, _MLP),
   _POSITIONS | {'pre_norm': True},
-  # Its classifier averages the tokens before the final norm.
+  # CLIP's classifier averages the tokens before the final norm.
   {'pool': 'gap', 'final_norm': False},
   _TEXT,
   'Transformer/encoder_norm/',

@@ -1,6 +1,7 @@
 """Converts image preprocessing from and to the configs of other libraries.
 
-transformers stores it in preprocessor_config.json, timm in config.json.
+transformers stores the preprocessing in preprocessor_config.json, timm in
+config.json.
 """
 
 import math
@@ -18,8 +19,8 @@ from vit_jax.checkpoints.formats.json_config import (
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
-# File of transformers 5 for images and text.
-BOTH = 'processor_config.json'
+# File of transformers 5 for the preprocessing of images and text.
+WITH_TEXT = 'processor_config.json'
 
 _PILLOW = {'bilinear': 2, 'bicubic': 3}
 _HALF = {'image_mean': [0.5] * 3, 'image_std': [0.5] * 3}
@@ -67,8 +68,9 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# Image processors by prefix of model_type, and the published models' values,
-# for a directory without a preprocessor_config.json.
+# By prefix of model_type: the default image processor of a
+# preprocessor_config.json, and the published models' values, for a directory
+# without this file.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -128,7 +130,7 @@ def of_hf(
   Raises:
     ValueError: if a value is invalid; names the file and key.
   """
-  paths = [os.path.join(path, name) for name in (FILE, BOTH)]
+  paths = [os.path.join(path, name) for name in (FILE, WITH_TEXT)]
   found = next(filter(os.path.exists, paths), '')
   file = JsonConfig({}, found or paths[0])
   start = next(x for x in _PUBLISHED if model_type.startswith(x))
@@ -157,13 +159,13 @@ def of_hf(
     file['size'] = list(model_size)
     file.warn(
       'transformers keeps the aspect ratio, with any number of patches up to '
-      f'max_num_patches; here the whole image is resized to {model_size}.'
+      f'max_num_patches; vit_jax resizes the whole image to {model_size}.'
     )
   size, resizing = _sizes(file, kind)
   if model_size and size != model_size:
     file.warn(
-      f'images have {size} pixels, but the model takes {model_size}; here the '
-      'whole image is resized to the model size.'
+      f'images have {size} pixels, but the model takes {model_size}; vit_jax '
+      'resizes the whole image to the model size.'
     )
     size, resizing = model_size, {}
   if file['do_normalize']:
@@ -186,7 +188,7 @@ def _kind_of(file: JsonConfig, default: str) -> str:
   if kind in _KINDS:
     return kind
   file.warn(
-    f'image_processor_type {name!r} is unknown here and read as '
+    f'image_processor_type {name!r} is unknown; vit_jax uses the rules of '
     'ViTImageProcessor.'
   )
   return 'ViT'
@@ -206,7 +208,7 @@ def _sizes(
   if file['do_resize']:
     edge, is_square = resized[0], resized[0] == resized[1]
     if kind == 'ConvNext' and has_edge and not crop:
-      # From 384 pixels on it does not crop.
+      # ConvNext does not crop from 384 pixels on.
       small = int(edge / file.above_zero('crop_pct', 1)) if edge < 384 else 0
       return resized, {'resize_small': small}
     if not has_edge and crop in (None, resized):
@@ -216,7 +218,7 @@ def _sizes(
         return crop, {'resize_small': edge, 'squash': not has_edge}
   file.warn(
     f'do_resize is {file["do_resize"]}, size {file["size"]} and the crop '
-    f'{crop}; here the whole image is resized.'
+    f'{crop}; vit_jax resizes the whole image.'
   )
   return crop or resized, {}
 
@@ -238,7 +240,7 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
     found.refuse('crop_pct', '; it must be a share of the image, as in 0.875.')
   if mode not in ('center', 'squash'):
     found.refuse(
-      'crop_mode', '; it must be center or squash: images are not padded here.'
+      'crop_mode', '; it must be center or squash: vit_jax does not pad images.'
     )
   height, width = size
   resize_small = math.floor(min(size) / share)
@@ -253,7 +255,7 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
       how = f'to a shorter side of {resize_small} pixels, then cropped'
     found.warn(
       f'with crop_mode {mode!r}, timm resizes both sides to at least '
-      f'{1 / share:.3g} times {height}x{width} pixels; here images are resized '
+      f'{1 / share:.3g} times {height}x{width} pixels; vit_jax resizes images '
       f'{how}.'
     )
   return found.preprocessing(
@@ -277,7 +279,8 @@ def to_timm(
   crop_pct, lines = 1.0, []
   if p.resize_small:
     crop_pct = min(size) / p.resize_small
-    # timm rounds the quotient down, and float rounding may make it too small.
+    # timm rounds min(size) / crop_pct down. Float rounding may make the result
+    # too small.
     if math.floor(min(size) / crop_pct) < p.resize_small:
       crop_pct = math.nextafter(crop_pct, 0)
     if size[0] != size[1] and not p.squash:

@@ -73,8 +73,8 @@ class JsonConfig(dict[str, Any]):
       name: name of the architecture, for messages.
 
     Raises:
-      ValueError: if a value is invalid or contradicts the arrays or our models;
-        names all keys.
+      ValueError: if a value is invalid, or if values contradict the arrays or
+        our models; names the keys.
     """
     full = self.replace(
       {key: row.default for key, row in keys.items()} | without_nulls(self)
@@ -92,7 +92,7 @@ class JsonConfig(dict[str, Any]):
         by_default = '' if key in self else ' by default'
         wrong.append(
           f'{self.prefix}{key} is {full[key]!r}{by_default}, and '
-          f'{"models here" if only else "the arrays"} have '
+          f'{"vit_jax supports only" if only else "the arrays have"} '
           f'{kind.write(wanted[0])!r:.100}'
         )
     if wrong:
@@ -103,7 +103,7 @@ class JsonConfig(dict[str, Any]):
     """Returns our value for the name in the file."""
     value = self[key]
     if not isinstance(value, str) or value not in names:
-      self.refuse(key, f'; models here have only {", ".join(names)}.')
+      self.refuse(key, f'; vit_jax supports only {", ".join(names)}.')
     return names[value]
 
   def positive(self, key: str) -> int:
@@ -124,7 +124,7 @@ class JsonConfig(dict[str, Any]):
 
     Args:
       key: the key, for messages.
-      value: the value; None for the key's own.
+      value: the value to convert; None for the value of `key`.
     """
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
@@ -143,14 +143,14 @@ class JsonConfig(dict[str, Any]):
   ) -> tuple[int, int]:
     """Rounds (H, W) in pixels down to whole patches, with a warning.
 
-    Other libraries ignore the remaining pixels: SigLIP uses 378 of its 384, and
-    timm has it as a model of 378, too.
+    Other libraries ignore the remaining pixels: of 384 pixels, SigLIP's patches
+    of 14 use 378, and timm calls this size 378, too.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
       self.warn(
         f'images have {sides[0]}x{sides[1]} pixels, which patches of {patch} '
-        f'do not tile; here they have {height}x{width}.'
+        f'do not tile; vit_jax uses {height}x{width}.'
       )
     return height, width
 
@@ -177,7 +177,7 @@ class JsonConfig(dict[str, Any]):
     for ours, theirs in names.items():
       if self[key] == theirs:
         return ours
-    self.warn(f'{key} is {self[key]!r}; here images are resized bilinearly.')
+    self.warn(f'{key} is {self[key]!r}; vit_jax resizes bilinearly.')
     return 'bilinear'
 
   def preprocessing(self, **fields: Any) -> Preprocessing:
@@ -192,7 +192,7 @@ class Kind(NamedTuple):
   """Functions that convert a value between a file and our models.
 
   Attributes:
-    read: function from the object and a key to our value; it may raise.
+    read: function from the object and a key to our value; may raise ValueError.
     write: function from our value to the file's.
   """
 
@@ -206,8 +206,8 @@ class Key(NamedTuple):
   Attributes:
     field: name of our field; empty if we have no such field.
     kind: conversion of the value.
-    default: value if a file lacks the key; None if the key means nothing then.
-    only: the values that models here have, for a key without a field.
+    default: value if a file lacks the key; None to ignore the key then.
+    only: the supported values of a key without a field.
   """
 
   field: str = ''
@@ -220,8 +220,8 @@ def choices(names: Mapping[str, Any]) -> Kind:
   """Returns the conversion of a value that is one of some names.
 
   Args:
-    names: our values by their names. If several names have the same value, the
-      first is written.
+    names: our values by the other library's names. If several names have the
+      same value, the first is written.
   """
   ours = {value: theirs for theirs, value in reversed([*names.items()])}
   return Kind(lambda config, key: config.choice(key, names), ours.__getitem__)

@@ -1,9 +1,9 @@
 """The official .npz checkpoints of the paper and its successors.
 
-Flat keys joined by '/', float32. Modules of an encoder layer are numbered as in
-one of two Flax APIs: the one of the published files, which our names follow, or
-Linen. Files differ from our parameters only in prefixes and numbers. ResNets
-are written by `bit`, because BiT published them.
+Keys are joined by '/', arrays are float32. Modules of an encoder layer have the
+numbers of one of two Flax APIs: the older API, as in the published files and
+our names, or Linen. Files differ from our parameters only in prefixes, numbers
+and the shape of GroupNorms. `bit` writes ResNets, because BiT published them.
 """
 
 import re
@@ -47,7 +47,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
   def key_of(name: str) -> str:
     return prefix + (linen_name(name) if linen else name)
 
-  # Older Flax stored GroupNorms as (1, 1, 1, C). Newer files have shape (C,).
+  # Older Flax stored GroupNorms as (1, 1, 1, C). Newer files store (C,).
   arrays = {
     key: x.reshape(1, 1, 1, -1)
     if _GROUP_NORM.search(key) and x.ndim == 1

@@ -9,8 +9,8 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules that implement `table.Format`. The first one whose `matches` accepts
-# the arrays reads them.
+# Modules that implement `table.Format`. The first whose `matches` accepts the
+# arrays reads them, else the last.
 TENSORS = Register(
   'format',
   {
@@ -34,8 +34,8 @@ _AVERAGE = re.compile(r'(?<![a-z])ema(?![a-z])|teacher')
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
   'big_vision, BiT), a timm or transformers directory, a .safetensors or .pth '
-  'file; by name augreg/b16 (`python -m vit_jax.models --pretrained` has all), '
-  'gs://..., hf://ORG/MODEL or timm://NAME.TAG'
+  'file; by name augreg/b16 (`python -m vit_jax.models --pretrained` lists '
+  'all), gs://..., hf://ORG/MODEL or timm://NAME.TAG'
 )
 
 
@@ -56,7 +56,8 @@ def read(path: str) -> File:
 
 
 def _no_checkpoint(path: str) -> ValueError:
-  names = 'model.stablehlo', 'serve.py'  # of StableHLO and of a board
+  # Files of a StableHLO directory and of a board's directory.
+  names = 'model.stablehlo', 'serve.py'
   if path.endswith('.onnx') or any(
     os.path.exists(os.path.join(path, name)) for name in names
   ):
@@ -86,7 +87,7 @@ def _read_folder(path: str) -> File:
 
 
 def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
-  """Reads the model from arrays that may have other keys and prefixes."""
+  """Reads the best model in a file, and warns about other arrays."""
   prefix, *others = _prefixes(arrays)
   inside = _under(prefix, arrays)
   if not config and not any(TENSORS.load(x).matches(inside) for x in TENSORS):
@@ -110,8 +111,8 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
     return file
   more = f' and {len(left_out) - 5} more' if len(left_out) > 5 else ''
   warning = (
-    f'{path} has more than one model. This reads the one under {prefix!r} and '
-    f'leaves out {", ".join(left_out[:5])}{more}.'
+    f'{path}: reading takes the model under {prefix!r} and leaves out '
+    f'{", ".join(left_out[:5])}{more}.'
   )
   return dataclasses.replace(file, warnings=(warning, *file.warnings))
 
@@ -140,6 +141,6 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 
 
 def format_of(arrays: Flat, register: Register) -> Format:
-  """Returns the first module of a register whose format matches the arrays."""
+  """Returns the first module that matches the arrays, or the last module."""
   *modules, last = map(register.load, register)
   return next((x for x in modules if x.matches(arrays)), last)

@@ -19,7 +19,7 @@ from vit_jax.models import variants
 # Fields that formats need not store: `head_bias` only initialises the head, and
 # `rope_side` matters only with `rope`, which is checked.
 _NOT_STORED = {'head_bias', 'rope_side'}
-# The way out of all refusals to write.
+# The last sentence of all refusals to write.
 ELSEWHERE = 'Choose another --to: orbax, onnx and stablehlo store every model.'
 
 Flat = dict[str, np.ndarray]
@@ -31,7 +31,7 @@ Layout = tuple[Reshape, Reshape]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A model in this package's layout, the input of all writers.
+  """A model in this package's layout, the input of every format's `write`.
 
   Attributes:
     arrays: parameters by '/'-joined name, layers unrolled, float32.
@@ -134,15 +134,15 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-  """A converted model, run by another framework.
+  """A model and the framework that runs it.
 
   Attributes:
     framework: name and version of the framework.
     image_size: (H, W) of its images in pixels.
     run: function from RGB images BHWC, uint8, of this size to float32 logits
-      BC. It normalises the images as the file says. DETR returns BQC, with the
+      BC. It also normalises the images. DETR's `run` returns BQC, with the
       boxes concatenated to the logits.
-    boxes: number of the last channels that are a box: 4 for DETR, else 0.
+    boxes: number of the last channels that hold the box: 4 for DETR, else 0.
   """
 
   framework: str
@@ -205,7 +205,8 @@ def check_writable(
       must have its default.
 
   Raises:
-    ValueError: if it cannot; names the field, its value and the way out.
+    ValueError: if the format cannot store the model; names the field, its
+      value and the way out.
   """
 
   def refuse(field: str, *values: Any) -> None:
@@ -236,7 +237,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   """Converts the arrays of a file to ours, float32.
 
   Args:
-    file: the file, as a format reads it.
+    file: the result of a format's `read`.
     shapes: shapes of our arrays by name.
 
   Raises:
@@ -302,7 +303,7 @@ def looks_like(keys: Iterable[str]) -> str:
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
-  """Converts our arrays to a file's, by its keys; `table` as in `File`."""
+  """Converts our arrays to the arrays of a file; `table` as in `File`."""
   flat: Flat = {}
   for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))
@@ -314,7 +315,7 @@ def square_side(patches: int, path: str) -> int:
   """Returns the side of a square grid of patches.
 
   Raises:
-    ValueError: if the number of patches is not the square of a number.
+    ValueError: if the number of patches is not a square.
   """
   side = math.isqrt(max(patches, 0))
   if side * side != patches or not side:

@@ -1,4 +1,4 @@
-"""timm's models, as directories for its `local-dir:` or files of tensors.
+"""Reads timm's directories and files of tensors; writes directories.
 
 Supports ViT and its successors (DeiT, DeiT III, AugReg, the image towers of
 CLIP and SigLIP, DINOv2, DINOv3), hybrids and BiT.
@@ -26,11 +26,12 @@ from vit_jax.models.variants import SIZES
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _CORRECT_IT = (
-  'If this is wrong, so are the logits. Then run `python -m vit_jax.convert '
+  'If this is wrong, the logits are wrong. Then run `python -m vit_jax.convert '
   'FILE DIRECTORY --to=timm`, correct config.json (model_args.global_pool, '
   'model_args.act_layer, pretrained_cfg.mean ...) and give the directory.'
 )
-# Models with these arrays may have rotary embeddings, which files do not store.
+# Models with these arrays may have rotary embeddings, which a file without
+# config.json does not describe.
 _MAYBE_ROTARY = re.compile(
   r'blocks\.0\.(attn\.q_bias|attn\.q_proj\.weight|gamma_1)$'
 )
@@ -145,7 +146,7 @@ def _vit_fields(
       f'{facts["heads"]} heads, pool {pool!r}, the exact GELU, a LayerNorm '
       f'epsilon of {facts["layer_norm_epsilon"]:g}, '
       + ('a class token without a position, ' if grid_only else '')
-      + f'square images of {image_size[0]} pixels, resized so: '
+      + f'square images of {image_size[0]} pixels, resizing of '
       f'{images.describe()}, mean {images.mean} and standard deviation '
       f'{images.std}. {_CORRECT_IT}'
     )
@@ -166,7 +167,8 @@ def _dinov3_fields(
   found, _, stride = torch_vit.fields(lookup)
   for name in named:
     if name.endswith('/key/bias'):
-      named[name] = np.zeros_like(named[name])  # the original masks it
+      # The original code masks this bias.
+      named[name] = np.zeros_like(named[name])
   P = periods.size
   theta = float(periods[-1]) ** (P / (P - 1)) if P > 1 else 0.0
   if not 1 < theta < 1e9:
@@ -236,18 +238,19 @@ def _notes(weights: table.Weights) -> list[str]:
   if fields['name'] == 'deit' and not fields['num_classes']:
     lines.append(
       'Without a head, the model returns the class token. timm returns the '
-      'mean of it and the distillation token.'
+      'mean of the class token and the distillation token.'
     )
   if fields['name'] == 'resnet':
     lines.append(
       'timm adds 1e-8 to the variance of kernels, BiT 1e-10. This changes '
-      'logits by up to 2e-5 of the largest, and more if kernels are small.'
+      'logits by up to 2e-5 of the largest logit, and more if kernels are '
+      'small.'
     )
   elif fields['stem_width']:
     lines.append(
       'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
       "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
-      'in GroupNorm. This changes logits by up to 3e-4 of the largest, and '
-      'more if kernels are small.'
+      'in GroupNorm. This changes logits by up to 3e-4 of the largest logit, '
+      'and more if kernels are small.'
     )
   return lines

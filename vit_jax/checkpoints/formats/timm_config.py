@@ -1,7 +1,8 @@
 """Reads and writes the config.json of timm's models.
 
-timm's architectures have defaults that config.json does not repeat. Those of
-the paper's models and DeiT stand here. For others, timm builds the model.
+timm's architectures have defaults that config.json does not repeat. This module
+knows the defaults of the paper's models and DeiT. For the defaults of other
+architectures, timm builds the model.
 """
 
 import re
@@ -130,7 +131,7 @@ _USUAL = {
 }
 BIT = 'resnetv2_.*_bit.*'
 # Names in current and older versions of timm. Other ResNets may have the same
-# arrays but pool or blur between them.
+# arrays, but more pooling, or blurring.
 RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
 _CLASSIFIERS: dict[str, Any] = {
@@ -169,7 +170,7 @@ def read(
   if not arrays['class_token']:
     arrays['grid_only'] = args.get('no_embed_class')
   if arrays['layer_scale']:
-    # The arrays do not determine its initial value.
+    # The arrays do not determine the initial value of LayerScale.
     del arrays['layer_scale']
   if config and 'embed_dim' not in args and known['width'] != width:
     config.refuse(
@@ -192,7 +193,7 @@ def check_resnet(config: JsonConfig, names: str) -> None:
     names: regular expression for the supported architectures.
 
   Raises:
-    ValueError: if it does not.
+    ValueError: if the ResNet is not supported.
   """
   name = str(config.get('architecture'))
   if config and not re.match(rf'(?:{names})($|\.)', name):
@@ -210,7 +211,7 @@ def _read_args(
 
 
 def _pretrained_cfg(config: JsonConfig) -> JsonConfig:
-  """Returns the part on images and classes; in older files it is the whole."""
+  """Returns the part on images and classes; in older files, all keys."""
   return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
@@ -265,9 +266,10 @@ def file_attributes(
 def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   """Returns the facts that follow from the name of a ViT's architecture.
 
-  They are `width`, `heads` and `pool`, which are None without a name; `gelu`,
-  `layer_norm_epsilon`, `rope` and `rope_side`; and `rotation`, the last
-  arguments of `torch_vit.Arrays.turn`, or None without rotary embeddings.
+  The facts are `width`, `heads` and `pool`, None without a config.json; `gelu`,
+  `layer_norm_epsilon`, `rope` and `rope_side`; and `rotation`, the last two
+  arguments of `torch_vit.Arrays.reorder_channels`, or None without rotary
+  embeddings.
 
   Raises:
     ImportError: if timm is needed but not installed.
@@ -290,7 +292,7 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
 
 
 def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
-  """Returns the facts of a model that timm builds without memory."""
+  """Returns the facts of a model that timm builds on the meta device."""
   try:
     import timm
     import torch
@@ -308,7 +310,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
     model: Any = timm.create_model(name, num_classes=0)
   if wrong := _unlike(model):
     config.refuse(
-      'architecture', f', and no model here has {", ".join(wrong)}.'
+      'architecture', f', and vit_jax does not support {", ".join(wrong)}.'
     )
   block = model.blocks[0]
   rope = getattr(model, 'rope', None)
@@ -324,7 +326,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
 
 
 def _activation(mlp: Any) -> str | None:
-  """Returns our name of an MLP's activation; None if we have no such MLP."""
+  """Returns our name of an MLP's activation; None if it is not supported."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
   return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))
@@ -341,7 +343,7 @@ def _epsilons(model: Any) -> set[float]:
 
 
 def _unlike(model: Any) -> list[str]:
-  """Lists the parts of a timm model that no model here has."""
+  """Lists the parts of a timm model that are not supported."""
   from timm.models.eva import Eva, EvaBlock
   from timm.models.vision_transformer import Block, VisionTransformer
 
@@ -361,7 +363,7 @@ def _unlike(model: Any) -> list[str]:
     'pooled registers': getattr(model, 'pool_include_prefix', False),
     f'a {type(mlp).__name__} with {mlp.act!r}': _activation(mlp) is None,
     f'norms of different epsilons, {epsilons}': len(epsilons) > 1,
-    f'rotary embeddings of such a {type(rope).__name__}': (
+    f'rotary embeddings with these settings of {type(rope).__name__}': (
       rope is not None and not _rotation(rope)
     ),
   }
@@ -456,7 +458,8 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   factor = width // 64 if width in [64 * x for x in factors] else factors[0]
   args: dict[str, Any] = {}
   if width != 64 * factor:
-    # timm multiplies both by the factor. Widths are multiples of 32.
+    # timm multiplies both arguments by the factor. The quotients are exact,
+    # because widths are multiples of 32.
     args = {
       'channels': [4 * width * 2**i // factor for i in range(len(layers))],
       'stem_chs': width // factor,
@@ -472,7 +475,7 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 def _vit_architecture(fields: dict[str, Any]) -> str:
   """Returns the most similar name in timm's registry.
 
-  config.json overrides all its arguments except a hybrid's stem.
+  config.json overrides all arguments of that name except a hybrid's stem.
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])

@@ -1,7 +1,7 @@
 """Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
 Reading accepts every name in the tables below, from any library. Writing uses
-the first name of timm or of transformers.
+the first name in a row for timm and the second for transformers.
 """
 
 import math
@@ -74,7 +74,7 @@ _IN_LAYER = {
   'mlp.down_proj mlp.3 mlp.linear_2',
   'LayerScale_1': 'ls2 - layer_scale2 gamma_2 lambda_2',
 }
-# The same for BiT. A hybrid has these modules before its patches.
+# The same for BiT. A hybrid has these modules before its patch embedding.
 _RESNET = {
   'conv_root': 'stem.conv embedder.convolution',
   'gn_root': 'stem.norm -',
@@ -88,7 +88,8 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Kernels, or biases of queries, beside which files may leave out a zero bias.
+# Key endings of kernels and query biases. If a file lacks the matching bias,
+# this bias is zero.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -101,7 +102,7 @@ _PLACES = {
   'timm': ('blocks.{}.', 'stages.{}.blocks.{}.'),
   'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
 }
-# Replacements that give such arrays the form MODULE.LEAF.
+# Replacements that convert keys of other forms to MODULE.LEAF.
 _LEAVES = (
   (r'in_proj_(weight|bias)$', r'in_proj.\1'),
   (r'\.([qkv])_bias$', r'.\1.bias'),
@@ -109,11 +110,11 @@ _LEAVES = (
 )
 
 
-def _theirs(names: Mapping[str, str]) -> dict[str, str]:
+def _ours_by_key(names: Mapping[str, str]) -> dict[str, str]:
   return {key: ours for ours, row in names.items() for key in row.split()}
 
 
-_OURS, _OURS_IN_LAYER = _theirs(_NAMES), _theirs(_IN_LAYER)
+_OURS, _OURS_IN_LAYER = _ours_by_key(_NAMES), _ours_by_key(_IN_LAYER)
 
 
 def _ours_of(key: str, is_bit: bool) -> str:
@@ -125,7 +126,7 @@ def _ours_of(key: str, is_bit: bool) -> str:
   if key in _OURS and not is_bit:
     return _OURS[key]
   module, _, leaf = key.rpartition('.')
-  known = _theirs(_RESNET) if is_bit else _OURS
+  known = _ours_by_key(_RESNET) if is_bit else _OURS
   if match := _UNIT.fullmatch(module):
     stage, unit, down, part, number = match.groups()
     part = 'gn' if part == 'norm' else part
@@ -187,11 +188,11 @@ def namer(
 
 
 class Arrays(dict[str, np.ndarray]):
-  """Arrays of a file by our names, in PyTorch's layout.
+  """The arrays of a file by our names, in PyTorch's layout.
 
   Attributes:
     path: path of the file.
-    others: arrays of the file whose names are unknown, by key.
+    others: arrays whose keys are unknown or repeat a name, by key.
   """
 
   def __init__(
@@ -236,11 +237,11 @@ class Arrays(dict[str, np.ndarray]):
 
   def _join_gates(self) -> None:
     for name in [name for name in self if '+up' in name]:
-      gate_name, whole = name.replace('+up', '+gate'), name.replace('+up', '')
+      gate_name, joined = name.replace('+up', '+gate'), name.replace('+up', '')
       up, gate = self.pop(name), self.get(gate_name)
       if gate is not None and gate.ndim and gate.shape == up.shape:
         up = np.concatenate([self.pop(gate_name), up])
-      self._put(whole, up, self._keys[name])
+      self._put(joined, up, self._keys[name])
 
   def _add_zeros(self) -> None:
     """Adds the biases that a library leaves out."""
@@ -280,21 +281,21 @@ class Arrays(dict[str, np.ndarray]):
     stated: tuple[int, int] | None,
     config: JsonConfig,
   ) -> tuple[tuple[int, int], int]:
-    """Converts tokens and position embeddings to those of a plain ViT.
+    """Converts tokens and position embeddings to the form of our ViT.
 
-    A token that the head does not read becomes a register. The positions of
-    registers are added to them. Tokens without a position get one of zeros. The
-    patch kernel of a model for grey images gets three channels.
+    A token that the head does not read becomes a register. Position embeddings
+    of registers are added to the registers. Other tokens without a position
+    embedding get zeros. A patch kernel for grey images gets three channels.
 
     Args:
       read: the tokens that the head reads: 'cls', 'dist', both or neither.
       stride: distance between patches in pixels.
-      stated: (H, W) of images in pixels, if a configuration states it.
+      stated: (H, W) of images in pixels, if a configuration states the size.
       config: gets the warnings.
 
     Returns:
-      (H, W) in pixels, and the number of tokens before the patches that had
-      positions.
+      (H, W) in pixels, and the number of tokens before the patches that had a
+      position embedding.
 
     Raises:
       ValueError: if the positions do not fit the image size, or arrays have
@@ -314,10 +315,10 @@ class Arrays(dict[str, np.ndarray]):
       grey = np.array([[[0.299]], [[0.587]], [[0.114]]], np.float32)
       self['embedding/kernel'] = kernel * grey
       config.warn(
-        'the model takes grey images; here it takes RGB and converts it.'
+        'the model takes grey images; vit_jax converts RGB images to grey.'
       )
     counts = [self[name].shape[1] for name in tokens]
-    size, placed = _positioned(self, counts, stride, stated)
+    size, placed = _size_and_placed(self, counts, stride, stated)
     if folded := [x for x in tokens if x not in read]:
       rows = np.concatenate([self.pop(name) for name in folded], axis=1)
       self._put('registers', rows, self._keys[folded[0]])
@@ -358,15 +359,15 @@ class Arrays(dict[str, np.ndarray]):
         self[name] = heads[:, order].reshape(x.shape)
 
 
-def _positioned(
+def _size_and_placed(
   arrays: Arrays,
   counts: list[int],
   stride: int,
   stated: tuple[int, int] | None,
 ) -> tuple[tuple[int, int], int]:
-  """Returns the image size, and how many of the first tokens have positions.
+  """Returns the image size, and how many non-patch tokens have positions.
 
-  Either no token has a position, or the tokens before the registers, or all.
+  These are either no tokens, the tokens before the registers, or all tokens.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
@@ -377,8 +378,8 @@ def _positioned(
       'config.json.'
     )
   rows = arrays[POSITIONS].shape[1]
-  unplaced = arrays['registers'].shape[1] if 'registers' in arrays else 0
-  possible = 0, sum(counts) - unplaced, sum(counts)
+  registers = arrays['registers'].shape[1] if 'registers' in arrays else 0
+  possible = 0, sum(counts) - registers, sum(counts)
   if not stated:
     squares = (
       n for n in possible if math.isqrt(max(rows - n, 0)) ** 2 == rows - n
@@ -431,7 +432,7 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
       'norm': 'layer' if has(f'{FIRST}LayerNorm_0/bias') else 'rms',
       'pre_norm': has('Transformer/pre_norm/scale'),
       'norm_pooled': has('pooled_norm/scale'),
-      # Any value above 0: only initialisation depends on it.
+      # Any value above 0 works, because only initialisation depends on it.
       'layer_scale': 1e-4 * has(f'{FIRST}LayerScale_0/scale'),
       'qkv_bias': has(f'{FIRST}{_MSA}/query/bias'),
       'qk_norm': has(f'{FIRST}{_MSA}/query_norm/scale'),
@@ -470,7 +471,8 @@ def to_timm(arrays: table.Flat) -> table.Flat:
   is_bit = 'embedding/kernel' not in arrays
   first = int('cls' in arrays)
   if 'Transformer/pre_norm/scale' in arrays:
-    # In timm, patches before a norm have no bias. Positions get it instead.
+    # If a norm follows, timm's patch embedding has no bias. The position
+    # embeddings include the bias instead.
     positions_1LD = np.array(arrays[POSITIONS])
     positions_1LD[:, first:] += arrays.pop('embedding/bias')
     arrays[POSITIONS] = positions_1LD

@@ -1,7 +1,7 @@
 """ResNets with BatchNorm from torchvision and timm.
 
-Supports bottleneck units: ResNet-50, 101 and 152. Here they have version 0,
-whose BatchNorm keeps the statistics of the training.
+Supports ResNets with bottleneck units, such as ResNet-50. They become ResNets
+of version 0, whose BatchNorm uses the stored statistics.
 """
 
 import os
@@ -37,7 +37,7 @@ RULES: Rules = (
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Whether the arrays are from such a ResNet."""
+  """Whether the arrays are from a ResNet with bottleneck units."""
   known = ('conv1.weight', 'layer1.0.conv3.weight', 'fc.weight')
   return all(key in arrays for key in known)
 
@@ -53,7 +53,7 @@ def read(
       f'{path} does not store the preprocessing. This assumes a crop of '
       f'{_SIZE[0]}x{_SIZE[1]} pixels from {IMAGES.resize_small}, bilinear, '
       "ImageNet's mean and standard deviation, and average pooling. To use "
-      'others, give a timm directory with a config.json.'
+      'other settings, give a timm directory with a config.json.'
     )
   timm_config.check_resnet(full, timm_config.RESNET)
   fields = {
