@@ -49,7 +49,8 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
 
   Raises:
     FileNotFoundError: if the checkpoint `config.init` does not exist.
-    ValueError: if the adapters are damaged, or `config.init` has changed.
+    ValueError: if the adapters are damaged, or the checkpoint `config.init` has
+      changed.
   """
   config, size = meta['config'], tuple(meta['image_size'])
   item = 'average' if config['optimizer']['polyak'] else 'params'

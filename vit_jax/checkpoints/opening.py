@@ -192,8 +192,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   """Opens a checkpoint and detects its format.
 
   Args:
-    path: a workdir, whose newest step is opened, or with `early_stopping` the
-      best one; a folder `checkpoints/STEP`; a file or directory in a foreign
+    path: a workdir (opens the newest step, or with `early_stopping` the best
+      step); a folder `checkpoints/STEP`; a file or directory in a foreign
       format; or a name that `fetch.local` fetches. A `Checkpoint` is returned
       unchanged. If training kept a Polyak average, the average is opened.
 

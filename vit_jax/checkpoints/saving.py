@@ -411,7 +411,7 @@ def steps_in(workdir: str) -> list[int]:
 
 
 def is_step(path: epath.Path) -> bool:
-  """Whether a path has the name of a finished checkpoint."""
+  """Whether a path is a finished checkpoint."""
   if not re.fullmatch('0|[1-9][0-9]*', path.name):
     return False
   # On a disk, unfinished checkpoints have other names.
@@ -557,7 +557,7 @@ def _device_checksums(tree: Any) -> jax.Array:
 
 
 def absolute(path: str) -> epath.Path:
-  """Returns an absolute path for orbax; keeps one with a scheme (gs://)."""
+  """Returns an absolute path for orbax; keeps a path with a scheme (gs://)."""
   if '://' in path:
     return epath.Path(path)
   return epath.Path(os.path.abspath(os.path.expanduser(path)))

@@ -106,8 +106,8 @@ def at_size(
 ) -> Any:
   """Converts parameters to another image size.
 
-  Interpolates position embeddings (section 3.2). With JAX arrays, it can run
-  inside a jitted and differentiated function.
+  Interpolates position embeddings (section 3.2). With JAX arrays, works
+  under `jax.jit` and `jax.grad`.
 
   Raises:
     ValueError: if the model has other parameters that depend on the size.
@@ -119,7 +119,8 @@ def at_size(
   if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
     raise ValueError(
       f'The parameters of {type(model).__name__} depend on the image size, so '
-      f'it cannot change from {old[0]}x{old[1]} to {new[0]}x{new[1]} pixels.'
+      f'the size cannot change from {old[0]}x{old[1]} to {new[0]}x{new[1]} '
+      'pixels.'
     )
   return found
 

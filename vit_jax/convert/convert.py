@@ -12,8 +12,8 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats of other libraries, whose writers take `table.Weights`. Then programs
-# and workdirs, whose writers take a `Checkpoint`.
+# Formats whose writers take `table.Weights`, and formats whose writers take a
+# `Checkpoint`.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
 

@@ -5,8 +5,8 @@ of the operation and its inputs.
 """
 
 import functools
-import operator
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,9 +78,9 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
     [x.shape[axis] for axis in axes]
     for x, axes in ((a, batch_a), (a, free_a), (b, free_b))
   )
-  k = _size(a.shape[axis] for axis in contract_a)
+  k = math.prod(a.shape[axis] for axis in contract_a)
   # Without batch axes, ONNX treats all row axes as batch axes.
-  kept_rows = [_size(rows)] if batch_a else rows
+  kept_rows = [math.prod(rows)] if batch_a else rows
   a = graph.transpose(a, [*batch_a, *free_a, *contract_a])
   b = graph.transpose(b, [*batch_b, *contract_b, *free_b])
   y = graph.node(
@@ -89,21 +89,16 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
       graph.cast(graph.reshape(x, sizes), out.dtype)
       for x, sizes in (
         (a, [*batch_sizes, *kept_rows, k]),
-        (b, [*batch_sizes, k, _size(columns)]),
+        (b, [*batch_sizes, k, math.prod(columns)]),
       )
     ],
-    [*batch_sizes, *kept_rows, _size(columns)],
+    [*batch_sizes, *kept_rows, math.prod(columns)],
   )
   return graph.reshape(y, [*batch_sizes, *rows, *columns])
 
 
 def _others(x: Value, *axes: Sequence[int]) -> list[int]:
   return [i for i in range(len(x.shape)) if not any(i in some for some in axes)]
-
-
-def _size(shape: Iterable[Any]) -> Any:
-  # math.prod refuses symbolic sizes.
-  return functools.reduce(operator.mul, shape, 1)
 
 
 def _reduce(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:

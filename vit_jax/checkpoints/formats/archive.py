@@ -200,10 +200,11 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
       f'Images have mean {actual.mean} and standard deviation {actual.std}. '
       'Readers of the file assume 0.5 for both.'
     )
-  if fields.get('gelu', 'tanh') != 'tanh':
+  if (gelu := fields.get('gelu', 'tanh')) != 'tanh':
+    effect = ', which changes logits by about 1e-3' if gelu == 'exact' else ''
     lines.append(
-      'The model has the exact GELU. Readers of the file compute the tanh '
-      'approximation, which changes logits by about 1e-3.'
+      f'The model has the {gelu} GELU. Readers of the file compute the tanh '
+      f'approximation{effect}.'
     )
   if (epsilon := fields.get('layer_norm_epsilon', 1e-6)) != 1e-6:
     lines.append(

@@ -47,7 +47,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   and SigLIP average the tokens, so arrays for other pooling are left out.
 
   Raises:
-    ValueError: as in all formats.
+    ValueError: as in `table.Format.read`.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:

@@ -143,8 +143,8 @@ class JsonConfig(dict[str, Any]):
   ) -> tuple[int, int]:
     """Rounds (H, W) in pixels down to whole patches, with a warning.
 
-    Other libraries ignore the remaining pixels: of 384 pixels, SigLIP's patches
-    of 14 use 378, and timm calls this size 378, too.
+    Other libraries ignore the remaining pixels. SigLIP with patches of 14 uses
+    378 of 384 pixels, and timm states its size as 378.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:

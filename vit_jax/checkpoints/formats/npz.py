@@ -91,7 +91,7 @@ def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
   if H != W:
     raise ValueError(
       f'{format_name} cannot store image_size {H}x{W}: its readers expect '
-      f'position embeddings of a square. {table.ELSEWHERE}'
+      f'position embeddings of a square grid. {table.ELSEWHERE}'
     )
 
 

@@ -20,12 +20,16 @@ from vit_jax.models import variants
 # `rope_side` matters only with `rope`, which is checked.
 _NOT_STORED = {'head_bias', 'rope_side'}
 # The last sentence of all refusals to write.
-ELSEWHERE = 'Choose another --to: orbax, onnx and stablehlo store every model.'
+ELSEWHERE = (
+  'Choose another --to: orbax and stablehlo store every model, onnx models up '
+  'to 2 GB.'
+)
 
 Flat = dict[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 Reshape = Callable[[np.ndarray], np.ndarray]
-# Functions that convert our array to the file's and back; both return views.
+# Functions that convert our array to the file's array and back; both return
+# views.
 Layout = tuple[Reshape, Reshape]
 
 

@@ -155,7 +155,7 @@ def write_safetensors(
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:
-    # Older transformers refuse files without this entry.
+    # Older versions of transformers refuse files without this entry.
     safetensors.numpy.save_file(stored, path, {'format': 'pt'})
 
 
@@ -201,7 +201,8 @@ def _read_parts(index_path: str, ignored: str) -> Flat:
     path = os.path.join(os.path.dirname(index_path), name)
     if not os.path.isfile(path):
       raise FileNotFoundError(
-        f'{index_path} names the file {name!r}, which is missing. Fetch it.'
+        f'{index_path} names the file {name!r}, which is missing. Fetch this '
+        'file.'
       )
     flat |= read(path, ignored)
   return flat

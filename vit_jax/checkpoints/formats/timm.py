@@ -115,8 +115,8 @@ def _vit_fields(
   pool = _pool(lookup, config, known['pool'])
   if is_deit and pool != 'cls':
     raise ValueError(
-      f"{lookup.path} has 'dist_token' but pool {pool!r}; it must pool the "
-      'class token.'
+      f"{lookup.path} has 'dist_token' but pool {pool!r}; such a model must "
+      'pool the class token.'
     )
   size = timm_config.image_size(config)
   if size:
@@ -212,7 +212,7 @@ def _usual_heads(path: str, width: int) -> int:
       return size.heads
   raise ValueError(
     f'{path} does not store the number of heads, and its width {width} is not '
-    'that of a known model. Give a directory with a config.json.'
+    'the width of a known model. Give a directory with a config.json.'
   )
 
 

@@ -371,7 +371,7 @@ def _unlike(model: Any) -> list[str]:
 
 
 def _rotation(rope: Any) -> dict[str, Any]:
-  """Returns `rope`, `rope_side` and `rotation`; {} if it is not supported."""
+  """Returns `rope`, `rope_side` and `rotation`; {} if not supported."""
   side, known = 0, False
   if type(rope).__name__ == 'RotaryEmbeddingDinoV3':
     known = rope.normalize_coords == 'separate' and rope.min_period is None

@@ -23,8 +23,9 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules in timm, in transformers ('-' if it has no such module)
-# and, for reading only, in transformers 5, CLIP, SigLIP, DINO and torchvision.
+# Names of our modules in timm, in transformers ('-' if the library has no such
+# module) and, for reading only, in transformers 5, CLIP, SigLIP, DINO and
+# torchvision.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
   'class_token',
@@ -50,7 +51,7 @@ _NAMES = {
   'head': 'head classifier cls_classifier visual_projection heads.head',
   'head_dist': 'head_dist distillation_classifier',
 }
-# The same for modules of an encoder layer.
+# Names of the modules of an encoder layer, in the same columns.
 _IN_LAYER = {
   'LayerNorm_0': 'norm1 layernorm_before layer_norm1 ln_1',
   f'{_MSA}/query+key+value': 'attn.qkv - self_attention.in_proj',
@@ -74,7 +75,7 @@ _IN_LAYER = {
   'mlp.down_proj mlp.3 mlp.linear_2',
   'LayerScale_1': 'ls2 - layer_scale2 gamma_2 lambda_2',
 }
-# The same for BiT. A hybrid has these modules before its patch embedding.
+# Names of BiT's modules in timm and in transformers.
 _RESNET = {
   'conv_root': 'stem.conv embedder.convolution',
   'gn_root': 'stem.norm -',
