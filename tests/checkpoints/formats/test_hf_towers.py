@@ -287,7 +287,7 @@ def test_others_give_their_numbers_under_both_names(
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'patch_size': 16}, 'patch_size is 16, and .* has 192 numbers a patch'),
+    ({'patch_size': 16}, 'patch_size is 16, and .* has 192 values per patch'),
     ({'num_patches': 9}, 'num_patches is 9, and the arrays have 16'),
     # Whose default that is.
   ],

@@ -191,7 +191,10 @@ def test_older_configurations_are_read(folder):
   ('changes', 'message'),
   [
     ({'architecture': 'resnetv2_50'}, "'resnetv2_50'; it must match resnetv2_"),
-    ({'model_args__global_pool': 'max'}, "global_pool is 'max', and models he"),
+    (
+      {'model_args__global_pool': 'max'},
+      "global_pool is 'max', and vit_jax supp",
+    ),
     ({'model_args__output_stride': 8}, 'output_stride is 8; this arg'),
   ],
 )

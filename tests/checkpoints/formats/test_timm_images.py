@@ -98,7 +98,7 @@ def test_images_that_timm_prepares_otherwise_are_warned_about(
 @pytest.mark.parametrize(
   ('crop_pct', 'resize_small', 'how'),
   [
-    (0.875, 0, 'images are resized as a whole'),
+    (0.875, 0, 'resizes images as a whole'),
     (0.4, 80, 'to a shorter side of 80 pixels, then cropped'),
   ],
 )

@@ -193,7 +193,7 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   if actual.describe() != assumed.describe():
     lines.append(
       f'Images are resized as follows: {actual.describe()}. Readers of the '
-      f'file assume: {assumed.describe()}.'
+      f'file assume {assumed.describe()}.'
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
