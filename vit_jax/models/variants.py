@@ -155,10 +155,11 @@ def fields(variant: str) -> dict[str, Any]:
     name = ''.join(theirs.groups()) if theirs else variant
     raise ValueError(
       f'Unknown model variant {variant!r}. {nearest(name, PUBLISHED)} '
-      f'A variant is a size ({", ".join(SIZES)}) and a patch size in pixels, '
-      f"as in l16, a ResNet's depth ({', '.join(map(str, STAGES))}) and width "
-      'factor, as in r50x1, or a hybrid of both, as in r50+b16. vit5_l16 is '
-      'ViT-5; igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
+      f'A ViT is named by its size ({", ".join(SIZES)}) and patch size in '
+      'pixels, as in l16. A ResNet is named by its depth '
+      f'({", ".join(map(str, STAGES))}) and width factor, as in r50x1. A '
+      'hybrid is named by both, as in r50+b16. vit5_l16 is ViT-5; igpt_s, '
+      'igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
     ) from None
 
 

@@ -306,7 +306,7 @@ def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
     found = f'one class, {names[0]!r}' if names else 'no labels'
     raise ValueError(
       f'{config.data.name} {config.data.split} has {found}, but '
-      f'objective.name={learned} needs at least two classes: put the images of '
+      f'objective.name={learned} needs at least two classes. Put the images of '
       'each class into a separate folder, or write the classes, such as yes '
       'and no, in the column label of a CSV file.'
     )
