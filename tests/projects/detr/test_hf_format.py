@@ -291,7 +291,7 @@ def folder(tmp_path):
     (
       'config.json',
       {'decoder_attention_heads': 2},
-      'heads is 2, .* have 4',
+      'heads is 2, .* only 4',
     ),
     ('config.json', {'id2label': {'0': 'a'}}, 'keys 0 to 6'),
     ('preprocessor_config.json', {'size': {'height': -1}}, 'size is'),
