@@ -292,7 +292,7 @@ def test_what_models_say_of_themselves():
     (
       'detr_r50_dc5',
       {'image_size': (65, 130), 'decoder_layers': 3, 'num_queries': 7},
-      'DETR, 7 queries, layers 6 + 3 of 8 heads, width 256, on 5x9 places of a '
+      'DETR, 7 queries, layers 6 + 3 of 8 heads, width 256, on 5x9 cells of a '
       'resnet backbone (3-4-6-3), 65x130 pixels',
     ),
   ):

@@ -154,17 +154,20 @@ def changed(**fields):
     (b'\xff{}', 'instances.json is not valid JSON: .*position 0'),
     ('[]', "needs COCO's lists images, categories and annotations"),
     (annotated(images=[]), 'at least one image'),
-    (annotated(categories=[{'id': -1, 'name': 'x'}]), 'a whole number up to'),
+    (
+      annotated(categories=[{'id': -1, 'name': 'x'}]),
+      'a whole number from 0 to',
+    ),
     (annotated(images=[{'id': 1}]), 'image 1: needs an id and a file_name'),
     (annotated(images=[{'id': [1]}]), 'needs an id and a file_name'),
     (annotated(categories=['cat']), "category 'cat' is not an object"),
     (
       annotated(images=2 * annotated()['images'][:1]),
-      'the image id 10 2 times',
+      '2 entries with the image id 10',
     ),
     (
       annotated(categories=[{'id': 3, 'name': x} for x in ('cat', 'dog')]),
-      'the category id 3 2 times',
+      '2 entries with the category id 3',
     ),
     (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
@@ -222,7 +225,7 @@ def test_ids_of_categories_go_up_to_10000(tmp_path):
   assert set(names[4:-1]) == {coco.NO_NAME}
   categories[-1]['id'] += 1
   write(tmp_path, annotated(categories=categories))
-  with pytest.raises(ValueError, match='a whole number up to 10,000'):
+  with pytest.raises(ValueError, match='a whole number from 0 to 10,000'):
     sources.open_source(str(tmp_path), 'all')
 
 
@@ -361,7 +364,7 @@ def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   write(tmp_path, annotated())
   sources.open_source(str(tmp_path), 'train[:8]')
   assert '8 images, ' in caplog.text and ' 2 classes' in caplog.text
-  assert 'objects an image' in caplog.text and 'a pixel' not in caplog.text
+  assert 'objects per image' in caplog.text and 'a pixel' not in caplog.text
   found = annotated()
   for x in found['annotations']:
     x['bbox'][2] = 0.5
@@ -534,7 +537,7 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
   # Without its own image, or with several.
   (root / 'JPEGImages/c.jpg').rename(root / 'JPEGImages/x.jpg')
   touch(root / 'JPEGImages')
-  with pytest.raises(ValueError, match='has the image .*/a.jpg 2 times'):
+  with pytest.raises(ValueError, match='has 2 entries with the image .*/a.jpg'):
     sources.open_source(str(root), 'all')
   path = root / 'Annotations/c.xml'
   path.write_text(path.read_text().replace('>a.jpg<', '>x.jpg<'))

@@ -258,7 +258,7 @@ def test_files_of_the_original_open(tmp_path, name, fields, caplog):
   assert back.image_size == (800, 1333)
   assert_same(back, checkpoint)
   assert 'does not say whether its last stage is dilated' in caplog.text
-  is_dilated = 'Its name contains "dc5"' in caplog.text
+  is_dilated = 'its name contains "dc5"' in caplog.text
   assert is_dilated == checkpoint.model.dilation
 
 

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_named(root, capsys):
   assert 'masks/3.png: image file is truncated' in capsys.readouterr().err
   (root / 'masks/3.png').unlink()
   assert command.main([str(root)]) == 2
-  assert '5 images and 4 masks, and lacks 3. ' in capsys.readouterr().err
+  assert '5 images and 4 masks; missing: mask of 3. ' in capsys.readouterr().err
   assert not (root / 'instances.json').exists()
 
 

@@ -9,8 +9,8 @@ from tests.conftest import ROOT
 from vit_jax.projects.detr import set_losses
 
 GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
-of_boxes = jax.jit(set_losses.of_boxes)
-of_masks = jax.jit(set_losses.of_masks)
+box_losses = jax.jit(set_losses.box_losses)
+mask_losses = jax.jit(set_losses.mask_losses)
 NO_OBJECT = 0.1
 
 
@@ -48,7 +48,7 @@ def test_losses_of_the_original(golden):
   for i, suffix in enumerate(['_0', '']):
     found = golden['logits'][i], golden['boxes'][i]
     query_BM = matched(*found, objects)
-    sums = of_boxes(*found, query_BM, objects, NO_OBJECT)
+    sums = box_losses(*found, query_BM, objects, NO_OBJECT)
     queries = found[0].shape[0] * found[0].shape[1]
     got = {
       'loss_ce': sums['ce'].sum()
@@ -59,7 +59,7 @@ def test_losses_of_the_original(golden):
     total += got['loss_ce'] + 5 * got['loss_bbox'] + 2 * got['loss_giou']
     if not suffix:
       got['class_error'] = 100 * (1 - sums['hits'].sum() / count)
-      sums = of_masks(golden['mask_logits'], query_BM, objects)
+      sums = mask_losses(golden['mask_logits'], query_BM, objects)
       got['loss_mask'] = sums['mask'].sum() / count
       got['loss_dice'] = sums['dice'].sum() / count
       total += got['loss_mask'] + got['loss_dice']
@@ -76,8 +76,8 @@ def test_padding_is_no_object(golden):
 
   def sums(objects):
     query_BM = matched(*found, objects)
-    masks = of_masks(golden['mask_logits'], query_BM, objects)
-    return of_boxes(*found, query_BM, objects, NO_OBJECT) | masks
+    masks = mask_losses(golden['mask_logits'], query_BM, objects)
+    return box_losses(*found, query_BM, objects, NO_OBJECT) | masks
 
   few, many = (objects_of(golden, rows) for rows in (4, 7))
   is_padding_BM = many['labels'] < 0
@@ -93,8 +93,8 @@ def test_what_is_said_in_bfloat16_is_added_up_in_float32(golden):
   names = ('logits', 'boxes', 'mask_logits')
   half = [jnp.asarray(golden[name]).astype(jnp.bfloat16) for name in names]
   got, want = (
-    of_boxes(logits[-1], boxes[-1], query_BM, objects, NO_OBJECT)
-    | of_masks(masks, query_BM, objects)
+    box_losses(logits[-1], boxes[-1], query_BM, objects, NO_OBJECT)
+    | mask_losses(masks, query_BM, objects)
     for logits, boxes, masks in (half, [x.astype(jnp.float32) for x in half])
   )
   for name, x_B in want.items():
@@ -120,7 +120,7 @@ def test_masks_coarser_than_what_is_said_of_them():
   }
   query = jnp.array([[1, 0]])
   got, want = (
-    of_masks(jnp.asarray(x), query, objects) for x in (logits, coarse)
+    mask_losses(jnp.asarray(x), query, objects) for x in (logits, coarse)
   )
   for name in ('mask', 'dice'):
     np.testing.assert_allclose(got[name], want[name], rtol=1e-5)
@@ -139,9 +139,9 @@ def test_gradients_are_finite(golden, case):
 
   def loss(logits_BQC, boxes_BQ4, mask_logits_BQhw):
     query_BM = matched(logits_BQC, boxes_BQ4, objects)
-    sums = set_losses.of_boxes(
+    sums = set_losses.box_losses(
       logits_BQC, boxes_BQ4, query_BM, objects, NO_OBJECT
-    ) | set_losses.of_masks(mask_logits_BQhw, query_BM, objects)
+    ) | set_losses.mask_losses(mask_logits_BQhw, query_BM, objects)
     return sum(jnp.sum(x) for x in sums.values())
 
   # Some boxes predicted are none either.

@@ -1,8 +1,8 @@
 """Turn a record with boxes into arrays of fixed shapes.
 
-This follows DETR's code (2005.12872). An image is flipped at random, cropped at
-random, and resized to one of several short sides with its aspect ratio kept. It
-stands in the upper left corner of the array; the rest is padding.
+This follows DETR's code (2005.12872). An image is cropped at random, resized to
+one of several short sides with its aspect ratio kept, and flipped at random. It
+fills the upper left corner of the array; the rest is padding.
 """
 
 import dataclasses
@@ -23,15 +23,14 @@ Record = Mapping[str, Any]
 class BoxTransform(transforms.PerStep):
   """Turns a record with boxes into an example.
 
-  With a generator (training) it takes the whole image or a random crop, each
-  with probability 1/2. Without a generator (evaluation) it takes the whole
-  image.
+  With a generator (training) and `crop_sides`, it takes the whole image or a
+  random crop, each with probability 1/2. Otherwise it takes the whole image.
 
   Attributes:
     image_size: (H, W) of the arrays.
     max_objects: M, the rows of objects.
-    short_sides: lengths that the short side of an image is resized to.
-      Evaluation uses the last one. The image never exceeds the array. If empty,
+    short_sides: lengths that the short side of an image is resized to, unless
+      the image would exceed the array. Evaluation uses the last one. If empty,
       images are as large as fits into the array.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
     crop_sides: short sides that an image is resized to before the random crop;
@@ -53,16 +52,16 @@ class BoxTransform(transforms.PerStep):
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Returns the transform for all images of a batch.
+    """Returns the transform for all images of a batch, of a random bucket.
 
-    It draws a bucket. Each short side stays as likely as without buckets.
+    Each short side is as likely as without buckets.
     """
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch for each short side; all are equally likely."""
+    """Returns (H, W) of a batch for each of the equally likely short sides."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -121,7 +120,8 @@ class BoxTransform(transforms.PerStep):
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
-    # For each pixel of the resized image, the nearest pixel of the original.
+    # Rows and columns of the original image that are nearest to those of the
+    # resized image; masks are sampled there.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -165,7 +165,8 @@ class BoxTransform(transforms.PerStep):
   ) -> np.ndarray:
     """Returns the masks of the objects that are kept, bool Mhw.
 
-    Each mask pixel samples the middle of `mask_stride` image pixels.
+    Each mask pixel is sampled at the middle of its `mask_stride`^2 image
+    pixels.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2

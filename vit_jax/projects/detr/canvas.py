@@ -15,7 +15,7 @@ SIDE = 48
 _LEAST, _MOST = 14, 24
 _COUNTS = (1, 2, 3)
 _CANVASES = {'train': range(10_000), 'test': range(10_000, 10_500)}
-# Grey value from which a pixel belongs to a digit and its box.
+# Lowest grey value of the pixels that belong to a digit and its box.
 _INK = 64
 _ATTEMPTS = 100
 
@@ -38,7 +38,7 @@ class DigitsCanvas(Source):
   class_names = tuple('0123456789')
 
   def __init__(self, digits: Mapping[str, Any], split: str, split_seed: int):
-    """Takes the canvases of a split, and sources of digits by split."""
+    """Selects the canvases of `split`; `digits` are `Digits` by split."""
     self._positions = splits.select(split, _CANVASES, 'digits_canvas')
     self._digits, self._seed = digits, split_seed
 

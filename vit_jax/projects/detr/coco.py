@@ -4,7 +4,8 @@ Three layouts of COCO's JSON are read:
 - COCO: `annotations/instances_train2017.json` with its images in `train2017/`,
   `images/train2017/` or `images/`, and likewise for val2017 and other splits.
 - One file: `instances.json` with its images in `images/` or beside it. Label
-  Studio calls it `result.json`, CVAT `annotations/instances_default.json`.
+  Studio names the file `result.json`, CVAT
+  `annotations/instances_default.json`.
 - Roboflow: `train/_annotations.coco.json` with its images beside it, and
   likewise for `valid/`.
 
@@ -29,11 +30,11 @@ from vit_jax.projects.detr import segments, voc
 
 _log = logging.getLogger(__name__)
 
-_LISTED = 20  # problems in a message
+_LISTED = 20  # most problems that a message lists
 _HIGHEST_ID = 10_000
-_IDS = (int, str)  # `true` is an int too, by isinstance
+_IDS = (int, str)  # compared with type(), since isinstance(True, int)
 _ROBOFLOW = '_annotations.coco.json'
-# The name of unused category ids, as in published models.
+# The class name of unused category ids, as in published models.
 NO_NAME = 'N/A'
 
 
@@ -47,9 +48,9 @@ def open_annotated(
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns annotation files by split; the file 'all' holds every split."""
+  """Returns annotation files by split; 'all' if one file holds all images."""
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
-    # Other programs write a result.json too; Label Studio's has an images/.
+    # Any program may write a result.json; Label Studio also writes images/.
     if (root / name).is_file() and (
       name != 'result.json' or (root / 'images').is_dir()
     ):
@@ -88,9 +89,9 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    With a single `instances.json`, a fifth of the images becomes `test`. The
-    names of splits in `annotations/` lose their year, unless two of them differ
-    only in the year.
+    If one file holds all images, a fifth of them becomes `test`. The names of
+    splits in `annotations/` lose their year, unless two names differ only in
+    the year.
 
     Raises:
       ValueError: Annotations of the split are wrong; the message lists them.
@@ -127,7 +128,7 @@ class CocoFolder(Source):
     chosen = splits.select(split, members, f'folder {root}')
     self._images = [every[i] for i in chosen]
     if split.startswith('train'):
-      _say_what_there_is(f'{root} {split}', self._images, names)
+      _log_counts(f'{root} {split}', self._images, names)
     self._state = ' '.join(
       f'{path} {voc.modified_ns(root, path)}' for path in files.values()
     )
@@ -152,17 +153,17 @@ class CocoFolder(Source):
     return f'coco {decode.state_of_files(files, self._state)}'
 
 
-def _say_what_there_is(
+def _log_counts(
   name: str, images: Sequence[Mapping[str, Any]], names: Mapping[int, str]
 ) -> None:
-  """Logs the numbers of images and objects, and warns of improbable data."""
+  """Logs the numbers of images and objects, and warns of suspicious data."""
   crowds = sum(int(np.sum(image['crowd'])) for image in images)
   boxes_N4 = np.concatenate([image['boxes'] for image in images])
   count = len(boxes_N4)
   _log.info(
     f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
     f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
-    'objects an image'
+    'objects per image'
   )
   tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
   for some, what in (
@@ -179,7 +180,7 @@ def _read(
 ) -> tuple[dict[int, str], list[dict[str, Any]]]:
   """Returns the categories and images of a file.
 
-  The cache makes all splits of a file share one read.
+  The cache lets all splits of a file share one read.
 
   Raises:
     ValueError: if entries are wrong; lists them.
@@ -211,7 +212,7 @@ def _read(
     ((most, times),) = collections.Counter(values).most_common(1)
     if times > 1:
       raise ValueError(
-        f'{path} has the {what} {most} {times} times: give it one entry.'
+        f'{path} has {times} entries with the {what} {most}: keep one of them.'
       )
   sizes = {x['id']: _size(x, files[x['id']]) for x in images}
   check = functools.partial(_annotation_problem, sizes=sizes, names=names)
@@ -287,7 +288,7 @@ def _category_problem(x: dict[str, Any]) -> str:
   i = x.get('id')
   if type(i) is int and 0 <= i <= _HIGHEST_ID and 'name' in x:
     return ''
-  return f'needs a name and an id, a whole number up to {_HIGHEST_ID:,}'
+  return f'needs a name, and as id a whole number from 0 to {_HIGHEST_ID:,}'
 
 
 def _annotation_problem(
@@ -343,7 +344,7 @@ def _implausible(
 
 
 def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
-  """Returns the annotated (height, width), else that of the image file."""
+  """Returns (height, width) as annotated, or else from the image file."""
   if {'height', 'width'} <= entry.keys():
     return entry['height'], entry['width']
   image = decode.open_image(decode.read_file(file), file)
@@ -353,10 +354,10 @@ def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
 def _image(
   file: str, size: tuple[int, int], annotations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """Returns an image with its objects, in the form of `CocoFolder.objects`.
+  """Returns an image with its objects, as `CocoFolder` keeps it in memory.
 
-  `masks` is the JSON of all segmentations. Python lists would take five times
-  as much memory, in every worker.
+  `masks` is the JSON of all segmentations, since Python lists would take five
+  times as much memory, in every worker.
   """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)
   boxes_N4 = boxes_N4.reshape(-1, 4)

@@ -26,8 +26,8 @@ class Detections(NamedTuple):
     labels_N: classes.
     scores_N: their probabilities.
     boxes_N4: (x0, y0, x1, y1) in pixels of the image, clipped to it.
-    masks_NHW: masks in pixels of the image, bool; None if the checkpoint does
-      not predict masks.
+    masks_NHW: masks, bool, at the resolution of the image; None if the
+      checkpoint does not predict masks.
   """
 
   labels_N: np.ndarray
@@ -45,7 +45,7 @@ class Detector:
     self._likeliest = jax.jit(self._outputs)
 
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
-    """Returns an image, uint8 HWC upright, and its detections.
+    """Returns an image, uint8 HWC with EXIF orientation, and its detections.
 
     The model sees a copy that is resized to fit into the checkpoint's image
     size.
@@ -70,23 +70,23 @@ class Detector:
     self._checkpoint.check_finite(scores_Q, path)
     order_N = np.argsort(-scores_Q, kind='stable')
     order_N = order_N[scores_Q[order_N] >= self._threshold]
-    told = {name: x[order_N] for name, x in queries.items()}
+    kept = {name: x[order_N] for name, x in queries.items()}
     masks_NHW = None
-    if 'mask_logits' in told:
+    if 'mask_logits' in kept:
       seen_height, seen_width = example['size'].tolist()
       masks_NHW = np.zeros((len(order_N), height, width), bool)
-      for i, logits_hw in enumerate(told['mask_logits']):
+      for i, logits_hw in enumerate(kept['mask_logits']):
         masks_NHW[i] = 0 < segments.in_pixels(
           logits_hw, canvas, (seen_height, seen_width), (height, width)
         )
-    boxes_N4 = np.clip(told['boxes'], 0, 1) * ([width, height] * 2)
-    found = Detections(told['labels'], told['scores'], boxes_N4, masks_NHW)
+    boxes_N4 = np.clip(kept['boxes'], 0, 1) * ([width, height] * 2)
+    found = Detections(kept['labels'], kept['scores'], boxes_N4, masks_NHW)
     return shown_HWC, found
 
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns `scores` Q, `labels` Q, `boxes` Q4 and maybe `mask_logits` Qhw.
+    """Returns `scores` Q, `labels` Q, `boxes` Q4, and `mask_logits` Qhw if any.
 
     Boxes are corners as shares of the image; mask logits cover the canvas.
     """
@@ -98,19 +98,19 @@ class Detector:
       size_2[None],
     )
     scores, labels, corners = set_losses.likeliest(logits_1QC, aux['boxes'][-1])
-    said = {'scores': scores, 'labels': labels, 'boxes': corners}
+    found = {'scores': scores, 'labels': labels, 'boxes': corners}
     if 'mask_logits' in aux:
-      said['mask_logits'] = aux['mask_logits']
-    return {name: x[0] for name, x in said.items()}
+      found['mask_logits'] = aux['mask_logits']
+    return {name: x[0] for name, x in found.items()}
 
 
 def find(
   checkpoint: Checkpoint, paths: Sequence[str], threshold: float, out: str = ''
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
-  """Yields (class, probability, x0, y0, x1, y1) of each object, file by file.
+  """Yields for each file a list of (class, probability, x0, y0, x1, y1).
 
-  Objects below the threshold are left out, and the likeliest come first. An
-  unreadable file yields its error. Pictures are written into the folder `out`.
+  A list has the objects above the threshold, likeliest first. For an unreadable
+  file the error is yielded. Pictures are written into the folder `out`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))

@@ -21,18 +21,18 @@ from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
-# The rows of COCO's table in its order. Average precision: over IoUs of .5 to
-# .95, at .5, at .75, and for objects of up to 32^2, up to 96^2 and more pixels.
-# Average recall: with 1, 10 and 100 boxes per image, and by object size.
+# The rows of COCO's table, in COCO's order. Average precision: over IoUs of .5
+# to .95, at .5, at .75, and by object size (up to 32^2 pixels, up to 96^2,
+# larger). Average recall: with 1, 10 and 100 boxes per image, and by size.
 ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
 # Prefix of the rows for masks.
 MASKS = 'mask_'
-# Detections of an image: labels, scores, (x0, y0, x1, y1) in its pixels, masks
-# as RLE (empty if only boxes are measured), and for panoptic quality the
-# annotated and the detected segments.
+# Detections of an image: labels, scores, boxes (x0, y0, x1, y1) in pixels,
+# masks as RLE (empty if only boxes are measured), and for panoptic quality the
+# annotated and the detected segments (None if only boxes are measured).
 Found = tuple[
   np.ndarray,
   np.ndarray,
@@ -49,9 +49,9 @@ class CocoEvaluator(Evaluator):
   Attributes:
     name: prefix of the metrics.
     objects: the annotated objects of each image.
-    detect: returns for a batch indices B, scores BQ, classes BQ, corners BQ4 as
-      shares of the image, and sizes B2 in pixels of the canvas. If masks are
-      measured, it also returns their logits BQhw on the canvas.
+    detect: returns the indices B of a batch's images, scores BQ, classes BQ,
+      corners BQ4 as shares of the image, and image sizes B2 on the canvas. If
+      masks are measured, it also returns mask logits BQhw on the canvas.
     batches: returns the batches of the split.
     canvas: (H, W) of the padded images.
   """
@@ -104,7 +104,7 @@ class CocoEvaluator(Evaluator):
         f'The images of {entry.split} have no boxes. Set data.name to a folder '
         "with COCO's instances.json, or to digits_canvas."
       )
-    # Masks are kept only if they are measured: they would fill the memory.
+    # Masks are dropped unless they are measured, to save memory.
     objects = [
       {
         k: x
@@ -147,7 +147,7 @@ class CocoEvaluator(Evaluator):
     """
     found: dict[int, Found] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
-    # One batch ahead, since the masks of a whole split would fill the memory.
+    # Only one batch ahead: the masks of a whole split would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
     # Skipped (unreadable) images have no detections and are not measured.
@@ -163,7 +163,7 @@ class CocoEvaluator(Evaluator):
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
-    """Returns the detections in each image of a batch, by image index."""
+    """Returns the detections in each image of a batch, by the image's index."""
     index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
     def of(i: int) -> tuple[int, Found]:
@@ -210,8 +210,8 @@ def average_precision(
   Args:
     objects: annotations of each image, as `BoxedSource.objects` returns them.
     found: detections by the index of the image; may lack images.
-    kind: 'bbox' for boxes, 'segm' for masks. The mask of a crowd without one is
-      its whole box.
+    kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask is measured
+      as if its whole box were the mask.
   """
   from hotcoco import COCO, COCOeval
 

@@ -1,8 +1,8 @@
-"""Read and write DETR directories of transformers.
+"""Read and write DETR directories of Hugging Face's transformers.
 
 The model is `DetrForObjectDetection` or, with masks, `DetrForSegmentation`. The
-panoptic head has the array names of the original code, everything else has
-names of transformers. The backbone is timm's, with the names of torchvision, or
+panoptic head has the array names of the original code, the transformer those of
+transformers. The backbone is timm's, with the names of torchvision, or
 transformers' own.
 """
 
@@ -76,11 +76,11 @@ _LAYERS: dict[str, Rules] = {
 
 
 def key_of(name: str, naming: str, prefix: str = '') -> str:
-  """Returns the key in the file for a parameter of ours.
+  """Returns the key of a parameter in the file.
 
   Args:
-    name: name of the parameter.
-    naming: `ORIGINAL`, `TIMM` or `OWN`.
+    name: name of the parameter in our model.
+    naming: `ORIGINAL`, `TIMM` or `OWN`, by the backbone's names.
     prefix: start of all keys except those of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
@@ -111,7 +111,7 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
       if naming != ORIGINAL or projection not in _QKV:
         found.append(table.one(key_of(name, naming, prefix), name, layout))
       elif projection == 'query':
-        # The original has queries, keys and values in one array.
+        # The original code has one array for queries, keys and values.
         key = key_of(f'{attention}/in_proj/{leaf}', naming, prefix)
         key = key.replace('in_proj.', 'in_proj_')
         names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
@@ -121,12 +121,12 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
   return entries
 
 
-# Mean and std of ImageNet; short and long side that published models use.
+# Mean and std of ImageNet; short and long side of published models' images.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (800, 1333)
 HEADS = 8
 MASKS = 'mask_head/lay1/kernel'
-# Values of config.json that our DETR implies.
+# Values of config.json that are the same for every `DETR`.
 _CONFIG = {
   'activation_function': 'relu',
   'num_channels': 3,
@@ -177,7 +177,10 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def lookup_of(
   path: str, arrays: table.Flat, naming: str
 ) -> tuple[archive.Lookup, str]:
-  """Returns the arrays by our names, and the prefix of most keys."""
+  """Returns a lookup of arrays by parameter name, and the prefix of most keys.
+
+  The panoptic head has no prefix; see `key_of`.
+  """
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
   lookup = archive.Lookup(
     path, arrays, lambda name: key_of(name, naming, prefix), 'DETR'
@@ -215,7 +218,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
-  """Returns the preprocessing of a directory, and the (H, W) it resizes to."""
+  """Returns the preprocessing of a directory, and its image size (H, W)."""
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
@@ -297,9 +300,9 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if H <= W:
     return []
   return [
-    'transformers stores only the shorter and the longer side of images. Read '
-    f'back, this checkpoint has a canvas of {short}x{long} pixels and not '
-    f'{H}x{W}.'
+    'transformers stores only the shorter and the longer side of images. If '
+    f'this checkpoint is read back, its images have {short}x{long} pixels '
+    f'instead of {H}x{W}.'
   ]
 
 

@@ -36,7 +36,7 @@ class PostNormLayer(nn.Module):
   Dropout is applied to attention weights, in the MLP, and to every branch.
 
   Attributes:
-    of: the fields of DETR.
+    of: an object with the fields of `DETR`.
     capture: see `DETR.__call__`.
   """
 
@@ -52,7 +52,7 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries after attention, and the weights if captured.
+    """Returns the queries after attention, and the captured weights or None.
 
     Args:
       name: name of the attention module.
@@ -134,7 +134,7 @@ class DecoderLayer(PostNormLayer):
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens of the queries, and the same captured as `outputs`.
+    """Returns the tokens of the queries, twice: also as `outputs` in a dict.
 
     `queries_1QD` are the learned positions of the queries, shared by all
     images. `places_BLD` are the positions of `memory_BLD`; B may be 1.
@@ -159,26 +159,27 @@ def _split(key: Array | None, n: int) -> Sequence[Array | None]:
 
 
 class PlainBackbone(nn.Module):
-  """Stages of 3x3 convolutions, each with half the resolution of the last.
+  """Stages of 3x3 convolutions; each halves the resolution.
 
-  For images that are too small for the root of a ResNet; trained from scratch.
+  It suits images that are too small for the stem of a ResNet, and has no
+  pretrained weights. With `dilation` the last stage keeps its resolution.
   """
 
   of: Any  # the fields of DETR
 
   @nn.compact
   def __call__(self, x_BHWC: Array) -> list[Array]:
-    """Returns the output of every stage, BhwC, the first at 1/2 resolution."""
+    """Returns the outputs of the stages, BhwC, from half resolution down."""
     maps = []
     x = x_BHWC
     for i, units in enumerate(self.of.backbone_layers):
-      keeps = self.of.dilation and i == len(self.of.backbone_layers) - 1
+      dilated = self.of.dilation and i == len(self.of.backbone_layers) - 1
       for j in range(units):
         y = nn.Conv(
           self.of.backbone_width * 2**i,
           (3, 3),
-          1 if j or keeps else 2,
-          kernel_dilation=2 if j and keeps else 1,
+          1 if j or dilated else 2,
+          kernel_dilation=2 if j and dilated else 1,
           use_bias=False,
           kernel_init=nn.initializers.he_normal(),
           dtype=self.of.dtype,

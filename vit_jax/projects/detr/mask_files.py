@@ -1,9 +1,9 @@
 """Convert mask files to COCO annotations.
 
-Files are paired as in the Penn-Fudan data. `images/` and `masks/` have files of
-the same stem; a mask may end in `_mask`. A mask pixel is 0 for background, or
-the number of its object. All objects have one class. As in Pascal VOC, 255 is a
-border and is left out, unless 254 is an object too, or 255 is the only one.
+Files are paired by stem, as in the Penn-Fudan data: `images/a.png` belongs to
+`masks/a.png` or `masks/a_mask.png`. A mask pixel is 0 for background, or the
+number of its object. All objects have one class. As in Pascal VOC, 255 marks a
+border, which is not an object, unless 254 or no other number occurs too.
 """
 
 import logging
@@ -27,7 +27,8 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Boxes include an object's outermost pixels; masks are compressed RLE.
 
   Raises:
-    ValueError: there are no images, or a mask is missing or of another size.
+    ValueError: there are no images, or a mask is missing, invalid or of another
+      size than its image.
     OSError: a file cannot be read.
   """
   segments.require_library('COCO from masks')
@@ -35,10 +36,11 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
   paths = _by_stem(root / 'images')
   masks = _by_stem(root / 'masks', '_mask')
-  lacking = sorted(paths.keys() - masks.keys()) or ['images'] * (not paths)
+  lacking = [f'mask of {stem}' for stem in sorted(paths.keys() - masks.keys())]
+  lacking = lacking or ['images'] * (not paths)
   if lacking:
     raise ValueError(
-      f'{root} has {len(paths)} images and {len(masks)} masks, and lacks '
+      f'{root} has {len(paths)} images and {len(masks)} masks; missing: '
       f'{", ".join(lacking[:5])}. Put images into images/ and a mask for each '
       'into masks/.'
     )
@@ -102,8 +104,8 @@ def numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the object number of each pixel of a mask file, int64 HW.
 
   Raises:
-    ValueError: The file is lossy, or has several channels.
-    OSError: It cannot be read.
+    ValueError: The file is a JPEG, or has several channels.
+    OSError: The file cannot be read.
   """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
@@ -121,7 +123,7 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   """Returns the object numbers of a mask.
 
   Raises:
-    ValueError: the mask looks antialiased. Then most numbers belong to edge
+    ValueError: the mask looks antialiased: most numbers occur mainly in edge
       pixels, which touch another object but no pixel of their own number.
   """
   padded = np.pad(numbers_HW, 1)
@@ -134,8 +136,8 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   at_edges = np.bincount(of_pixel.ravel(), edge_HW.ravel())
   if np.sum(at_edges > areas / 2) > max(3, len(found) / 2):
     raise ValueError(
-      f'{path} has {len(found) - 1} object numbers, most of them mostly '
-      'at edges: it looks antialiased, or resized with interpolation. Write it '
+      f'{path} has {len(found) - 1} object numbers, and most occur mainly at '
+      'edges: it looks antialiased, or resized with interpolation. Write it '
       'with hard edges, and resize it by nearest neighbours.'
     )
   return found[found > 0].tolist()

@@ -14,12 +14,12 @@ from vit_jax.projects.detr import segments
 Array = jax.Array
 
 EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
-# How many maps of the backbone refine the masks, besides the encoder's input.
+# Number of feature maps, each finer than the encoder's, that refine the masks.
 FINER = 3
 
 
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
-  """Resizes two axes to (h, w) pixels, as PyTorch's 'nearest' does."""
+  """Resizes the axes from `axis` on to `size`, as PyTorch's 'nearest' does."""
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:
@@ -30,7 +30,10 @@ def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
 
 
 def channels(width: int) -> tuple[int, ...]:
-  """Returns the output channels of the convolutions after the first."""
+  """Returns the output channels of `MaskHead`'s convolutions after the first.
+
+  The last convolution, which gives the logits, is not counted.
+  """
   return tuple(width // 2**i for i in range(1, FINER + 2))
 
 
@@ -103,7 +106,7 @@ class MaskHead(nn.Module):
 
     Args:
       x_BhwD: the encoder's input features.
-      seen_BQhwN: attention of the queries to their cells.
+      seen_BQhwN: attention weights of the queries over the cells of `x_BhwD`.
       finer: feature maps BhwC of the backbone, each finer than the one before.
     """
     B, Q = seen_BQhwN.shape[:2]

@@ -1,10 +1,10 @@
 """DETR: detect the objects of an image as a set, with learned queries.
 
 This follows "End-to-End Object Detection with Transformers" (2005.12872) and
-reproduces the outputs of its code. A transformer encodes the last feature map
-of a backbone. A fixed number of learned queries attend to it. Each query
-predicts one object: its class or "no object", its box and, with `masks`, its
-mask. `layers` lists the dimension letters.
+reproduces the outputs of the original code. A transformer encodes the last
+feature map of a backbone. A fixed number of learned queries attend to the
+encoded map. Each query predicts one object: its class or "no object", its box
+and, with `masks`, its mask. `layers` lists the dimension letters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class DETR(Model):
   """Maps images to a class, a box and optionally a mask for every query."""
 
   kind: ClassVar[str] = 'detr'
-  # The box head does not depend on the classes.
+  # The box head is not listed: it does not depend on the classes.
   task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
     'masks': ('bbox_attention', 'mask_head')
@@ -77,7 +77,7 @@ class DETR(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
   num_classes: int = field(
-    REQUIRED, 'C, classes; 0 returns tokens.', valid='[0, inf)'
+    REQUIRED, 'C, classes; 0 returns query tokens.', valid='[0, inf)'
   )
   num_queries: int = field(100, 'Number of queries Q.', valid='[1, 1048576]')
   width: int = field(
@@ -91,9 +91,9 @@ class DETR(Model):
     0.1, 'Dropout rate of encoder and decoder.', valid='[0, 1)'
   )
   masks: bool = field(False, 'Predict masks too; needs four stages.')
-  backbone: str = field('resnet', 'Use plain for tiny images.', valid=BACKBONES)
+  backbone: str = field('resnet', "'plain': tiny images.", valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(
-    (3, 4, 6, 3), 'Units or convolutions per stage.', valid=DEPTHS
+    (3, 4, 6, 3), 'Residual units (plain: layers) per stage.', valid=DEPTHS
   )
   backbone_width: int = field(
     64, 'Width of stage 1.', valid='[1, inf)', multiple=resnet.GROUPS
@@ -115,7 +115,7 @@ class DETR(Model):
     return ()
 
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the last layer's logits and boxes BQ4, and masks."""
+    """Returns the last layer's logits, boxes BQ4 and mask logits."""
     found = super().outputs(outputs, aux) | {'boxes': aux['boxes'][-1]}
     if self.masks:
       found['mask_logits'] = aux['mask_logits']
@@ -161,7 +161,7 @@ class DETR(Model):
     return (
       f'DETR, {self.num_queries} queries, layers {self.encoder_layers} + '
       f'{self.decoder_layers} of {self.heads} heads, width {self.width}, on '
-      f'{h}x{w} places of a {self.backbone} backbone ({units}), {H}x{W} pixels'
+      f'{h}x{w} cells of a {self.backbone} backbone ({units}), {H}x{W} pixels'
     )
 
   def check(self, image_size: tuple[int, int]) -> None:
@@ -196,7 +196,8 @@ class DETR(Model):
       images_BHWC: normalised images, 0 in their padding; or the feature maps
         BhwC of a backbone, finest first.
       padding_BHW: true in the padding of images, at any resolution; None if
-        images are not padded. An image of padding only gives finite outputs.
+        images are not padded. Even an image that is all padding has finite
+        outputs.
       train: whether to apply dropout, which needs the random key 'dropout'.
       capture: values of each encoder layer to return too: 'blocks' (its tokens,
         X x BLD) and 'attention' (the softmax weights, X x BNLL).
@@ -204,14 +205,15 @@ class DETR(Model):
     Returns:
       Logits BQC of the last layer, whose last class means "no object", or the
       tokens of the queries BQD if `num_classes` is 0; and a dict with
-        boxes: XBQ4 of every decoder layer, (cx, cy, w, h) as shares of the
+        boxes: XBQ4 of the X decoder layers, (cx, cy, w, h) as shares of the
           image without padding.
         logits: XBQC of every decoder layer.
         mask_logits: BQhw of the last layer, at 1/4 resolution with a ResNet.
-        positions: BhwD.
-        tokens: encoded, BLD.
-        pre_logits: BQD.
-      and the captured values. Outputs are float32.
+        positions: BhwD, the position embeddings.
+        tokens: BLD, the encoder's output.
+        pre_logits: BQD, the tokens of the queries.
+      and the captured values. Tokens have `dtype`; logits, boxes and masks are
+      float32.
     """
     if isinstance(images_BHWC, Sequence):
       maps = images_BHWC
@@ -320,7 +322,7 @@ def predicted(
   size_B2: Array,
   **more: Any,
 ) -> tuple[Array, dict[str, Any]]:
-  """Returns the outputs for padded uint8 images whose sizes are (h, w).
+  """Applies a model to padded uint8 images, whose own sizes are `size_B2`.
 
   Padding is set to 0 after normalisation, as in the original code.
   """

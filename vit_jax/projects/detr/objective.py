@@ -38,7 +38,7 @@ class Detection(Objective):
   """Learns the classes, boxes and masks of an image's objects.
 
   Attributes:
-    model: predicts an object per query.
+    model: the detector.
     images: image preprocessing and augmentation.
     class_names: C names.
   """
@@ -66,9 +66,9 @@ class Detection(Objective):
   no_object: float = field(0.1, 'Weight of "no object".', valid='(0, inf)')
   mask: float = field(1.0, "Weight of the masks' focal loss.", valid=_ANY)
   dice: float = field(1.0, "Weight of the masks' dice loss.", valid=_ANY)
-  # The original uses 1. Then an image's masks take max_objects x H x W bytes.
+  # With 1, as in the original, masks take max_objects x H x W bytes per image.
   mask_stride: int = field(1, 'See `BoxTransform`.', valid=_SIDE)
-  # An auxiliary loss that helps a backbone trained on few images.
+  # An auxiliary loss that helps if the backbone is trained on few images.
   dense: float = field(0.0, 'Weight of per-cell classification.', valid=_ANY)
 
   @classmethod
@@ -87,12 +87,12 @@ class Detection(Objective):
       )
     if len(o.crop) != 2 or o.crop[1] < o.crop[0]:
       raise ValueError(
-        f'objective.crop is {o.crop}. Give the smallest and the largest side.'
+        f'objective.crop is {o.crop}. Give its smallest side, then its largest.'
       )
     if o.buckets != 1 and not 1 <= o.buckets <= len(o.short_sides):
       raise ValueError(
         f'objective.buckets is {o.buckets} and objective.short_sides has '
-        f'{len(o.short_sides)} values. Use 1 to as many buckets as short sides.'
+        f'{len(o.short_sides)} values. Use 1 bucket, or at most one per value.'
       )
     return found
 
@@ -125,18 +125,15 @@ class Detection(Objective):
     )
 
   def eval_transform(self) -> BoxTransform:
-    """Returns the same transform; evaluation calls it without a generator."""
+    """Returns `train_transform()`; evaluation calls it without a generator."""
     return self.train_transform()
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch for each short side; all equally likely."""
+    """Returns (H, W) of a batch for each of the equally likely short sides."""
     return self.train_transform().sizes()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of images, sizes, labels, boxes and masks.
-
-    They are the shapes of the largest bucket.
-    """
+    """Returns the shapes of a batch of the largest bucket."""
     M = self.max_objects
     shapes = {
       'image': self.images.batch_shape(size),
@@ -152,8 +149,8 @@ class Detection(Objective):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Adds `objects` B, the mean number of objects per image of the batch.
 
-    All rows have the same value. It lets each microbatch divide its sums by the
-    count of the whole batch.
+    All rows have the same value. So each microbatch can divide its sums by the
+    mean over the whole batch.
     """
     del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
@@ -165,9 +162,9 @@ class Detection(Objective):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the batch, and its unweighted terms.
 
-    Sums over queries are divided by the sum of their weights in the batch, sums
-    over objects by the number of objects. The terms refer to the last decoder
-    layer; 'class_accuracy' counts its matched queries.
+    Sums over queries are divided by the sum of their weights in the batch, and
+    sums over objects by the number of objects. All terms except 'dense' refer
+    to the last decoder layer; 'class_accuracy' is that of matched queries.
     """
     del fixed
     losses_B, parts = self._losses(params, batch, key)
@@ -228,7 +225,7 @@ class Detection(Objective):
     )
 
     query_XBM = self._matches(outputs, batch)
-    sums_XB = jax.vmap(set_losses.of_boxes, (0, 0, 0, None, None))(
+    sums_XB = jax.vmap(set_losses.box_losses, (0, 0, 0, None, None))(
       outputs['logits'], outputs['boxes'], query_XBM, batch, self.no_object
     )
     parts_XB = {
@@ -245,7 +242,9 @@ class Detection(Objective):
     )
     parts = {name: x_XB[-1] for name, x_XB in parts_XB.items()}
     if 'mask_logits' in outputs:
-      sums = set_losses.of_masks(outputs['mask_logits'], query_XBM[-1], batch)
+      sums = set_losses.mask_losses(
+        outputs['mask_logits'], query_XBM[-1], batch
+      )
       parts |= {name: x_B / count_B for name, x_B in sums.items()}
       losses_B += self.mask * parts['mask'] + self.dice * parts['dice']
     return losses_B, parts
@@ -261,7 +260,7 @@ class Detection(Objective):
       self.giou,
     )
     X, B, Q, M = costs_XBQM.shape
-    # Images stay the outermost axis, which is the sharded one.
+    # Images stay the outermost axis, because that axis is sharded.
     costs_NQM = costs_XBQM.swapaxes(0, 1).reshape(B * X, Q, M)
     is_object_NM = jnp.repeat(objects['labels'] >= 0, X, axis=0)
     query_NM = set_losses.match(costs_NQM, is_object_NM)
@@ -273,7 +272,7 @@ class Detection(Objective):
     """Returns the cross-entropy of classifying each cell of the grid, B.
 
     The target of a cell is the class of the smallest box around its centre.
-    Cells outside all boxes have the weight `no_object`.
+    Cells outside all boxes have the weight `no_object`, cells of padding 0.
     """
     H, W = batch['image'].shape[1:3]
     h, w = self.model.grid((H, W))

@@ -1,7 +1,8 @@
 """Read checkpoints of DETR's original code.
 
-The files hold only arrays. The number of heads follows from the mask head, or
-is 8. The last stage is dilated if the name of the file contains `dc5`.
+The files hold only arrays. The shape of the mask head gives the number of
+heads; without a mask head it is 8. The last stage is dilated if the file name
+contains `dc5`.
 """
 
 import os
@@ -21,15 +22,16 @@ def matches(arrays: table.Flat) -> bool:
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
   """Describes a checkpoint of the original code."""
-  del config  # the original writes none
+  del config  # the original code writes no config
   lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
   if lookup.has(hf_format.MASKS):
     width = lookup.shape('input_proj/kernel', 4)[0]
     heads = lookup.shape(hf_format.MASKS, 4)[0] - width
   warning = (
-    f'{path} does not say whether its last stage is dilated (DC5). Its name '
-    f'{"contains" if dilation else "lacks"} "dc5", which decides.'
+    f'{path} does not say whether its last stage is dilated (DC5). It is read '
+    f'as {"" if dilation else "not "}dilated, because its name '
+    f'{"contains" if dilation else "lacks"} "dc5".'
   )
   fields = {'heads': heads, 'dilation': dilation, 'image_size': hf_format.SIZE}
   return table.File(

@@ -1,7 +1,7 @@
 """Masks, COCO's segmentations and panoptic quality.
 
 COCO's `segmentation` of an object is a list of polygons (x and y alternate, in
-pixels) or run lengths of zeros and ones down the columns (RLE), compressed or
+pixels) or RLE (run lengths of zeros and ones down the columns), compressed or
 not. hotcoco rasterises polygons as pycocotools does.
 
 Panoptic quality (1801.00868) is defined for segments that do not overlap. PQ
@@ -23,13 +23,13 @@ Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
 # COCO's annotations of an image's segments.
 Written = list[dict[str, Any]]
 ROWS = ('PQ', 'SQ', 'RQ')
-# As in DETR's code, segments of a lower probability or at most this many
-# pixels are dropped.
+# DETR's code drops segments of at most this probability, or of at most this
+# many pixels.
 _LIKELY, _SMALL = 0.85, 4
 
 
 def require_library(what: str) -> None:
-  """Raises ImportError if hotcoco is missing; `what` names what needs it."""
+  """Raises ImportError if hotcoco, which `what` needs, is missing."""
   if not importlib.util.find_spec('hotcoco'):
     raise ImportError(
       f'{what} needs hotcoco, which is not installed: pip install -e '
@@ -45,7 +45,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
   if isinstance(segmentation, Mapping):
     found, counts = segmentation.get('size'), segmentation.get('counts')
     if found != list(size):
-      return f'segmentation is RLE of size {found}, its image {list(size)}'
+      return f'segmentation is RLE of size {found}, but the image {list(size)}'
     if isinstance(counts, str):
       return ''
     if not isinstance(counts, list) or not all(
@@ -53,16 +53,19 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
     ):
       return 'segmentation is RLE whose counts are neither text nor numbers'
     if sum(counts) != math.prod(size):
-      return f'segmentation is RLE of {sum(counts)} of {math.prod(size)} pixels'
+      return (
+        f'segmentation is RLE of {sum(counts)} pixels, but the image has '
+        f'{math.prod(size)}'
+      )
     return ''
   for x in segmentation if isinstance(segmentation, list) else [None]:
     if not are_numbers(x) or len(x) < 6 or len(x) % 2:
-      return f'segmentation has {x!r:.60}, which is not x and y of 3 points'
+      return f'segmentation has {x!r:.60}, which is not x and y of 3+ points'
   return ''
 
 
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
-  """Whether x is a list of finite numbers; JSON integers may exceed floats."""
+  """Whether x is a list of numbers that fit a float; JSON integers may not."""
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
   )
@@ -74,7 +77,7 @@ def run_lengths(
   """Returns compressed RLE, `size` and `counts` (bytes), of a segmentation.
 
   Args:
-    segmentation: COCO's, or a mask, bool HW.
+    segmentation: COCO's `segmentation`, or a mask, bool HW.
     size: the (height, width) of its image.
   """
   from hotcoco import mask as coco_mask
@@ -129,14 +132,14 @@ def in_pixels(
 
 
 def nearest(old: int, new: int) -> np.ndarray:
-  """Returns the old index of each new pixel, as PyTorch's 'nearest' does."""
+  """Returns the old index for each new index, as PyTorch's 'nearest' does."""
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
   return np.minimum(at, old - 1)
 
 
 class Segments(NamedTuple):
-  """Objects of an image that do not overlap.
+  """Non-overlapping objects of an image.
 
   Attributes:
     index_HW: the index of each pixel's object; -1 for background.
@@ -172,8 +175,9 @@ def found(
 ) -> Segments:
   """Assigns each pixel to the query with the highest positive logit.
 
-  As in DETR's code, unlikely objects and tiny segments are dropped. Unlike
-  there, a pixel may stay background: DETR's panoptic classes cover every pixel.
+  Unlikely objects and tiny segments are dropped, as in DETR's code. A pixel may
+  stay background here. In DETR's code it may not, since its panoptic classes
+  cover every pixel.
 
   Args:
     logits_of: returns the logits HW of a query. It is called query by query,
@@ -195,7 +199,8 @@ def found(
 def written(x: Segments, *, background: bool = False) -> Written:
   """Returns COCO's annotations of segments; class 0 is the background.
 
-  Crowds of a class are merged, since panopticapi expects one per image.
+  Crowds of a class are merged, since panopticapi expects at most one per class
+  and image.
   """
   alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
   parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
@@ -217,7 +222,8 @@ def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
   """Returns PQ, SQ and RQ; an empty dict if there are no objects.
 
   Args:
-    images: annotated segments, with background, and detected segments of each.
+    images: for each image its annotated segments, with background, and its
+      detected segments.
   """
   from hotcoco import panoptic as hotcoco_panoptic
 

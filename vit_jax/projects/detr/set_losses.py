@@ -3,7 +3,7 @@
 Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
 `match` assigns each object of an image to one query such that the total cost is
 minimal (equation 1). Losses are sums over an image. The caller divides them by
-the counts of the whole batch, also when it is split into microbatches.
+the counts of the whole batch, even if the batch is split into microbatches.
 """
 
 import functools
@@ -17,7 +17,7 @@ from vit_jax.models.model import Batch
 from vit_jax.training import sharding
 
 # Replaces smaller areas in divisions, so that boxes without area have finite
-# gradients. Its square is above 0 in float32.
+# gradients. Gradients divide by its square, which is above 0 in float32.
 _LEAST_AREA = 1e-12
 
 
@@ -68,8 +68,8 @@ def likeliest(
   return jnp.max(p_BQC, axis=-1), labels_BQ, corners(boxes_BQ4)
 
 
-# Replaces costs that are not finite, with which the search would not end. Then
-# the loss is not finite either, and the run reports it.
+# Replaces costs that are not finite, because the search would never end with
+# them. The loss is then not finite either, and the run reports it.
 _WORST = 1e6
 
 
@@ -148,7 +148,7 @@ def _query_of_each(costs_QM: jax.Array) -> jax.Array:
   return jnp.zeros_like(object_M).at[object_M].set(query_M)
 
 
-def of_boxes(
+def box_losses(
   logits_BQC: jax.Array,
   boxes_BQ4: jax.Array,
   query_BM: jax.Array,
@@ -180,7 +180,7 @@ def of_boxes(
   def total(x_BM: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(is_object_BM, x_BM, 0.0), axis=1)
 
-  # Empty rows point behind the last query, and mode='drop' ignores them.
+  # Empty rows get the index Q, which mode='drop' ignores.
   place_BM = jnp.where(is_object_BM, query_BM, Q)
   wanted_BQ = jax.vmap(
     lambda place_M, labels_M: (
@@ -201,16 +201,15 @@ def of_boxes(
   }
 
 
-def of_masks(
+def mask_losses(
   mask_logits_BQhw: jax.Array, query_BM: jax.Array, objects: Batch
 ) -> Batch:
   """Returns the losses of matched masks, summed over each image, float32 B.
 
   Args:
-    mask_logits_BQhw: predicted; resized here to the size of the masks.
+    mask_logits_BQhw: logits of every query; resized to the masks' resolution.
     query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for an empty row, and `masks` BMHW of 1
-      and 0.
+    objects: `labels` int32 BM, -1 for an empty row, and binary `masks` BMHW.
 
   Returns:
     'mask': focal loss with alpha .25 and gamma 2 (1708.02002), averaged over

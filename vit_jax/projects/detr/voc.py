@@ -3,7 +3,8 @@
 The layout is `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and optionally
 `ImageSets/Main/train.txt` and other splits with one name per line. The layouts
 of labelImg are read too: `annotations/` and `images/`, or all files in one
-folder. `read` returns the lists of COCO's JSON; `coco` checks them.
+folder. `read` returns the same lists as COCO's JSON; the module `coco` checks
+them.
 """
 
 import logging
@@ -20,7 +21,7 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the path for `read` by split; 'all' if there are no split files.
+  """Returns by split the `path` for `read`; 'all' if there are no split files.
 
   `trainval` is left out if train and a validation split exist.
   """
@@ -35,7 +36,10 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  """Returns the modification time of the annotations, the newest if many."""
+  """Returns the newest modification time of the annotations.
+
+  For VOC they are all XML files, the split file and the folder of images.
+  """
   read = [path]
   if path.suffix != '.json':
     read += [image_folder(root), *_files(root).values()]
@@ -52,7 +56,7 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the annotation files by stem.
 
   In a folder of images, XML files without an image of the same stem are
-  ignored: they may be anything.
+  ignored: they may not be annotations.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
@@ -75,14 +79,14 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   treated as COCO's crowds: neither learned nor measured.
 
   Raises:
-    ValueError: a file is missing, or does not match any image.
+    ValueError: an XML file is missing or invalid, or several images match it.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)
   if path.is_file():
     text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
-    # Split files of one class have a number after each name.
+    # Files of one class, such as `car_train.txt`, have a number after a name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
     if lacking := [stem for stem in stems if stem not in files]:
       raise ValueError(
@@ -129,7 +133,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 
 
 def _image_name(stem: str, said: str, names: list[str]) -> str:
-  """Returns the image of an annotation file; `names` have the same stem.
+  """Returns the image of an annotation file; `names` are images of its stem.
 
   `<filename>` decides only if there are zero or several such images.
   """
