@@ -1,9 +1,9 @@
 """Noisy Student (1911.04252): learn from labels and from pseudo-labels.
 
-A batch has B labelled images and r B images that a teacher has labelled. Of
-these, only confident ones are used, equally many per class. Let y be the labels
-and q the teacher's probabilities for the clean image. The loss is the mean over
-all (1 + r) B images of
+A batch has B labelled images and r B pseudo-labelled images, which a teacher
+has labelled confidently; each class has equally many. Let y be the labels and q
+the teacher's probabilities for the clean image. The loss is the mean over all
+(1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
@@ -50,8 +50,8 @@ class PseudoLabels(TwoStreams):
   """Learns `batch['label']` and `batch['soft']`.
 
   Attributes:
-    teacher: None if the file with its labels exists, or if a stage of the run
-      has yet to train it.
+    teacher: None if the file of pseudo-labels exists, or if an earlier stage of
+      the run has yet to train the teacher.
   """
 
   one_class: ClassVar[bool] = True
@@ -126,7 +126,7 @@ class PseudoLabels(TwoStreams):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Joins both streams: each row has a labelled image and r others.
+    """Joins each labelled image with its r pseudo-labelled images.
 
     Returns:
       `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
@@ -269,15 +269,15 @@ def balanced(
 ) -> np.ndarray:
   """Returns the indices of the images to learn from, with repeats, int64.
 
-  It takes images whose likeliest class has at least the probability
-  `threshold`. Each class contributes equally many, the likeliest first; a small
-  class repeats its images.
+  Images count whose likeliest class has at least the probability `threshold`.
+  Each class contributes equally many images, the likeliest first. A class with
+  fewer images repeats them.
 
   Args:
     probabilities_NC: the teacher's probabilities of all images.
     threshold: lowest top probability, from 0 to 1.
-    images_a_class: images per class; 0 for the size of the largest class. A
-      class without confident images stays empty.
+    images_a_class: images per class; 0 for the size of the largest class.
+      Classes without confident images contribute no images.
 
   Raises:
     ValueError: if no image reaches the threshold.
