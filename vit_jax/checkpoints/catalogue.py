@@ -1,9 +1,9 @@
 """Published checkpoints by short names.
 
 The files are from the READMEs of google-research/vision_transformer and
-google-research/big_transfer. From AugReg, the list has the checkpoints that the
-README recommends, and those at 224 pixels that timm's `vision_transformer.py`
-and `vision_transformer_hybrid.py` name.
+google-research/big_transfer. AugReg's checkpoints are those that the README
+recommends, and those at 224 pixels that timm's `vision_transformer.py` and
+`vision_transformer_hybrid.py` name.
 """
 
 from typing import NamedTuple
@@ -128,7 +128,7 @@ def _all() -> dict[str, Published]:
     )
   for line in _AUGREG_224.split('\n')[1:-1]:
     model, start, recipe, lr = line.split()
-    # The README does not list B/8.
+    # B/8 is missing from `_AUGREG`, because the README does not list it.
     found.setdefault(
       f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
     )

@@ -1,4 +1,4 @@
-"""Builds a graph of ONNX nodes while a program is read.
+"""Collects ONNX nodes while `onnx` walks the JAX program of a model.
 
 Convolutions are transposed to ONNX's layout and back. onnxruntime cancels these
 transpositions when it opens a file.
@@ -150,7 +150,9 @@ class Graph:
     batch = first.shape[0]
     times = first_size // batch
     if not is_static([times, *sizes]) or first_size != times * batch:
-      raise NotImplementedError(f'the shape {shape}')
+      raise NotImplementedError(
+        f'the shape {shape}, not a multiple of the batch size'
+      )
     if shape not in self._made:
       first = self.node('Shape', [first], (1,), np.int64, start=0, end=1)
       if times != 1:
@@ -251,10 +253,10 @@ def _set_opset(model: Any, opset: int | None) -> None:
   least = max(needed.values())
   if opset is not None and not least <= opset <= newest:
     missing = ', '.join(f'{k} {n}' for k, n in needed.items() if n > opset)
-    why = f'the model needs {missing}' if missing else 'your onnx is older'
+    why = f'the model needs {missing}' if missing else 'onnx is too old'
     raise ValueError(
-      f'--opset={opset} must be from {least} to {newest}: {why}. Leave it out '
-      f'for {least}.'
+      f'--opset={opset} must be from {least} to {newest}: {why}. Without '
+      f'--opset it is {least}.'
     )
   version = helper.make_opsetid('', opset or least)
   model.ClearField('opset_import')

@@ -19,8 +19,9 @@ _log = logging.getLogger(__name__)
 BORDER = 2
 
 # Maps folder names to ImageNet classes (positions among the sorted WordNet
-# ids). The source is the archive's mappings/: folder_to_objectnet_label.json,
-# then objectnet_to_imagenet_1k.json, which has WordNet's names.
+# ids). Two files of the archive's folder mappings/ define it:
+# folder_to_objectnet_label.json gives labels, objectnet_to_imagenet_1k.json the
+# WordNet names of labels.
 IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
   name: tuple(classes)
   for name, classes in json.loads(
@@ -80,6 +81,7 @@ class ObjectNet(folder.LabelledFiles):
     if min(height, width) <= 2 * BORDER:
       raise decode.UnreadableImage(
         record['name'],
-        f'{width}x{height} pixels are only the border of {BORDER} pixels',
+        f'nothing of {width}x{height} pixels is left without the border of '
+        f'{BORDER} pixels',
       )
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}

@@ -15,8 +15,8 @@ class Source(Protocol):
   Attributes:
     class_names: a name for each label; empty if records have no labels.
     several_labels: whether a record may have any number of classes, even 0.
-    skips_unreadable: whether the next image replaces one that became
-      unreadable.
+    skips_unreadable: whether the source gives the next image in place of an
+      image that can no longer be read.
   """
 
   class_names: tuple[str, ...] = ()
@@ -65,11 +65,12 @@ class BoxedSource(Source, Protocol):
     """Returns the objects of an image, without decoding the image.
 
     Returns:
-      A mapping with `boxes` float32 N4, (x0, y0, x1, y1) in pixels; `labels`
-      int32 N; `crowd` bool N, true for a box around many objects of a class;
-      `area` float N, in pixels; `size`, the image's (height, width); and
-      optionally `masks`, an argument of `segments.mask` or None for each
-      object.
+      boxes: float32 [N, 4], (x0, y0, x1, y1) in pixels.
+      labels: int32 [N].
+      crowd: bool [N], true for a box around many objects of a class.
+      area: float [N], in pixels.
+      size: the image's (height, width).
+      masks: optional; for each object None or an argument of `segments.mask`.
     """
     ...
 
@@ -80,8 +81,8 @@ class Label:
 
   Attributes:
     class_names: a name for each class.
-    fields: the names of the fields to read. The value names the inner fields of
-      a list of objects; () reads all of them.
+    fields: maps each field to read to its inner fields to read, if it is a list
+      of objects; () reads all inner fields.
     classify: takes these fields of a record, returns the class; picklable.
   """
 

@@ -38,11 +38,11 @@ SOURCES = Register(
 
 
 def labelled(source: Source, name: str) -> LabelledSource:
-  """Returns the source itself, or raises ValueError if it has no labels."""
+  """Returns the source; raises ValueError unless an image has one class."""
   if source.several_labels:
     raise ValueError(
       f'{name} has images with several classes, but one class per image is '
-      'needed: give a table with the column label instead of labels.'
+      'needed. Use a table with a column "label", not "labels".'
     )
   if not isinstance(source, LabelledSource):
     raise ValueError(
@@ -125,7 +125,7 @@ def open_source(
   data_dir: str | None = None,
   split_seed: int = 0,
 ) -> Source:
-  """Opens one split of a dataset; `bad_images` checks its images.
+  """Opens one split of a dataset, without checking its images.
 
   Args:
     name: `digits` or `digits_canvas` (digits with boxes); a folder (a path with
@@ -157,7 +157,7 @@ def open_source(
   if '://' in name:
     raise ValueError(
       f'{name} is a bucket or URL, but folders and tables are read only from '
-      'disk. Copy or mount them, or name shards, as in '
+      'disk. Copy or mount the data, or use shards, as in '
       'arrayrecord:gs://BUCKET/FOLDER.'
     )
   if name.lower().endswith('.csv'):

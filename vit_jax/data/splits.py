@@ -1,4 +1,4 @@
-"""Split strings such as `train[:98%]+test` for all sources but TFDS's.
+"""Parses split strings such as `train[:98%]+test`, except for TFDS.
 
 The syntax and its arithmetic are those of TensorFlow Datasets,
 https://www.tensorflow.org/datasets/splits, without the unit `shard`.
@@ -30,7 +30,7 @@ NAMES = tuple(name for names in SAME for name in names)
 def select(
   split: str, splits: Mapping[str, Sequence[int]], owner: str
 ) -> np.ndarray:
-  """Returns the examples that a split string names, int64, in its order.
+  """Returns the indices that a split string selects, int64, in its order.
 
   Splits have several names, see `SAME`. `test` means `val` if there is no
   `test`, and the other way round. This does not hold in sums: if only `test`
@@ -66,7 +66,7 @@ def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
 def _parts(
   split: str, splits: Mapping[str, Any], owner: str
 ) -> Iterator[tuple[str, re.Match[str]]]:
-  """Yields the names that a split string means, with their match."""
+  """Yields each part's split name and its match of `_PART`."""
   parts = re.split(r'\s*\+\s*', split)
   for part in parts:
     match = _PART.fullmatch(part)
@@ -150,8 +150,8 @@ def select_rows(
       is the only one, a fifth of each class becomes `test`.
     labels: the class of each row.
     owner: the name of the dataset in messages.
-    seed: decides that fifth, and the shuffled order that slices refer to, since
-      many datasets are sorted by class.
+    seed: of the generated `test` split and of the shuffling before slices are
+      taken. Many datasets are sorted by class.
   """
   members: dict[str, Sequence[int]] = {}
   start = 0

@@ -58,9 +58,7 @@ def test_each_parameter_is_what_it_is_called():
 
 
 def test_a_model_without_attention_has_no_layer_to_ask_for():
-  with pytest.raises(
-    HTTPException, match='layer=0 .* the model does not have any'
-  ):
+  with pytest.raises(HTTPException, match='layer=0 .* leave out layer'):
     server.parse({'layer': '0'}, engine_of(layers=0, grid=None))
   with pytest.raises(HTTPException, match='layer=1 .* from 0 to 0'):
     server.parse({'layer': '1'}, engine_of(layers=1))

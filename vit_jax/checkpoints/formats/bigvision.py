@@ -25,8 +25,9 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  A file with fixed position embeddings has no distinctive key. An official file
-  with Linen's module numbers always has learned position embeddings.
+  A file with fixed position embeddings has no distinctive key. Files of the
+  paper's authors with Linen's module numbers store learned ones, so a file with
+  such numbers and without position embeddings is from big_vision.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -49,8 +50,8 @@ def read(path: str, arrays: table.Flat) -> table.File:
   if fields['posemb'] == 'sincos2d':
     H, W = fields['image_size']
     warnings.append(
-      f'{path} has no position embeddings. This assumes fixed ones (sincos2d) '
-      f'and images of {H}x{W} pixels.'
+      f'{path} has no position embeddings. vit_jax assumes fixed '
+      f'position embeddings (sincos2d) and images of {H}x{W} pixels.'
     )
   if prefix == _TOWER and len(arrays) < count:
     warnings.append(

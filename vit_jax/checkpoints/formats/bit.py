@@ -14,7 +14,7 @@ DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
 # Size in pre-training. The arrays do not determine it, and any size works.
 IMAGE_SIZE = (224, 224)
-# The rest of a unit's key after 'block': the numbers of stage and unit.
+# A key's stage number and unit name, after 'block'.
 UNIT = r'(\d)/(unit\d+)/'
 
 _CONV = 'standardized_conv2d'
@@ -61,7 +61,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
     },
     table=table.renamed(key_of, _layout),
     warnings=(
-      f'{path} does not store the image size. This assumes '
+      f'{path} does not store the image size. vit_jax assumes '
       f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} pixels.',
     ),
   )

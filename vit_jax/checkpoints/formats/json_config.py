@@ -53,7 +53,7 @@ class JsonConfig(dict[str, Any]):
     self.warnings.append(f'{self.path}: {sentence}')
 
   def part(self, key: str) -> 'JsonConfig':
-    """Returns the object of a key without nulls; empty if it is missing."""
+    """Returns the object under a key, or {}; drops its null values."""
     part = self.get(key) or {}
     if not isinstance(part, dict):
       self.refuse(key, '; it must be an object.')
@@ -217,7 +217,7 @@ class Key(NamedTuple):
 
 
 def choices(names: Mapping[str, Any]) -> Kind:
-  """Returns the conversion of a value that is one of some names.
+  """Returns the `Kind` of a key whose value must be one of some names.
 
   Args:
     names: our values by the other library's names. If several names have the

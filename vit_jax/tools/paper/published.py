@@ -20,7 +20,7 @@ _FACTS = ('table', 'model', 'variant', 'pretraining')
 
 
 def _table(number: int) -> list[tuple[dict[str, str], Results]]:
-  """Returns facts and results of each model, without empty cells."""
+  """Returns each model's row of the CSV and its non-empty result columns."""
   path = pathlib.Path(__file__).with_name('published.csv')
   rows = csv.DictReader(path.read_text(encoding='utf-8').splitlines())
   return [

@@ -207,7 +207,7 @@ class Cost:
     computing_s: seconds without collectives.
     least_s: seconds if collectives overlap with computation as scheduled, and
       data shared by the devices of a chip is sent once.
-    most_s: seconds without overlap, and each device sends its own data.
+    most_s: seconds if nothing overlaps and each device sends its own data.
     sent_bytes: bytes that each device sends inside its slice.
     network_bytes: bytes that each device sends to other slices.
     network_s: seconds for `network_bytes`.

@@ -221,7 +221,7 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
   for name, text in given.items():
     if name not in schemas:
-      raise _invalid(name, text, f'use {", ".join(schemas)}')
+      raise _invalid(name, text, f'the parameters are {", ".join(schemas)}')
   names = list(engine.models)
   schemas['model'] = {'enum': names, 'default': names[0]}
   model = engine.models[_value(given, 'model', schemas['model'])]
@@ -233,8 +233,9 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
-      'A map for a class needs gradients, which this server cannot compute. '
-      'Leave out class, or run python -m vit_jax.serve where JAX is installed.',
+      'A map for a class needs attention maps and gradients, which this server '
+      'cannot compute for this model. Leave out class, or run python -m '
+      'vit_jax.serve with a ViT where JAX is installed.',
     )
   if query['class'] is not None and query['layer'] is not None:
     raise HTTPException(
@@ -258,7 +259,7 @@ def _value(given: Mapping[str, str], name: str, schema: dict[str, Any]) -> Any:
     low, high = schema['minimum'], schema['maximum']
     valid, way_out = low <= value <= high, f'use a number from {low} to {high}'
     if high < low:
-      way_out = 'leave it out, since the model does not have any'
+      way_out = f'leave out {name}, which this model does not support'
   else:
     try:
       value = float(text)
