@@ -261,7 +261,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   )
   assert status == 0
   assert not (tmp_path / 'run').exists()
-  assert 'Images have 32x32 pixels, the size' in err and 'and not 8.' in err
+  assert 'Images have 32x32 pixels, the size' in err and 'instead of 8.' in err
   checkpoint = opening.open_checkpoint(str(path))
   source = sources.open_source('digits', 'test')
   transform = transforms.EvalTransform(checkpoint.image_size)

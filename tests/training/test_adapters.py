@@ -8,16 +8,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import traverse_util
 
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
+from tests.conftest import PEERS
 from vit_jax.checkpoints import adapters, opening
 from vit_jax.convert import convert, orbax
 from vit_jax.models import flops
 from vit_jax.tools.plan import aot
 from vit_jax.training import optim, preemption
+
+try:
+  import torch
+except ImportError:
+  torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason=PEERS)
 
 train = importlib.import_module('vit_jax.train')
 
@@ -43,6 +50,7 @@ def config_of(base, **changes):
   return config
 
 
+@needs_torch
 @pytest.mark.parametrize('scan', [False, True])
 def test_forward_and_gradients_are_those_of_pytorch(base, scan):
   """Of x W + (x A) B, as peft computes it, for the queries of one layer."""

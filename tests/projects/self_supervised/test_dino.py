@@ -10,16 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional as F
 
 from configs import digits, dino
+from tests.conftest import PEERS
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import sources
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives.objective import Facts
 from vit_jax.training import preemption, sharding
+
+try:
+  import torch
+  from torch.nn import functional as F
+except ImportError:
+  torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason=PEERS)
 
 train = importlib.import_module('vit_jax.train')
 
@@ -86,6 +93,7 @@ def to_torch(tree):
   return jax.tree.map(lambda x: torch.tensor(np.asarray(x, np.float64)), tree)
 
 
+@needs_torch
 def test_twenty_steps_are_the_originals():
   made = Experiment(
     CheckedConfig(config_of(), jax.devices()[:1]), Facts((), 99)
@@ -153,6 +161,7 @@ def test_twenty_steps_are_the_originals():
   )
 
 
+@needs_torch
 @pytest.mark.slow
 def test_gradients_are_the_originals():
   """Of the projection, whose inputs are given."""

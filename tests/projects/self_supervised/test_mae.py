@@ -8,15 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional as F
 
 from configs import digits, mae
+from tests.conftest import PEERS
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops, posemb
 from vit_jax.objectives.objective import Facts
+
+try:
+  import torch
+  from torch.nn import functional as F
+except ImportError:
+  torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason=PEERS)
 
 SIZE, P, HEADS = 16, 4, 4
 
@@ -114,6 +121,7 @@ def theirs(params, images, order, visible, normalized):
   return (errors * is_hidden).sum() / is_hidden.sum()
 
 
+@needs_torch
 @pytest.mark.parametrize('normalized', [True, False])
 def test_loss_and_gradients_are_the_papers(normalized):
   objective, params = objective_of(**{'objective.normalized': normalized})

@@ -233,7 +233,7 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
-      'A map for a class needs attention maps and gradients, which this server '
+      'A map for a class needs gradients and attention maps, which this server '
       'cannot compute for this model. Leave out class, or run python -m '
       'vit_jax.serve with a ViT where JAX is installed.',
     )
