@@ -31,8 +31,9 @@ differences remain:
                    it multiplies the moment.
   mixup            Pairs are neighbours in the whole batch; the original pairs
                    neighbours on the same device.
-  RandAugment      Pillow computes big_vision's draws and operations. For
-                   torchvision's, set `data.augment='randaugment(2, 10)'`.
+  RandAugment      Pillow computes the operations, with big_vision's random
+                   draws. For torchvision's, set
+                   `data.augment='randaugment(2, 10)'`.
   flip             After RandAugment, not before it.
   crop             Aspect ratios go up to 4/3, not 1.33. Resizing suppresses
                    aliasing; the original's bilinear resize does not.
