@@ -21,9 +21,9 @@ Three things differ from the original. Weight decay applies only to kernels.
 Batches have one of three shapes by the short sides of their images: squares of
 960, 1184 and 1333 pixels. These batches have more padding than the original's.
 In the first two shapes, an image with an aspect ratio above 5/3 is shrunk to
-fit. The backbone has random initial parameters unless --config.init is a checkpoint of a
-DETR, or of a ResNet with the same layers, width and version. A frozen BatchNorm
-needs the statistics of a checkpoint: to start without one, set
+fit. The backbone has random initial parameters unless --config.init is a
+checkpoint of a DETR, or of a ResNet with the same layers, width and version. A
+frozen BatchNorm needs the statistics of a checkpoint: to start without one, set
 model.backbone_version=1 and optimizer.frozen=().
 
 model.masks=True learns masks, and evaluators.coco.masks=True measures them.
