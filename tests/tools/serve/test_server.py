@@ -225,7 +225,7 @@ def test_settings_change_the_map(port):
 
 
 WRONG = {
-  'colour=red': 'use model, image, top',
+  'colour=red': 'parameters are model, image, top',
   'discard=1': 'from 0 to below 1',
   'layer=3': 'from 0 to 2',
   'class=1': 'needs gradients',
