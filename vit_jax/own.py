@@ -32,8 +32,8 @@ from vit_jax.models import flops
 from vit_jax.training import durations, sharding
 
 FILE = 'chosen.json'
-# The checkpoint that a run with new parameters recommends: AugReg's smallest
-# with more than 80 % on ImageNet.
+# The checkpoint that is recommended if a run starts from new parameters:
+# AugReg's smallest with more than 80 % on ImageNet.
 PUBLISHED = 'augreg/s16-224'
 # The model of runs without a checkpoint: two stages of a ResNet, then four
 # layers of a ViT. A step on 2 CPU cores takes less than half a second.
@@ -219,7 +219,7 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
 
 
 def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
-  """Sets the fields that are open, or the total if it is given in minutes."""
+  """Sets `total` and the fields whose value is None; ignores other fields."""
   known = config_lib.flatten(config)
   is_open = {k for k, v in known.items() if v is None} | {'total'}
   config.update_from_flattened_dict(
@@ -267,7 +267,7 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns how many training steps fit into the minutes with evaluations."""
+  """Returns the training steps for the minutes: `LEAST_STEPS` or more."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -295,7 +295,7 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns the seconds of the first step, which compiles, and of the next."""
+  """Returns seconds of the first step, which compiles; mean of later steps."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())

@@ -3,12 +3,12 @@
   python -m vit_jax.evaluate CHECKPOINT DATASET --output=runs/evaluate
 
 The command runs any checkpoint on all images of a split. It prints top-1
-accuracy, top-5 accuracy and balanced accuracy (the mean over classes). It
-writes classes.csv, with the most frequent confusion of each class. For up to
-1,000 classes it also writes confusion.csv and confusion.png (rows are true
-classes, columns are predicted classes). If images have several classes, it
-prints average precision and F1 of each class and their means, and writes
-classes.csv.
+accuracy, balanced accuracy (the mean over classes) and, for more than five
+classes, top-5 accuracy. It writes classes.csv, with the most frequent confusion
+of each class. For up to 1,000 classes it also writes confusion.csv and
+confusion.png (rows are true classes, columns are predicted classes). If images
+have several classes, it prints average precision and F1 of each class and their
+means, and writes classes.csv.
 """
 
 import argparse

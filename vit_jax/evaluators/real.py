@@ -80,8 +80,8 @@ class RealEvaluator(Evaluator):
   def run(self, params: Any) -> dict[str, float]:
     """Returns `accuracy` by ReaL, `original_accuracy` and `examples`.
 
-    `original_accuracy` covers all images and uses the labels of the source.
-    `examples` is the number of images that ReaL scores.
+    `original_accuracy` covers all readable images and uses the labels of the
+    source. `examples` is the number of images that ReaL scores.
     """
     top_Nk = self._top(params, self._source)
     top_N, is_read_N = top_Nk[:, 0], features.is_read(top_Nk)

@@ -129,7 +129,7 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """Row attention, then column attention: the 3x3 convolution of Axial-ResNet.
+  """Row, then column attention, in place of a 3x3 convolution (Axial-ResNet).
 
   A stride becomes average pooling at the end, as in the authors' code.
   """

@@ -51,7 +51,7 @@ def _looped(model: Model) -> Model:
 
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
-  """Returns `jax.ShapeDtypeStruct`s of the parameters of `variants.init`."""
+  """Returns a `jax.ShapeDtypeStruct` for each of a model's parameters."""
   # Copies the dicts, because all callers share the cached ones.
   return jax.tree.map(lambda x: x, _param_shapes(model, tuple(image_size)))
 
@@ -84,7 +84,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def _conv_multiply_adds(eqn: Any) -> int:
-  """Returns the multiply-adds of a convolution, except with its padding."""
+  """Returns the multiply-adds of a convolution, without those of padding."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape

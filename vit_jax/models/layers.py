@@ -78,8 +78,7 @@ def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   """
   if rate is None or key is None:
     return y_BLD
-  # The attention's dropout uses the unfolded key. The MLP's last dropout gets
-  # the same folded key from `split`, but shares only B of its BLD draws.
+  # The attention's dropout uses the unfolded key, so this mask is independent.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)

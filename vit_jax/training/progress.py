@@ -128,7 +128,7 @@ class Progress:
 
   @property
   def images_per_s_per_core(self) -> float | None:
-    """Training speed without compiling and pauses; None before two updates."""
+    """Training speed without compiling and pauses; None if not measured yet."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
     images = self._trained_steps * self.batch_size
@@ -156,7 +156,8 @@ class Progress:
     Args:
       log: the run's metrics.
       metrics: whether the 'highest' or 'lowest' value is the best, by column.
-        The summary has the best value, its first step, and the final value.
+        The summary has the best value, the first step that reached it, and
+        the final value.
       checkpoint: path of the last checkpoint.
       files: paths of other written files.
     """
