@@ -58,6 +58,21 @@ def test_command_writes_a_palette_and_its_error(folder, tmp_path, capsys):
   assert 'found.npy exists already' in capsys.readouterr().err
 
 
+def test_colours_are_those_of_the_training_split(tmp_path, capsys):
+  for split, shade in (('train', 100), ('test', 20)):
+    for i in range(2):
+      place = tmp_path / 'data' / split / 'a' / f'{i}.png'
+      place.parent.mkdir(parents=True, exist_ok=True)
+      pixels = np.full((8, 8, 3), shade + i, np.uint8)
+      Image.fromarray(pixels).save(place)
+  out = tmp_path / 'found.npy'
+  args = [f'{tmp_path}/data/', '--colours=2', f'--out={out}', '--image_size=8']
+  assert palette.main(args) == 0
+  assert 'train: 128 pixels of 2 images' in capsys.readouterr().out
+  want = np.repeat([[100], [101]], 3, 1)
+  np.testing.assert_allclose(127.5 * (np.load(out) + 1), want, atol=1e-3)
+
+
 def test_palettes_from_0_to_1_are_read(tmp_path, caplog):
   np.save(tmp_path / 'greys.npy', np.float32([[0], [0.5], [1]]))
   got = library.read(str(tmp_path / 'greys.npy'))

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import io
+import os
 import shutil
 import struct
 import tarfile
@@ -224,6 +225,14 @@ def test_a_shard_that_changed_is_read_again(tmp_path, photos):
   assert len(after) == 9
   assert not {*after.states([0, 8])} & {*before.states([0, 8])}
   assert after.identity() != before.identity()
+  # The same size with other labels and a later time.
+  path = tmp_path / 'train.tfrecord'
+  old = path.stat()
+  write_tfrecord(path, [(data, 2 - label) for data, label in rows[:9]])
+  os.utime(path, ns=(0, old.st_mtime_ns + 1_000_000_000))
+  assert path.stat().st_size == old.st_size
+  relabelled = sources.open_source(f'tfrecord:{tmp_path}', 'all')
+  assert (after.class_names, relabelled.class_names) == (('0', '1'), ('1', '2'))
 
 
 @pytest.mark.parametrize('kind', KINDS[:2])

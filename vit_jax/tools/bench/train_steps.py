@@ -4,9 +4,10 @@ Our step is the step of the training loop. It flips and normalises uint8 images
 on the device, and computes cross-entropy, Adam with decoupled weight decay, and
 the logged norms. The batch is already on the device.
 
-The table lists images/s, compile time and peak memory. The compiler plans the
-memory; that of PyTorch is measured, on GPUs only. For devices whose peak is
-known, the table lists MFU: 3 x forward FLOPs x images/s / peak in bfloat16.
+The table lists images/s, compile time and peak memory. JAX's peak is what the
+compiler plans. PyTorch's peak is measured, and only on GPUs. For devices whose
+peak FLOPs are known, the table lists MFU: 3 x forward FLOPs x images/s / peak
+in bfloat16.
 
 Steps run on the first device, or on --devices devices that share the batch.
 images/s is the total, memory is per device.
