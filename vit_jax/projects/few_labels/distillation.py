@@ -1,15 +1,15 @@
 """Classification with distillation from a teacher (DeiT, 2012.12877).
 
-Let y be the labels, Z_t the teacher's logits, Z_s the logits of the student's
-class token and Z_d the logits of its distillation token. The losses of section
-4 are
+Let y be the labels, w the weight and t the temperature. Let Z_t be the
+teacher's logits, Z_s the logits of the student's class token and Z_d the logits
+of its distillation token. The losses of section 4 are
 
   hard: (1 - w) CE(softmax(Z_s), y) + w CE(softmax(Z_d), argmax Z_t)
   soft: (1 - w) CE(softmax(Z_s), y)
         + w t^2 KL(softmax(Z_t / t) || softmax(Z_d / t))
 
-Without a distillation token, Z_d = Z_s. (The published code also divides the
-soft term by the number of classes, 1,000 for ImageNet.)
+Without a distillation token, Z_d = Z_s. Unlike here, the published code divides
+the soft term by the number of classes.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class Distillation(Classification):
 
   Attributes:
     teacher: a checkpoint of any architecture and image size. It sees the same
-      augmented images, resized and normalised for it. None if a later stage of
-      the run trains it first.
+      augmented images, resized and normalised for it. None if an earlier stage
+      of the run has yet to train it.
     class_order: `config.data.class_order`.
   """
 
@@ -44,10 +44,10 @@ class Distillation(Classification):
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   kind: str = field('hard', 'Kind of target.', valid=('hard', 'soft'))
-  weight: float = field(
-    0.5, 'w, share of the teacher in the loss.', valid='[0, 1]'
+  weight: float = field(0.5, "w, the teacher's weight.", valid='[0, 1]')
+  temperature: float = field(
+    3.0, 't, temperature for kind=soft.', valid='(0, inf)'
   )
-  temperature: float = field(3.0, 't, for kind=soft.', valid='(0, inf)')
   teacher_dtype: str = field(
     'float32', "The teacher's dtype.", valid=('float32', 'bfloat16')
   )
@@ -63,20 +63,25 @@ class Distillation(Classification):
     return super()._arguments(config, image_size) | own
 
   def fixed(self) -> Params:
-    """Returns the teacher's parameters.
+    """Returns the teacher's parameters as NumPy arrays in `teacher_dtype`.
 
     Raises:
-      ValueError: if the teacher was trained on other classes.
+      ValueError: if the teacher's classes are not those of the data.
     """
     classes.check_same(self.teacher, self.class_names, self.class_order)
-    # NumPy knows bfloat16 only by JAX's dtype.
+    # NumPy does not know the name 'bfloat16', but takes JAX's dtype.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),
       self.teacher.params,
     )
 
   def taught(self, fixed: Params, images_BHWC: jax.Array) -> jax.Array:
-    """Returns the teacher's logits BC of augmented images."""
+    """Returns the teacher's logits, float32 BC, without gradient.
+
+    Args:
+      fixed: parameters of the teacher.
+      images_BHWC: augmented images, normalised for the student.
+    """
     given = self.images.preprocessing
     mean_C, std_C = (
       255 * jnp.asarray(x, jnp.float32)[None, None, None]

@@ -1,18 +1,17 @@
 """Noisy Student (1911.04252): learn from labels and from pseudo-labels.
 
-A batch has B labelled images and r B pseudo-labelled images, which a teacher
-has labelled confidently; each class has equally many. Let y be the labels and q
-the teacher's probabilities for the clean image. The loss is the mean over all
-(1 + r) B images of
+A batch has B labelled images and r B pseudo-labelled images. The latter are
+drawn from the images whose class the teacher is sure of; see `balanced`. Let y
+be the labels and q the teacher's probabilities for the image without noise. The
+loss is the mean over all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
-The pseudo-labels are stored in a NumPy archive: `probabilities` float32 NC of
-all images in order, `class_names`, `images` (name and split of the data),
-`split_seed`, and `teacher` (checksums of its parameters).
+The file of soft labels is a NumPy archive with `probabilities`, q of all images
+in order, float32 NC. It also has `class_names`, `images` (name and split of the
+data), `split_seed` and `teacher` (checksums of the teacher's parameters).
 
-The noise is set by `data.augment`, `model.dropout` and
-`model.stochastic_depth`.
+`data.augment`, `model.dropout` and `model.stochastic_depth` set the noise.
 """
 
 import dataclasses
@@ -50,17 +49,20 @@ class PseudoLabels(TwoStreams):
   """Learns `batch['label']` and `batch['soft']`.
 
   Attributes:
-    teacher: None if the file of pseudo-labels exists, or if an earlier stage of
-      the run has yet to train the teacher.
+    teacher: the checkpoint that labels the images. None if an earlier stage of
+      the run has yet to train it, or if `config.teacher` is empty and the file
+      of soft labels exists.
   """
 
   one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
-  threshold: float = field(0.3, 'Lowest top probability.', valid='[0, 1]')
+  threshold: float = field(0.3, 'See `balanced`.', valid='[0, 1]')
   images_a_class: int = field(0, 'See `balanced`.', valid='[0, inf)')
-  ratio: int = field(1, 'r, images per labelled image.', valid='[1, inf)')
+  ratio: int = field(
+    1, 'r, pseudo-labels per labelled image.', valid='[1, inf)'
+  )
   teacher: opening.Checkpoint | None = None
 
   @classmethod
@@ -78,10 +80,15 @@ class PseudoLabels(TwoStreams):
     return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
-    """Returns the transform; labels the unlabelled images first if needed.
+    """Returns the function that turns a record into an example.
 
-    Its examples have 'image' and 'label' of a record, 'unlabelled' [r, H, W, 3]
-    and 'soft' [r, C].
+    If the file of soft labels is missing, the teacher makes it first. Examples
+    have the 'image' and 'label' of a record, and 'unlabelled' uint8
+    [r, H, W, 3] with 'soft' float32 [r, C], drawn at random.
+
+    Raises:
+      ValueError: if the teacher or the file does not fit the classes or the
+        unlabelled images, or if no image reaches `threshold`.
     """
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
@@ -114,7 +121,11 @@ class PseudoLabels(TwoStreams):
     return 1 + self.ratio
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes: images BHWC, labels B, `unlabelled` BrHWC, `soft` BrC."""
+    """Returns the shapes of a batch.
+
+    Images are uint8 BHWC, labels int32 B, `unlabelled` uint8 BrHWC and `soft`
+    float32 BrC.
+    """
     shapes = super().batch_shapes(size)
     image = shapes['image']
     B, *rest = image.shape
@@ -127,6 +138,8 @@ class PseudoLabels(TwoStreams):
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Joins each labelled image with its r pseudo-labelled images.
+
+    Normalises, augments and mixes them, and smooths the given labels.
 
     Returns:
       `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
@@ -187,14 +200,14 @@ def kept(
 
   Args:
     path: path of the file, which is written atomically.
-    teacher: predicts these classes; may be None if the file exists.
-    source: the images.
+    teacher: a classifier of these classes; may be None if the file exists.
+    source: the N images.
     data: a `config.data` with the name and split of the images.
     class_names: C names.
 
   Raises:
-    ValueError: if the file holds other images, classes or another teacher's
-      labels.
+    ValueError: if the file is not a file of soft labels, or is of other images,
+      other classes, another split seed or another teacher.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
@@ -222,7 +235,7 @@ def kept(
       held |= {x: archive[x] for x in wanted if x in archive}
   except (
     *(KeyError, OSError, ValueError, zipfile.BadZipFile),
-    *(EOFError, TypeError),  # an empty file; an array, which numpy opens too
+    *(EOFError, TypeError),  # an empty file; a .npy array, not an archive
   ) as e:
     raise ValueError(
       f'{path} is not a file of soft labels: {e}. Remove it, or name another '
@@ -269,15 +282,14 @@ def balanced(
 ) -> np.ndarray:
   """Returns the indices of the images to learn from, with repeats, int64.
 
-  Images count whose likeliest class has at least the probability `threshold`.
-  Each class contributes equally many images, the likeliest first. A class with
-  fewer images repeats them.
+  An image is used if its highest probability is at least `threshold`. Each
+  class contributes equally many images, those of the highest probability. A
+  class with fewer images repeats them; a class without images is left out.
 
   Args:
     probabilities_NC: the teacher's probabilities of all images.
-    threshold: lowest top probability, from 0 to 1.
-    images_a_class: images per class; 0 for the size of the largest class.
-      Classes without confident images contribute no images.
+    threshold: lowest probability of an image's likeliest class, from 0 to 1.
+    images_a_class: images per class; 0 for as many as the largest class has.
 
   Raises:
     ValueError: if no image reaches the threshold.

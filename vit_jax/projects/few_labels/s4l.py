@@ -1,8 +1,8 @@
 """S4L (1905.03670): semi-supervised learning with a self-supervised loss.
 
 A batch has two streams of equal size: labelled examples of `config.data`, and
-images drawn from `objective.unlabelled`, whose labels are ignored. w is
-`objective.weight`.
+images drawn from the split `objective.unlabelled`, whose labels are ignored. w
+is `objective.weight`.
 
 `Rotation` rotates all images by 0, 90, 180 and 270 degrees:
 
@@ -10,14 +10,16 @@ images drawn from `objective.unlabelled`, whose labels are ignored. w is
     + w mean CE(rotation of all images, all four rotations).
 
 `Exemplar` makes K independently augmented copies of each image. Let z be the
-normalised input of the head, and d the squared distance. The loss is
+input of the head, scaled to length 1, d the squared distance and m the margin.
+The loss is
 
   mean CE(classes of labelled images, all K copies)
     + w mean max(0, m + max d(z, copies of the same image)
                       - min d(z, copies of other images)).
 
-The maximum and the minimum are over `objective.group` rows of the batch (the
-batch-hard triplets of 1703.07737, with the distances of FaceNet, 1503.03832).
+The last mean is over all copies of both streams. Other images are taken from
+the same `objective.group` rows of the batch. These are the batch-hard triplets
+of 1703.07737, with the distances of FaceNet (1503.03832).
 """
 
 import dataclasses
@@ -60,9 +62,10 @@ class Rotation(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example from both streams.
+    """Returns the function that turns a record into an example.
 
-    It has a record's 'image' and 'label', and a random 'unlabelled' image.
+    Examples have the 'image' and 'label' of the record, and a random
+    'unlabelled' image.
     """
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
 
@@ -75,16 +78,22 @@ class Rotation(TwoStreams):
 
   @property
   def images_seen(self) -> int:
-    """Images per example: the rotations of both streams."""
+    """Images per example: four rotations in each stream."""
     return 2 * TURNS
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns images uint8 BHWC of both streams, and labels int32 B."""
+    """Returns shapes: both streams' images uint8 BHWC, and labels int32 B."""
     shapes = super().batch_shapes(size)
     return shapes | {'unlabelled': shapes['image']}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Augments as `Classification` does; adds `unlabelled` float32 BHWC."""
+    """Augments both streams; see `Classification`.
+
+    Unlabelled images are not mixed.
+
+    Returns:
+      `image` and `unlabelled`: float32 BHWC; `label`: float32 BC.
+    """
     key, key_unlabelled = jax.random.split(key)
     unlabelled_BHWC = self.augmented(batch['unlabelled'], key_unlabelled)
     return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
@@ -92,11 +101,15 @@ class Rotation(TwoStreams):
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and its metrics."""
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    `accuracy` is for labelled images that are not rotated, `rotation_accuracy`
+    for all rotations of all images.
+    """
     del fixed
     B = len(batch['image'])
     images_NHWC = jnp.concatenate([batch['image'], batch['unlabelled']])
-    # The rotations are a new axis, so they stay on the device of their image.
+    # A new axis keeps the rotations on the device of their image.
     turned_N4HWC = jnp.stack(
       [jnp.rot90(images_NHWC, k, axes=(1, 2)) for k in range(TURNS)], axis=1
     )
@@ -122,14 +135,16 @@ class Rotation(TwoStreams):
 
 @dataclasses.dataclass(frozen=True)
 class Exemplar(TwoStreams):
-  """Learns `batch['label']`, and which copies come from the same image."""
+  """Learns `batch['label']`, and to tell copies of different images apart."""
 
   one_class: ClassVar[bool] = True
   # A mixture of two images is not a copy of either.
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K, copies of an image.', valid='[2, inf)')
-  group: int = field(16, 'Rows searched for hard triplets.', valid='[1, inf)')
+  group: int = field(
+    16, 'G, rows searched for hard triplets.', valid='[1, inf)'
+  )
   margin: float = field(0.5, 'm, margin of the triplet loss.', valid='[0, inf)')
   weight: float = field(1.0, 'w, weight of the triplets.', valid='[0, inf)')
 
@@ -147,10 +162,11 @@ class Exemplar(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes copies of an image of each stream.
+    """Returns the function that turns a record into an example.
 
-    Its examples have 'image' and 'unlabelled' [K, H, W, 3], 'label', and
-    'owner' [2]: a hash of each image's name.
+    Examples have the 'label' of the record, its copies 'image' and those of a
+    random image, 'unlabelled', both uint8 [K, H, W, 3]. 'owner' int32 [2] has a
+    hash of the two names.
     """
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
     copies = self.copies
@@ -176,7 +192,10 @@ class Exemplar(TwoStreams):
     return 2 * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes: images BKHWC of both streams, labels B, owners B2."""
+    """Returns the shapes of a batch.
+
+    Images are uint8 BKHWC in both streams, labels int32 B, owners int32 B2.
+    """
     shapes = super().batch_shapes(size)
     B, *rest = shapes['image'].shape
     copies = jax.ShapeDtypeStruct((B, self.copies, *rest), np.uint8)
@@ -184,7 +203,9 @@ class Exemplar(TwoStreams):
     return shapes | {'image': copies, 'unlabelled': copies, 'owner': owners}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Arranges rows in groups, which gradient accumulation does not split.
+    """Augments images, and arranges the rows of the batch in groups.
+
+    Gradient accumulation splits the first axis, so it does not split groups.
 
     Returns:
       `image`: float32 [B / G, 2 G, K, H, W, C], the labelled images of a group
@@ -242,11 +263,14 @@ def unit_vectors(x_XD: jax.Array) -> jax.Array:
 def triplet_gaps(x_GNKD: jax.Array, owner_GN: jax.Array) -> jax.Array:
   """Returns the farthest positive minus the nearest negative distance, GNK.
 
+  Distances are squared distances of unit vectors, from 0 to 4. The positives of
+  a copy are the copies of its image. Its negatives are the copies of other
+  images in its group. A copy without negatives gets -inf.
+
   Args:
-    x_GNKD: representations of K copies of N images in G groups. Distances are
-      squared distances of their unit vectors.
-    owner_GN: ids. Images with the same id (a repeated image, or frames of one
-      video) are not negatives of each other.
+    x_GNKD: representations of K copies of N images in G groups.
+    owner_GN: id of each image. Images with the same id, such as a repeated
+      image or frames of one video, are not negatives of each other.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)

@@ -9,7 +9,7 @@ from vit_jax.models.vit import ViT
 
 Array = jax.Array
 
-TURNS = 4
+TURNS = 4  # number of rotations
 
 
 class RotationViT(ViT):

@@ -14,14 +14,14 @@ from vit_jax.objectives.classification import Classification
 
 @dataclasses.dataclass(frozen=True)
 class TwoStreams(Classification):
-  """Learns the classes of `config.data`, and learns from unlabelled images.
+  """Learns from the labelled images of `config.data` and unlabelled images.
 
   Attributes:
-    data: `config.data`, with the name and split of the unlabelled images.
+    data: `config.data`, but with the name and split of the unlabelled images.
   """
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
-  unlabelled_data: str = field('', 'Data set; empty: `config.data.name`.')
+  unlabelled_data: str = field('', 'Their data set; empty: `data.name`.')
   data: ConfigDict = None
 
   @classmethod
@@ -34,16 +34,20 @@ class TwoStreams(Classification):
     return found | {'data': data}
 
   def open_unlabelled(self) -> Source:
-    """Opens the unlabelled images.
+    """Opens the unlabelled images, and checks that they are readable.
 
     Raises:
-      ValueError: if they cannot be opened.
+      ValueError: if the data, the split or images are invalid.
       FileNotFoundError: if the data are missing.
     """
     return bad_images.open_checked(self.data, self.data.split)
 
   def augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
-    """Normalises and augments uint8 images [..., H, W, C] independently."""
+    """Normalises and augments each of the images, uint8 [..., H, W, C].
+
+    Returns:
+      Images of the same shape, float32.
+    """
     images_NHWC = images.reshape(-1, *images.shape[-3:])
     return self.images.augmented(
       self.images.normalize(images_NHWC), key

@@ -2,26 +2,24 @@
 
 A batch has B labelled images and B clips. A clip has S shots in order, each
 shot has F frames, and each frame has K independently augmented copies. Let z be
-the normalised input of the head, c the mean of z over a shot, g the model's
-prediction of the next shot (the normalised mean over a shot), and w the weight.
-The loss is
+the input of the head, scaled to length 1, and c the mean of z over a shot. Let
+g be the mean over a shot of the model's predictions of the next shot, scaled to
+length 1. d is the squared distance, m the margin, t the temperature and w the
+weight. The loss is
 
   mean CE(classes of labelled images) + w (frames + shots + videos)
 
   frames = mean max(0, m + max d(z, copies of the same frame)
                          - min d(z, frames of other videos))
   shots  = mean |z - c|^2
-  videos = mean -log softmax(g . c' / t), where c' is the next shot of the same
-           video and the softmax is over the next shots of all videos.
+  videos = mean -log softmax(g . c' / t), where c' is c of the next shot of the
+           same video and the softmax is over the next shots of all videos.
 
-Other videos are taken from the same `objective.group` rows of the batch. The
+"All videos" are those of the same `objective.group` rows of the batch. The
 three terms follow section 3: exemplars (see `s4l`), a shot as the mean of its
 frames, and prediction across shots by InfoNCE. The paper predicts from all
-earlier shots with an LSTM or an MLP; here a linear layer predicts from the last
-shot.
-
-Each frame is a record; the frames of a video are consecutive and in order. A
-shot is a range of neighbouring frames.
+earlier shots with an LSTM or an MLP. Here a linear layer predicts each shot
+from the shot before.
 """
 
 import dataclasses
@@ -52,7 +50,7 @@ from vit_jax.projects.few_labels.second_heads import VideoViT
 class VideoInvariances(Exemplar):
   """Learns `batch['label']`, and invariances of the videos `batch['clip']`.
 
-  `margin` is m, `weight` is w; `group` is used as in `Exemplar`.
+  `margin`, `weight` and `group` are fields of `Exemplar`.
   """
 
   trained: ClassVar[type[VideoViT]] = VideoViT
@@ -62,7 +60,7 @@ class VideoInvariances(Exemplar):
   videos: str = field('', 'Folder of the videos; see `open_videos`.')
   shots: int = field(2, 'S, shots of a clip.', valid='[2, inf)')
   frames: int = field(2, 'F, frames of a shot.', valid='[2, inf)')
-  length: int = field(16, 'Most frames that a shot spans.')
+  length: int = field(16, 'Maximum number of frames that a shot spans.')
   temperature: float = field(0.1, 't, temperature.', valid='(0, inf)')
 
   @classmethod
@@ -83,10 +81,14 @@ class VideoInvariances(Exemplar):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that makes an example from a record and a video.
+    """Returns the function that turns a record into an example.
 
-    It has 'image' and 'label' of the record, and 'clip' uint8
-    [S, F, K, H, W, 3] of a random 'video'.
+    Examples have the 'image' and 'label' of the record, and a random clip:
+    'clip' uint8 [S, F, K, H, W, 3] and 'video', the number of its video.
+
+    Raises:
+      ValueError: if the videos cannot be opened, or one has fewer than S F
+        frames.
     """
     videos = open_videos(self.videos, self.data.on_bad_image)
     lengths, least = np.diff(videos.edges), self.shots * self.frames
@@ -94,9 +96,9 @@ class VideoInvariances(Exemplar):
       first = videos.edges[np.argmin(lengths)]
       raise ValueError(
         f'The video that begins with {videos.frames[int(first)]["name"]} has '
-        f'{min(lengths)} frames; objective.shots={self.shots} of '
-        f'objective.frames={self.frames} need {least}. Remove the video, or '
-        'lower shots or frames.'
+        f'{min(lengths)} frames; objective.shots={self.shots} with '
+        f'objective.frames={self.frames} each need {least}. Remove the video, '
+        'or lower shots or frames.'
       )
     labelled = Classification.train_transform(self)
     transform = self.images.train_transform()
@@ -121,7 +123,10 @@ class VideoInvariances(Exemplar):
     return 1 + self.shots * self.frames * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes: images BHWC, labels and videos B, clips BSFKHWC."""
+    """Returns the shapes of a batch.
+
+    Images are uint8 BHWC, clips uint8 BSFKHWC, labels and videos int32 B.
+    """
     shapes = Classification.batch_shapes(self, size)
     B, *rest = shapes['image'].shape
     shape = B, self.shots, self.frames, self.copies, *rest
@@ -131,11 +136,14 @@ class VideoInvariances(Exemplar):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Arranges rows in groups, which gradient accumulation does not split.
+    """Augments images, and arranges the rows of the batch in groups.
+
+    Gradient accumulation splits the first axis, so it does not split groups.
 
     Returns:
-      `image`: float32 [B / G, G, 1 + S F K, H, W, C], a labelled image before
-      its clip; `label`: float32 [B / G, G, C]; `video`: int32 [B / G, G].
+      `image`: float32 [B / G, G, 1 + S F K, H, W, C], each labelled image
+      followed by the clip of its row; `label`: float32 [B / G, G, C]; `video`:
+      int32 [B / G, G].
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     image, G = batch['image'], self.group
@@ -154,8 +162,8 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `predicted` is the share of shots whose predicted next shot is nearest to
-    the true one among all videos of the group.
+    `predicted` is the share of shots whose predicted next shot is more similar
+    to the true one than to the next shots of the group's other videos.
     """
     del fixed
     images, labels = batch['image'], batch['label']
@@ -182,7 +190,7 @@ class VideoInvariances(Exemplar):
   def _alike(
     self, y: jax.Array, video: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the losses `frames` and `shots`.
+    """Returns the losses `frames` and `shots` of the module's docstring.
 
     Args:
       y: representations of all copies, [groups, G, S F K, D].
@@ -205,8 +213,12 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the loss `videos`, and the share of shots predicted correctly.
 
-    `following` has the predicted next shot of each copy in `y`. A video that is
-    drawn twice is not a negative of itself.
+    A video that is drawn twice is not a negative of itself.
+
+    Args:
+      y: representations of all copies, [groups, G, S F K, D].
+      following: the next shot as predicted from each copy, of the same shape.
+      video: number of the video of each row, [groups, G].
     """
     groups, G, copies, D = y.shape
     shape = groups, G, self.shots, -1, D
@@ -248,10 +260,13 @@ class Videos:
     length: int,
     rng: np.random.Generator,
   ) -> np.ndarray:
-    """Draws the indices [shots, frames] of a clip, in order.
+    """Draws the frames of a clip.
 
-    The video is divided into `shots` equal parts. In each part, a random range
-    of at most `length` frames is the shot, and `frames` of them are drawn.
+    Divides the video into `shots` equal parts. In each part, a random range of
+    at most `length` frames is the shot, of which it draws `frames` frames.
+
+    Returns:
+      Indices in `self.frames`, int64 [shots, frames], ascending.
     """
     first, end = self.edges[video : video + 2]
     bounds = first + (end - first) * np.arange(shots + 1) // shots
@@ -271,7 +286,8 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
     on_bad_image: see `config.data.on_bad_image`.
 
   Raises:
-    ValueError: if there are no videos, or frames are unreadable.
+    ValueError: if there are no videos; or if frames are unreadable, and
+      `on_bad_image` is 'error' or no frame is left.
   """
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):
@@ -280,7 +296,8 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
       f'its own folder, as with ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
     )
   files, _ = folder.list_files(root, names)
-  # Sort by length first, so that frame 10 comes after frame 9.
+  # Sorts a video's frames by the length of the name first, so that 10.jpg comes
+  # after 9.jpg.
   files.sort(key=lambda file: (file[1], len(file[0]), file[0]))
   paths, videos = map(list, zip(*files, strict=True))
   frames = bad_images.checked(

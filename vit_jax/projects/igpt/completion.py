@@ -13,7 +13,7 @@ from vit_jax.data import decode
 from vit_jax.projects.igpt.model import IGPT
 from vit_jax.visualize import draw
 
-_GREY = 128  # value of pixels that are not kept
+_GREY = 128  # pixel value that `picture` shows below the kept rows
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'given'))
@@ -27,13 +27,13 @@ def continued(
 ) -> jax.Array:
   """Samples all pixels after the first `given` ones.
 
-  Pixel i is drawn from p(pixel i | pixels before i)^(1 / temperature),
-  normalised. Its key is folded from i alone, so it does not depend on `given`.
+  The distribution of pixel i is p(pixel i | pixels before i)^(1 / temperature),
+  normalised. The random key of pixel i depends on `key` and i, not on `given`.
 
   Args:
     model: a causal iGPT.
     params: parameters of the model.
-    colours_BL: palette indices; only the first `given` are used.
+    colours_BL: palette indices, int32; only the first `given` are used.
     given: number of pixels to keep.
     key: random key for sampling.
     temperature: above 0; values below 1 favour likely pixels.
@@ -68,7 +68,7 @@ def continued(
 
 @functools.partial(jax.jit, static_argnames='model')
 def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
-  """Returns the bits per pixel of each image, -log2 p(image) / L, shape B."""
+  """Returns the bits per pixel of each image, -log2 p(image) / L, float32 B."""
   _, aux = model.apply({'params': params}, colours_BL, capture=('pixels',))
   log_BLK = jax.nn.log_softmax(aux['pixels'])
   log_BL = jnp.take_along_axis(log_BLK, colours_BL[..., None], axis=-1)
@@ -76,12 +76,12 @@ def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
 
 
 class Completed(NamedTuple):
-  """A photograph and its completions.
+  """A photograph and its completions, at the model's image size.
 
   Attributes:
     own_HWC: the photograph in the colours of the palette, uint8.
-    samples_SHWC: completions, uint8.
-    kept: rows from the top that were kept.
+    samples_SHWC: S completions, uint8.
+    kept: number of rows that were kept, from the top.
     bits: bits per pixel of the photograph.
   """
 
@@ -100,19 +100,20 @@ def complete(
   temperature: float = 1.0,
   seed: int = 0,
 ) -> Iterator[Completed]:
-  """Completes photographs, one after the other.
+  """Yields the completions of each photograph.
 
   Args:
-    checkpoint: a causal iGPT, or an argument of `open_checkpoint`.
+    checkpoint: an open checkpoint of a causal iGPT, or its path.
     images: paths of image files.
-    keep: share of the pixel rows that are kept, from the top.
+    keep: share of the pixel rows to keep, from the top. The last row is always
+      sampled.
     samples: number of completions per image.
     temperature: above 0; values below 1 favour likely pixels.
     seed: seed of the samples.
 
   Raises:
-    ValueError: if the checkpoint is not a causal iGPT, or a file is not an
-      image.
+    ValueError: if the checkpoint is not a causal iGPT, or a file cannot be
+      decoded.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
@@ -127,10 +128,10 @@ def complete(
     transform.image(decode.read_file(path), path) for path in images
   ]
   H, W = checkpoint.image_size
-  # At least one row is sampled.
   kept = min(round(keep * H), H - 1)
   params = checkpoint.on_device
-  # One image at a time: the cached keys and values of all would not fit.
+  # One image at a time, because the cached keys and values of all images might
+  # not fit into memory.
   for i, image_HWC in enumerate(images_BHWC):
     image_1HWC = checkpoint.normalize(jnp.asarray(image_HWC[None]))
     colours_1L = model.quantised(image_1HWC)

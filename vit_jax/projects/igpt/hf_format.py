@@ -1,7 +1,7 @@
-"""Read and write directories of transformers' ImageGPT, our causal iGPT.
+"""Read and write directories of transformers' ImageGPT as causal iGPT models.
 
 The palette is `clusters` in preprocessor_config.json. The embedding of the
-start token is the last row of the colour embeddings.
+start token is the last row of `wte.weight`, after the colour embeddings.
 """
 
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, image_configs, table, tensors
 from vit_jax.checkpoints.formats.json_config import JsonConfig, only
 
-# Values of config.json that our iGPT implies.
+# Values of config.json that are the same for every `IGPT`.
 _CONFIG = {
   'activation_function': 'quick_gelu',
   'add_cross_attention': False,
@@ -21,7 +21,8 @@ _CONFIG = {
   'scale_attn_weights': True,
 }
 _BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
-# Arrays of a layer with the same shape in both formats: their name and ours.
+# Arrays of a layer that have the same shape in both formats, as pairs of the
+# name in the file and the name in our model.
 _SAME = (
   ('ln_1.weight', 'ln_1/scale'),
   ('ln_2.weight', 'ln_2/scale'),
@@ -33,7 +34,7 @@ _SAME = (
 )
 _QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
-# Causal masks, which older versions of transformers saved; they are ignored.
+# Causal masks that older versions of transformers saved; `read` ignores them.
 _MASKS = r'\.attn\.(masked_)?bias$'
 
 
@@ -41,8 +42,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
   Raises:
-    ValueError: if the palette is missing or its size differs from the
-      embeddings, or if the model is not supported.
+    ValueError: if the palette is missing or its size differs from the number of
+      colour embeddings, or if the model is not supported.
   """
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
@@ -64,7 +65,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     'depth': sum(lookup.count(f'{prefix}h.', r'(\d+)\.')),
     'mlp_dim': lookup.shape('h.0.mlp.c_fc.weight', 2)[1],
     'heads': stated.positive('n_head'),
-    # Files converted from the original have biases of zero, which are dropped.
+    # Files converted from the original code have biases of zero. They are
+    # dropped, because the original model has no biases.
     'bias': any(
       np.any(x)
       for key, x in arrays.items()
@@ -84,7 +86,18 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 
 
 def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
-  """Returns (H, W) of the processor if it fits `positions`, else a square."""
+  """Returns the image size (H, W), whose product is `positions`.
+
+  If the size in preprocessor_config.json does not fit, it is a square.
+
+  Args:
+    images: content of preprocessor_config.json.
+    positions: number of position embeddings.
+    path: the directory, for messages.
+
+  Raises:
+    ValueError: if `positions` is not a square number either.
+  """
   for key in ('crop_size', 'size'):
     stated = images.get(key)
     if isinstance(stated, dict) and stated.keys() == {'height', 'width'}:
@@ -227,7 +240,7 @@ def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
 
 
 def _zeros(key: str, size: int) -> table.Entry:
-  """Returns the entry of a bias that our model lacks; it is written as 0."""
+  """Returns the entry of a bias that our model lacks; zeros are written."""
   return table.Entry(
     (key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ()
   )

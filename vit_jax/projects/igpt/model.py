@@ -3,8 +3,10 @@
 This follows "Generative Pretraining from Pixels" (ICML 2020) and
 openai/image-gpt. Pixels are quantised to K colours and are tokens in raster
 order. The model predicts the colour of each pixel. A causal model sees the
-pixels before it; a BERT model sees all pixels that are not masked. `layers`
-lists the dimension letters; L is H W.
+pixels before it; a BERT model sees all pixels that are not masked.
+
+`models.layers` lists the dimension letters. L is H W. K is the width of a head
+in BLNK, and the number of colours elsewhere.
 """
 
 from typing import Any, ClassVar
@@ -32,22 +34,23 @@ Cache = tuple[Array, Array, Array]
 
 EPSILON = 1e-5
 LAYERS = Loop('h', 0, 'h')
-# Images of 64 x 64 pixels, the largest in the paper, have 4,096 tokens.
+# Limit on the pixels of an image. The paper's largest images have 64 x 64.
 MAX_TOKENS = 2**16
-# Causal attention runs on chunks of queries, each with only the keys up to its
-# end. This bounds memory and skips nearly half of the L x L weights.
+# Causal attention runs on chunks of this many queries. Each chunk uses only the
+# keys up to its last query, which bounds memory and skips nearly half of the
+# L x L weights.
 QUERIES = 256
 
 
 def even_palette(levels: int) -> tuple[float, ...]:
-  """Returns `levels`^3 colours: an even grid over R, G and B."""
+  """Returns a palette of `levels`^3 colours, an even grid over R, G and B."""
   values = np.linspace(-1, 1, levels)
   colours = np.stack(np.meshgrid(values, values, values, indexing='ij'), -1)
   return tuple(colours.ravel().tolist())
 
 
 def grey_palette(count: int) -> tuple[float, ...]:
-  """Returns `count` greys from black to white."""
+  """Returns a palette of `count` greys from black to white."""
   return tuple(np.repeat(np.linspace(-1, 1, count), 3).tolist())
 
 
@@ -55,8 +58,8 @@ class Block(nn.Module):
   """A pre-norm transformer layer: attention, then an MLP.
 
   Attributes:
-    of: the fields of IGPT.
-    capture: see `IGPT.__call__`; 'cache' captures keys and values.
+    of: an object with the fields of `IGPT`.
+    capture: see `IGPT.__call__`; 'cache' captures the keys and values.
   """
 
   of: Any
@@ -72,9 +75,9 @@ class Block(nn.Module):
     """Returns the tokens after this layer, and the captured values.
 
     Args:
-      x_BLD: all tokens, or with `kept` the single token at `position`.
-      kept: cached keys and values BLNK.
-      position: index of the single token.
+      x_BLD: all tokens, or with `kept` only the token at `position`.
+      kept: cached keys and values BLNK; `position` is then required.
+      position: index of the token in `x_BLD`, an int32 scalar.
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
@@ -157,7 +160,11 @@ class Block(nn.Module):
     return jnp.concatenate(parts, axis=1)
 
   def _mask(self, start: int, end: int, keys: int) -> Array | None:
-    """Returns the attention mask of queries `start` to `end`, BQL."""
+    """Returns the attention mask of a chunk, bool 1QL; None for BERT.
+
+    It is true where one of the queries `start` to `end` - 1 sees one of the
+    first `keys` keys.
+    """
     if not self.of.causal:
       return None
     return jnp.asarray(
@@ -166,7 +173,7 @@ class Block(nn.Module):
 
 
 def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
-  """Returns iGPT's norm: RMSNorm without a bias."""
+  """Returns the norm of iGPT's layers."""
   return nn.RMSNorm(epsilon=EPSILON, dtype=dtype, name=name)
 
 
@@ -182,16 +189,20 @@ class IGPT(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
   num_classes: int = field(
-    REQUIRED, 'C, classes; 0 for the mean.', valid='[0, inf)'
+    REQUIRED, 'C, classes; 0: mean token.', valid='[0, inf)'
   )
   width: int = field(REQUIRED, 'D, width.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
-  mlp_dim: int = field(REQUIRED, 'M, 4 D as published.', valid='[1, inf)')
+  mlp_dim: int = field(
+    REQUIRED, 'M, width in the MLP; 4 D in the paper.', valid='[1, inf)'
+  )
   heads: int = field(REQUIRED, 'N, heads; must divide D.', valid='[1, inf)')
-  causal: bool = field(True, 'See only earlier pixels; False is BERT.')
-  bias: bool = field(False, 'Biases in layers, unlike the original.')
+  causal: bool = field(True, 'See only earlier pixels; False: BERT.')
+  bias: bool = field(False, 'Biases in layers; the original has none.')
   palette: tuple[float, ...] = field(
-    even_palette(8), 'R, G and B of K colours.', valid='[-1.001, 1.001]'
+    even_palette(8),
+    'R, G and B of K colours, in [-1, 1].',
+    valid='[-1.001, 1.001]',
   )
   dtype: Any = field(jnp.float32, 'Compute dtype.')
   scan: bool = field(False, 'See `ViT`.')
@@ -253,23 +264,28 @@ class IGPT(Model):
 
     Args:
       images_BHWC: images in [-1, 1], or palette indices BL.
-      train: unused.
-      capture: more values to return: 'pixels' (`pixels`, colour logits BLK in
-        float32, and `colours`, the palette indices BL), 'attention' (the
-        softmax weights, depth x BNLL), 'blocks' (the output of each layer's
-        first norm, which the paper probes, depth x BLD) and 'cache' (a `Cache`
-        of the given pixels).
-      hidden_BL: true for masked pixels, whose embedding becomes zero; only if
-        the model is not causal.
-      cache: keys and values of the earlier pixels, for sampling with a causal
-        model. The input is then the palette index B1 of the last pixel, and
-        the output belongs to the next one. For the first pixel the input is
-        ignored. L is the length of the cache.
+      train: unused, because iGPT has no dropout.
+      capture: names of more values to return:
+        pixels: returns `pixels`, colour logits BLK in float32, and `colours`,
+          the palette indices int32 BL.
+        attention: the softmax weights, depth x BNLL.
+        blocks: the output of each layer's first norm, which the paper probes,
+          depth x BLD.
+        cache: a `Cache` of the given pixels.
+      hidden_BL: true for masked pixels, whose embedding becomes zero; for BERT
+        models.
+      cache: the `Cache` of the earlier pixels, to sample one pixel from a
+        causal model. The input is then the palette index B1 of the pixel
+        before; it is ignored if the cache is empty. The outputs have length 1
+        and belong to the pixel to sample.
 
     Returns:
       Logits BC in float32, or the representation BD if `num_classes` is 0; and
-      a dict with `stem` (colour embeddings BHWD), `tokens` (encoded, BLD),
-      `pre_logits` (the input of the head) and the captured values.
+      a dict with
+        stem: BHWD, the colour embeddings; only if the input is BHWC.
+        tokens: BLD, after the last norm.
+        pre_logits: BD, the mean token, which the head reads.
+      and the captured values. With `cache`, the dict has the updated `cache`.
     """
     del train
     D, K = self.width, len(self.palette) // 3
@@ -336,7 +352,8 @@ class IGPT(Model):
   def quantised(self, images_BHWC: Array) -> Array:
     """Returns the index of the nearest palette colour of every pixel, int32 BL.
 
-    Images are in [-1, 1]. The distance is Euclidean; ties go to the first.
+    Images are in [-1, 1]. The distance is Euclidean; of equally near colours,
+    the first in the palette is chosen.
     """
     palette_11KC = jnp.asarray(self.colours_KC)[None, None]
     pixels_BLC = images_BHWC.reshape(images_BHWC.shape[0], -1, 3)
@@ -348,5 +365,5 @@ class IGPT(Model):
     )
 
   def painted(self, colours: np.ndarray) -> np.ndarray:
-    """Converts palette indices to uint8 pixels, with a new last axis RGB."""
+    """Converts palette indices X to pixels, uint8 X3 in RGB."""
     return np.rint(127.5 * (self.colours_KC[colours] + 1)).astype(np.uint8)

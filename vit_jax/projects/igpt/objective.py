@@ -1,7 +1,7 @@
 """Pixel prediction, "Generative Pretraining from Pixels" (ICML 2020).
 
-A causal iGPT predicts each pixel from the pixels before it. Otherwise it
-predicts masked pixels from the visible ones (BERT).
+A causal iGPT predicts each pixel from the pixels before it. A BERT model
+predicts masked pixels from the visible pixels.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from vit_jax.projects.igpt.model import IGPT
 
 @dataclasses.dataclass(frozen=True)
 class Pixels(Reconstruction):
-  """Learns the colours of pixels.
+  """Learns to predict the colours of pixels.
 
   Attributes:
-    model: predicts every pixel.
+    model: a causal or a BERT model.
     images: image preprocessing and augmentation.
     class_names: always empty.
   """
@@ -56,6 +56,8 @@ class Pixels(Reconstruction):
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Normalises images and, for BERT, draws the masked pixels.
 
+    Each pixel is masked with probability `rate`.
+
     Returns:
       `image` float32 BHWC and, for BERT, `hidden` bool BL.
     """
@@ -70,11 +72,12 @@ class Pixels(Reconstruction):
   def losses(
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> jax.Array:
-    """Returns the mean cross-entropy in nats per predicted pixel, B.
+    """Returns each image's mean cross-entropy in nats per predicted pixel, B.
 
-    Causal: the mean of -log p(pixel i | pixels before i). BERT: the mean of
-    -log p(pixel i | visible pixels) over masked pixels; 0 if no pixel is
-    masked. iGPT has no dropout, so the key is unused.
+    For causal models it is the mean of -log p(pixel i | pixels before i) over
+    all pixels. For BERT it is the mean of -log p(pixel i | visible pixels) over
+    the masked pixels; 0 if no pixel is masked. iGPT has no dropout, so the key
+    is unused.
     """
     del key
     _, aux = self.model.apply(

@@ -13,10 +13,10 @@ from vit_jax.data import bad_images, sources, transforms
 
 _log = logging.getLogger(__name__)
 
-# At most so many images, evenly spaced in the source, and so many of their
-# pixels are clustered. Ten times as many took minutes.
+# Limits on the images that pixels are taken from and on the pixels that are
+# clustered. With ten times as many, clustering took minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
-# Pixels per step of k-means; scikit-learn advises more than 3,000.
+# Pixels per step of k-means.
 _STEP = 8_192
 
 
@@ -44,6 +44,9 @@ def palette(
 ) -> Palette:
   """Clusters the pixels of a data set by k-means.
 
+  If the data set is large, it takes 10,000 images, evenly spaced, and draws
+  1,000,000 of their pixels at random, always the same ones.
+
   Args:
     data: the data set, as `sources.data_config` takes it.
     colours: K, number of colours.
@@ -52,7 +55,8 @@ def palette(
 
   Raises:
     OSError: if the data are missing.
-    ValueError: if the images have fewer distinct colours.
+    ValueError: if the data or the split are invalid, an image is unreadable, or
+      the images have fewer than `colours` distinct colours.
   """
   source = bad_images.open_checked(sources.data_config(data), split)
   transform = transforms.EvalTransform(image_size)
@@ -80,35 +84,40 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     float32 KC in [-1, 1].
 
   Raises:
-    ValueError: if the pixels have fewer distinct colours.
+    ValueError: if the pixels have fewer than `colours` distinct colours.
   """
   from sklearn.cluster import MiniBatchKMeans  # slow to import
 
   there = len(np.unique(pixels_NC.astype(np.int32) @ [1 << 16, 1 << 8, 1]))
   if there < colours:
     raise ValueError(
-      f'--colours is {colours}, and the images have {there:,} distinct ones. '
-      'Ask for at most that many.'
+      f'--colours is {colours}, but the images have only {there:,} distinct '
+      f'colours. Use at most --colours={there}.'
     )
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
   kmeans = MiniBatchKMeans(
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=20
   )
   with warnings.catch_warnings():
-    # scikit-learn warns if the data are smaller than the batch size.
+    # scikit-learn warns if there are fewer pixels than `_STEP`.
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
   if found_KC.min() >= 0:
-    # All images are bright. Without a negative value, `read` would assume
-    # values in [0, 1].
+    # All colours are bright. The darkest becomes black, because `read` takes
+    # the range to be [0, 1] if no value is negative.
     found_KC[0] = -1
   return found_KC
 
 
 def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
-  """Replaces each pixel by the nearest palette colour, uint8."""
+  """Returns the nearest palette colour of each pixel, uint8 NC.
+
+  Args:
+    pixels_NC: uint8 RGB.
+    palette_KC: float32 in [-1, 1].
+  """
   from sklearn.metrics import pairwise_distances_argmin
 
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
@@ -117,15 +126,15 @@ def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
 
 
 def read(path: str) -> tuple[float, ...]:
-  """Reads a .npy file into the form of `model.palette`.
+  """Reads a palette from a .npy file, as the values of `IGPT.palette`.
 
   The array has the shape (colours, 3), or (colours, 1) for greys, and values in
-  [-1, 1]. If no value is negative, [0, 1] is assumed with a warning, as in
-  teddykoker/image-gpt.
+  [-1, 1]. If no value is negative, the range is taken to be [0, 1], as in
+  teddykoker/image-gpt, and a warning is logged.
 
   Raises:
     FileNotFoundError: if the file is missing.
-    ValueError: if it is not a palette.
+    ValueError: if the file does not hold such an array.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
@@ -144,10 +153,12 @@ def read(path: str) -> tuple[float, ...]:
     )
   if not np.all(np.abs(values) <= 1):
     raise ValueError(
-      f'{path} has values outside of [-1, 1]. Scale them to [-1, 1].'
+      f'{path} has values outside [-1, 1]. Scale them to [-1, 1].'
     )
   if values.min() >= 0:
-    _log.warning('%s has no negative value: [0, 1] is assumed.', path)
+    _log.warning(
+      '%s has no negative value, so its range is taken to be [0, 1].', path
+    )
     values = 2 * values - 1
   values = np.broadcast_to(values, (len(values), 3))
   return tuple(values.ravel().tolist())
