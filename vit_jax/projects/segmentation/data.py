@@ -1,11 +1,12 @@
 """Images with a class for every pixel, from PNG files or COCO annotations.
 
-A folder of PNG files has `images/`, `masks/` with a PNG of the same name for
-each image, and `classes.txt` with the names of classes 1, 2, ... on a line
-each. A pixel of a mask is the number of its class, 0 for background, or 255 to
-be ignored. Both folders may have a folder for each split, such as `train/`.
+The first kind of folder has `images/`, and `masks/` with a PNG of the same name
+for each image. `classes.txt` has the names of classes 1, 2, ..., one per line.
+A mask pixel is the number of its class, 0 for background, or 255 to be ignored.
+Both `images/` and `masks/` may have a folder for each split, such as `train/`.
 
-Folders with objects, see `projects.detr.coco`, need a mask for each object.
+A folder with objects, as `projects.detr.coco` reads it, can be used too if each
+object has a mask.
 """
 
 import dataclasses
@@ -26,12 +27,17 @@ IGNORED = 255
 
 
 class MaskFiles(folder.Files):
-  """Image files with a mask file each."""
+  """Image files, each with a mask file."""
 
   def __init__(
     self, root: pathlib.Path, paths: list[str], class_names: tuple[str, ...]
   ):
     """Finds the masks.
+
+    Args:
+      root: the folder with `images/` and `masks/`.
+      paths: paths of the images.
+      class_names: names of classes 1, 2, ...
 
     Raises:
       ValueError: if an image lacks its mask.
@@ -54,7 +60,15 @@ class MaskFiles(folder.Files):
 
 
 def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
-  """Opens a split of a folder; None if the folder lacks `classes.txt`."""
+  """Opens a split of a folder.
+
+  Returns:
+    The images and masks; None if the folder lacks `classes.txt` or `masks/`.
+
+  Raises:
+    FileNotFoundError: if `images/` is missing.
+    ValueError: if an image lacks its mask, or as `folder.open_folder`.
+  """
   root = pathlib.Path(name).expanduser()
   if not (root / 'classes.txt').is_file() or not (root / 'masks').is_dir():
     return None
@@ -71,9 +85,9 @@ class MaskTransform:
   With a generator (training) it takes a random crop, else the whole image.
 
   Attributes:
-    train: crops and resizes images in training.
-    evaluation: resizes them in evaluation.
-    classes: C, background included.
+    train: draws the random crop.
+    evaluation: resizes whole images.
+    classes: C, the number of classes including background.
   """
 
   train: transforms.TrainTransform
@@ -87,6 +101,7 @@ class MaskTransform:
 
     Raises:
       UnreadableImage: The image cannot be decoded.
+      OSError: The mask file cannot be read.
       ValueError: The record lacks masks, or they do not fit the image or the
         classes.
     """
@@ -113,7 +128,7 @@ class MaskTransform:
       box = self.train.random_box(picture.height, picture.width, rng)
       part = picture.read(box, size, exact=False)
       image = transforms.resize(part, size)
-    # Takes the pixel in the middle of each new one.
+    # Each pixel gets the class of the mask pixel at its centre.
     nearest = Image.fromarray(classes_HW.astype(np.uint8)).resize(
       size[::-1],
       Image.Resampling.NEAREST,
@@ -125,10 +140,11 @@ class MaskTransform:
 def classes_of(record: Record) -> np.ndarray:
   """Returns the class of each pixel of a record's image, int64 HW.
 
-  Where objects overlap, the smaller one wins. Crowds are ignored.
+  Where objects overlap, the smaller one wins. Pixels of crowds get `IGNORED`.
 
   Raises:
-    ValueError: The record lacks masks, or its mask file cannot be used.
+    OSError: The mask file cannot be read.
+    ValueError: The record lacks masks, or its mask file has a wrong format.
   """
   if 'mask' in record:
     return mask_files.numbers(record['mask'])

@@ -20,12 +20,13 @@ from vit_jax.training import features, sharding
 class SegmentationEvaluator(Evaluator):
   """Compares the predicted class of every pixel of a split with its mask.
 
-  Masks have the size of the model's input.
+  Masks are resized to the model's image size.
 
   Attributes:
     name: prefix of the metrics.
-    class_names: C names.
-    confusion: maps (params, batch) to pixel counts CC, class x prediction.
+    class_names: C names, the background first.
+    confusion: maps (params, batch) to pixel counts, int32 CC: rows are classes,
+      columns are predictions.
     batches: returns one pass over the split, as global device arrays.
   """
 
@@ -44,7 +45,7 @@ class SegmentationEvaluator(Evaluator):
     """Returns the evaluator of a split.
 
     Raises:
-      ValueError: if the objective does not learn classes of pixels.
+      ValueError: if the objective is not segmentation.
     """
     objective = parts.objective
     if not isinstance(objective, Segmentation):
@@ -68,7 +69,7 @@ class SegmentationEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns `measures` under this evaluator's name."""
+    """Returns the metrics of `measures`, each named `{name}/{metric}`."""
     counts = (self.confusion(params, batch) for batch in self.batches())
     C = len(self.class_names)
     # int64, since a split can have more pixels than int32 can count.
@@ -82,10 +83,16 @@ class SegmentationEvaluator(Evaluator):
 def measures(
   confusion_CC: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-  """Returns the IoU of each class, their mean, and the share of right pixels.
+  """Returns metrics of a split.
 
-  A class in neither the masks nor the predictions has no IoU, and does not
-  count in the mean.
+  Args:
+    confusion_CC: pixel counts by class (rows) and prediction (columns).
+    class_names: C names.
+
+  Returns:
+    iou_{class}: the IoU of each class that occurs in masks or predictions.
+    mean_iou: the mean of these IoUs.
+    pixel_accuracy: the share of pixels whose class is predicted correctly.
   """
   right_C = np.diag(confusion_CC)
   union_C = confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1) - right_C

@@ -1,4 +1,4 @@
-"""A ViT with a linear layer on every patch, for a class of each pixel."""
+"""A ViT for semantic segmentation, with a linear layer on every patch."""
 
 from typing import Any, ClassVar
 
@@ -14,8 +14,8 @@ Array = jax.Array
 class SegmentationViT(ViT):
   """Maps images to class logits of their patches.
 
-  The head reads the tokens of the patches after the last layer and its norm.
-  Class token and registers are left out.
+  The head reads the tokens of the patches after the final norm. It does not
+  read the class token or the registers.
   """
 
   kind: ClassVar[str] = 'segmentation_vit'

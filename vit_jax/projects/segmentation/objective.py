@@ -1,4 +1,4 @@
-"""Semantic segmentation: cross-entropy of every pixel's class."""
+"""Semantic segmentation with the cross-entropy of every pixel's class."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -29,7 +29,9 @@ from vit_jax.projects.segmentation.model import SegmentationViT
 
 @dataclasses.dataclass(frozen=True)
 class Segmentation(Objective):
-  """Learns the class of each pixel from a linear layer on each patch.
+  """Learns the class of each pixel.
+
+  The model's logits of patches are resized to pixels, bilinearly.
 
   Attributes:
     model: predicts logits of patches.
@@ -90,7 +92,7 @@ class Segmentation(Objective):
     )
 
   def eval_transform(self) -> MaskTransform:
-    """Returns the same transform; evaluation calls it without a generator."""
+    """Returns `train_transform()`; evaluation calls it without a generator."""
     return self.train_transform()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -99,10 +101,12 @@ class Segmentation(Objective):
     return {'image': self.images.batch_shape(size), 'classes': classes}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Normalises images, and mirrors them with their masks.
+    """Normalises images, and flips them at random together with their masks.
 
-    Adds `weights` BHW: 0 for ignored pixels, and equal for all other pixels of
-    the batch, with the mean 1. They give microbatches the loss of the batch.
+    Returns:
+      `image`: float32 BHWC; `classes`: uint8 BHW; `weights`: float32 BHW, the
+      `weights` of the whole batch. They do not depend on the division into
+      microbatches.
     """
     images_BHWC = self.images.normalize(batch['image'])
     # The same key draws the same flips.
@@ -117,7 +121,10 @@ class Segmentation(Objective):
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of the pixels, and the share that is right."""
+    """Returns the mean loss of the pixels that count, and metrics.
+
+    `pixel_accuracy` is the share of these pixels that are predicted correctly.
+    """
     del fixed
     logits_BHWC = self._logits(params, batch['image'], key)
     loss = jnp.mean(batch['weights'] * nats(logits_BHWC, batch['classes']))
@@ -128,7 +135,7 @@ class Segmentation(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    The loss of an image is the mean over its pixels.
+    The loss of an image is the mean over its pixels that are not ignored.
     """
     del fixed
     logits_BHWC = self._logits(params, self.images.normalize(batch['image']))
@@ -138,9 +145,9 @@ class Segmentation(Objective):
     return sums(batch['mask'], {'loss': loss_B})
 
   def confusion(self, params: Params, batch: Batch) -> jax.Array:
-    """Returns pixels by class and by predicted class, int32 CC.
+    """Returns numbers of pixels by class and predicted class, int32 CC.
 
-    Counts the images whose `mask` is 1, without ignored pixels.
+    Counts the pixels that are not ignored, in images whose `mask` is 1.
     """
     logits_BHWC = self._logits(params, self.images.normalize(batch['image']))
     C = self.model.num_classes
@@ -148,7 +155,7 @@ class Segmentation(Objective):
     is_counted_BHW = (class_BHW != IGNORED) & (batch['mask'] > 0)[:, None, None]
     cell_BHW = C * class_BHW + jnp.argmax(logits_BHWC, axis=-1)
     cell_BHW = jnp.where(is_counted_BHW, cell_BHW, C * C)
-    # Image by image, so that devices count their own images.
+    # vmap lets each device count its own images.
     cells_BX = jax.vmap(lambda x: jnp.bincount(x.reshape(-1), length=C * C + 1))
     return jnp.sum(cells_BX(cell_BHW), axis=0)[:-1].reshape(C, C)
 
@@ -168,9 +175,10 @@ class Segmentation(Objective):
 
 
 def weights(classes_BHW: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-  """Returns 0 for ignored pixels, else equal weights with the mean 1 in axes.
+  """Returns a weight for each pixel, float32 BHW.
 
-  If all pixels are ignored, all weights are 0.
+  Ignored pixels get 0. All other pixels get the same weight, such that the mean
+  over `axis` is 1. If all pixels are ignored, all weights are 0.
   """
   counts_BHW = (classes_BHW != IGNORED).astype(jnp.float32)
   mean = jnp.mean(counts_BHW, axis=axis, keepdims=True)
@@ -178,7 +186,7 @@ def weights(classes_BHW: jax.Array, axis: tuple[int, ...]) -> jax.Array:
 
 
 def nats(logits_BHWC: jax.Array, classes_BHW: jax.Array) -> jax.Array:
-  """Returns the cross-entropy of each pixel, BHW; 0 if it is ignored."""
+  """Returns the cross-entropy of each pixel in nats, BHW; 0 if ignored."""
   is_ignored_BHW = classes_BHW == IGNORED
   nats_BHW = optax.softmax_cross_entropy_with_integer_labels(
     logits_BHWC, jnp.where(is_ignored_BHW, 0, classes_BHW)

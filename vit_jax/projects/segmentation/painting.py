@@ -1,4 +1,4 @@
-"""Paint the classes of the pixels of photographs."""
+"""Segment photographs, and paint the classes of their pixels."""
 
 import io
 import os
@@ -17,12 +17,14 @@ from vit_jax.visualize import draw, photos
 def find(
   checkpoint: Checkpoint, paths: Sequence[str], out: str = ''
 ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
-  """Yields the classes of each image with their share of the pixels.
+  """Yields for each image a list of (class, its share of the pixels).
 
-  The largest share comes first. An unreadable file yields its error. Writes
-  two files for each image into the folder `out`: `painted-NAME.png`, the image
-  with all classes but the first in colour, and `classes-NAME.png`, the number
-  of each pixel's class with a palette of the same colours.
+  The largest share comes first. For an unreadable file the error is yielded.
+  With `out`, writes two files for each image into this folder:
+
+    painted-NAME.png: the image with all classes but the first in colour.
+    classes-NAME.png: the class number of each pixel, with the same colours as
+      its palette.
   """
   transform = checkpoint.transform()
   logits_of = jax.jit(
@@ -57,10 +59,14 @@ def find(
 
 
 def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Returns the likeliest class of each pixel of an image of (H, W), uint8.
+  """Returns the likeliest class of each pixel, uint8 HW.
 
-  Logits are enlarged class by class, since all of a photograph's would take
-  gigabytes.
+  Logits are enlarged class by class, because those of all classes would take
+  gigabytes for a photograph.
+
+  Args:
+    logits_hwC: logits of patches.
+    size: (H, W) of the photograph.
   """
   best_HW = np.full(size, -np.inf, np.float32)
   classes_HW = np.zeros(size, np.uint8)
@@ -72,7 +78,7 @@ def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def painted(shown_HWC: np.ndarray, classes_HW: np.ndarray) -> np.ndarray:
-  """Returns an image with its classes, except 0, in colour."""
+  """Returns an image, uint8 HWC, with all classes except 0 in colour."""
   mixed_HWC = shown_HWC // 2 + _palette()[classes_HW] // 2
   return np.where(classes_HW[..., None] > 0, mixed_HWC, shown_HWC)
 

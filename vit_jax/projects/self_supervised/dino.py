@@ -1,9 +1,10 @@
 """DINO: self-distillation without labels (2104.14294).
 
-The teacher is a moving average of the student. The teacher sees two large views
-of an image; the student sees these and several small views. From each view, the
-student predicts the teacher's output for the other large views. The teacher's
-outputs are centred and sharpened, so that they do not collapse to a constant.
+The teacher's parameters are a moving average of the student's. The teacher sees
+two large views of an image; the student sees these and several small views.
+From each view, the student predicts the teacher's output for the other large
+views. Centring and sharpening keep the teacher's outputs from collapsing to a
+constant.
 """
 
 import dataclasses
@@ -39,8 +40,8 @@ class DINO(Objective):
 
   Attributes:
     model: model of student and teacher.
-    images: image preprocessing and augmentation. Large views cover at least
-      `crop_min_area` of an image.
+    images: image preprocessing and augmentation. `data.crop_min_area` is the
+      smallest share of an image that a large view covers.
     steps: number of steps of the run; set by `on_data`.
     warmup_steps: `temperature_warmup` in steps.
     freeze_steps: `freeze_last` in steps.
@@ -70,13 +71,17 @@ class DINO(Objective):
     "The teacher's momentum at first; a cosine raises it to 1.",
     valid='[0, 1]',
   )
-  temperature: float = field(0.1, 'Of the student.', valid='(0, inf)')
-  teacher_temperature: float = field(0.07, 'After warm-up.', valid='(0, inf)')
+  temperature: float = field(0.1, "The student's.", valid='(0, inf)')
+  teacher_temperature: float = field(
+    0.07, "The teacher's temperature after the warm-up.", valid='(0, inf)'
+  )
   first_temperature: float = field(
     0.04, "The teacher's temperature at the start.", valid='(0, inf)'
   )
-  temperature_warmup: str = field('30 epochs', 'Linear warm-up.')
-  center_momentum: float = field(0.9, 'Of the centre.', valid='[0, 1]')
+  temperature_warmup: str = field(
+    '30 epochs', "How long the teacher's temperature rises linearly."
+  )
+  center_momentum: float = field(0.9, "The centre's.", valid='[0, 1]')
   freeze_last: str = field(
     '1 epochs', 'How long the last layer of the projection is frozen.'
   )
@@ -92,7 +97,7 @@ class DINO(Objective):
     o = config.objective
     if len(o.small_area) != 2 or o.small_area[0] > o.small_area[1]:
       raise ValueError(
-        f'objective.small_area is {o.small_area}: give the smallest and the '
+        f'objective.small_area is {o.small_area}. Give the smallest and the '
         'largest share of an image, as in (0.05, 0.4).'
       )
     found = super()._arguments(config, image_size)
@@ -134,7 +139,7 @@ class DINO(Objective):
     return size_of(self.small_size)
 
   def train_transform(self) -> Views:
-    """Returns the function from a record to the views of an example."""
+    """Returns the function that turns a record into views; see `Views`."""
     return Views.of(
       self.images.size,
       self._small_hw,
@@ -144,7 +149,11 @@ class DINO(Objective):
     )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns uint8 views: `image` [B, 2, H, W, C], `small` [B, V, h, w, C]."""
+    """Returns the shapes of a batch of uint8 views.
+
+    They are `image` [B, 2, H, W, 3] and, if there are small views, `small`
+    [B, V, h, w, 3].
+    """
     shapes = {'image': (size, 2, *self.images.size, 3)}
     if self.small_views:
       shapes['small'] = (size, self.small_views, *self._small_hw, 3)
@@ -155,9 +164,10 @@ class DINO(Objective):
 
   @property
   def images_seen(self) -> float:
-    """The views of the student. Those of the teacher count a third each.
+    """Number of views per image, counted as large views.
 
-    The teacher has no backward pass, which costs two thirds of a step.
+    A small view counts by its FLOPs. Each of the teacher's two views counts a
+    third, because it has no backward pass, which costs two thirds of a step.
     """
     small, large = (
       flops.forward_flops(self.model, size)
@@ -175,7 +185,7 @@ class DINO(Objective):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Flips each view at random, and normalises it to float32."""
+    """Flips each view at random, and normalises it; returns float32 views."""
     keys = jax.random.split(key)
     found = {}
     for (name, views), key in zip(sorted(batch.items()), keys, strict=False):
@@ -192,8 +202,9 @@ class DINO(Objective):
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns the mean cross-entropy of all pairs of different views.
+    """Returns the loss, its metrics, and the mean of the teacher's outputs.
 
+    The loss is the mean cross-entropy of all pairs of different views.
     `teacher_entropy` is the mean entropy of the teacher's probabilities in
     nats: 0 if one output always has probability 1, log K if all are equal.
     """
@@ -218,7 +229,7 @@ class DINO(Objective):
   def next_state(
     self, state: ObjectiveState, params: Params, seen: Any
   ) -> ObjectiveState:
-    """Returns the state with teacher and centre updated."""
+    """Returns the state with the teacher and the centre updated."""
     m, c = self.momentum_at(state['steps']), self.center_momentum
     return {
       'center': c * state['center'] + (1 - c) * seen['center'],
@@ -244,7 +255,7 @@ class DINO(Objective):
     return sums(batch['mask'], {'loss': losses_B})
 
   def temperature_at(self, step: jax.Array) -> jax.Array:
-    """Returns the teacher's temperature at a step."""
+    """Returns the teacher's temperature at a step, counted from 0."""
     part = jnp.minimum(step / max(self.warmup_steps, 1), 1)
     if not self.warmup_steps:
       part = jnp.ones(())
@@ -252,14 +263,15 @@ class DINO(Objective):
     return first + (self.teacher_temperature - first) * part
 
   def momentum_at(self, step: jax.Array) -> jax.Array:
-    """Returns the teacher's momentum at a step."""
+    """Returns the teacher's momentum at a step, counted from 0."""
     part = (1 + jnp.cos(jnp.pi * step / self.steps)) / 2
     return 1 - (1 - self.momentum) * part
 
   def _frozen(self, params: Params, step: jax.Array) -> Params:
     """Stops gradients of the last layer during the first `freeze_steps`.
 
-    Weight decay still scales its vectors, but they are normalised anyway.
+    Weight decay still scales its vectors, but not their directions. The layer
+    normalises the vectors, so its outputs stay the same.
     """
     projection = params['projection']
     last = {
@@ -270,7 +282,7 @@ class DINO(Objective):
     return params | {'projection': projection | last}
 
   def _student(self, params: Params, batch: Batch, key: jax.Array) -> jax.Array:
-    """Returns the logits of all views, the large ones first, BVK."""
+    """Returns the logits of all views, BVK; the large views come first."""
     keys = jax.random.split(key)
     logits = [self._outputs(params, batch['image'], keys[0])]
     if self.small_views:

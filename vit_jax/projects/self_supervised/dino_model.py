@@ -15,8 +15,15 @@ Array = jax.Array
 class Projection(nn.Module):
   """The projection head (appendix C): an MLP and a weight-normalised layer.
 
-  The output of three dense layers is scaled to length 1. Logits are its dot
-  products with K vectors, of length 1 or, with `scale`, of learned lengths.
+  The output of three dense layers is scaled to length 1. The logits are its dot
+  products with K vectors. These have length 1, or learned lengths with `scale`.
+
+  Attributes:
+    outputs: K.
+    hidden: width of the first two dense layers.
+    bottleneck: width of the third dense layer.
+    scale: whether to learn the lengths of the K vectors.
+    dtype: compute dtype of the dense layers.
   """
 
   outputs: int
@@ -46,14 +53,14 @@ class Projection(nn.Module):
 
 
 def unit(x: Array, axis: int) -> Array:
-  """Returns float32 vectors of length 1 along an axis; zeros stay."""
+  """Scales vectors along an axis to length 1, in float32; zeros stay zero."""
   x = x.astype(jnp.float32)
   square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
 
 class DINOViT(ViT):
-  """Maps images to representations, and for training to K logits."""
+  """Maps images to representations and, for training, to K logits."""
 
   kind: ClassVar[str] = 'dino_vit'
   task_params: ClassVar[tuple[str, ...]] = ('projection',)
@@ -63,7 +70,7 @@ class DINOViT(ViT):
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
   bottleneck: int = field(256, 'Bottleneck of the head.', valid='[1, inf)')
-  last_scale: bool = field(False, 'Learn the scale of the last layer.')
+  last_scale: bool = field(False, 'See `Projection.scale`.')
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
@@ -80,8 +87,9 @@ class DINOViT(ViT):
 
     Args:
       images_BHWC: normalised images.
-      train: whether to apply dropout, which needs the random key 'dropout'.
-      capture: as in `ViT`, or 'projected' for logits BK in float32.
+      train: whether to apply dropout and stochastic depth, which need the
+        random key 'dropout'.
+      capture: as in `ViT`; also 'projected' for the logits BK in float32.
 
     Returns:
       The representations BD, and a dict as in `ViT` with the captured values.

@@ -1,4 +1,4 @@
-"""Masked autoencoders (MAE, 2111.06377) predict pixels of hidden patches."""
+"""Masked autoencoders (MAE, 2111.06377): predict pixels of hidden patches."""
 
 import dataclasses
 from typing import ClassVar
@@ -52,7 +52,7 @@ class MaskedAutoencoder(Reconstruction):
 
   @property
   def images_seen(self) -> float:
-    """FLOPs of a pass with hidden patches, as a share of one without."""
+    """FLOPs of a forward pass with hidden patches, divided by one without."""
     size = self.images.size
     masked = flops.count(
       lambda params, batch: self._predict(params, batch, None),
@@ -65,11 +65,11 @@ class MaskedAutoencoder(Reconstruction):
     return masked / flops.forward_flops(self.model, size)
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Returns images and the order of their patches.
+    """Normalises images, and draws which of their patches are visible.
 
     Returns:
-      `image`: float32 BHWC, normalised; `order`: int32 BL, a permutation of the
-      patches of each image. The first ones are visible.
+      `image`: float32 BHWC; `order`: int32 BL, a random permutation of each
+      image's patches. The first `visible` patches of it are visible.
     """
     order_BL = jax.vmap(jax.random.permutation, (0, None))(
       keys_B, self._patches
@@ -79,7 +79,7 @@ class MaskedAutoencoder(Reconstruction):
   def _predict(
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> jax.Array:
-    """Returns the predicted pixels of every patch, BLX."""
+    """Returns the predicted pixels of every patch, float32 BLX."""
     predicted_BLX, _ = self.model.apply(
       {'params': params},
       batch['image'],
@@ -93,7 +93,10 @@ class MaskedAutoencoder(Reconstruction):
   def losses(
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> jax.Array:
-    """Returns the mean squared error over each image's hidden patches, B."""
+    """Returns the mean squared error over each image's hidden patches, B.
+
+    The pixels of each patch are normalised first if `normalized` is set.
+    """
     target_BLX = cells(batch['image'], *self.model.grid(self.images.size))
     if self.normalized:
       mean_BL1 = jnp.mean(target_BLX, axis=-1, keepdims=True)

@@ -1,8 +1,9 @@
 """The model of masked autoencoders (MAE, 2111.06377).
 
 The encoder is a ViT that only sees the visible patches. A small decoder sees
-the encoder's outputs and a learned mask token for each hidden patch, all with
-position embeddings. It predicts the pixels of every patch.
+the encoder's outputs, and a learned mask token in place of each hidden patch,
+with position embeddings. It predicts the pixels of every patch. K is the number
+of tokens that the encoder outputs.
 """
 
 import dataclasses
@@ -22,7 +23,12 @@ Array = jax.Array
 
 
 class Decoder(nn.Module):
-  """Maps the tokens of the encoder to the pixels of every patch."""
+  """Maps the tokens of the encoder to the pixels of every patch.
+
+  Attributes:
+    fields: the fields of the decoder's layers.
+    pixels: X, values per patch.
+  """
 
   fields: layers.EncoderFields
   pixels: int
@@ -33,8 +39,12 @@ class Decoder(nn.Module):
   ) -> Array:
     """Returns the predicted pixels BLX in float32, patches in raster order.
 
-    `x_BKD` has `extra` tokens, then the visible patches, the first of
-    `order_BL`.
+    Args:
+      x_BKD: `extra` tokens (class token and registers), then the visible
+        patches in the order of `order_BL`.
+      grid: (rows, columns) of patches.
+      order_BL: a permutation of the patches, the visible ones first.
+      extra: number of tokens before the patches.
     """
     f = self.fields
     B, L = order_BL.shape
@@ -141,17 +151,18 @@ class MAEViT(ViT):
     """Predicts every patch.
 
     Args:
-      images_BHWC: images in [-1, 1].
-      train: whether to apply dropout, which needs the random key 'dropout'.
+      images_BHWC: normalised images.
+      train: whether to apply dropout and stochastic depth, which need the
+        random key 'dropout'. The decoder has neither.
       capture: as in `ViT`.
       order_BL: a permutation of the patches of each image; None if the encoder
         sees all patches.
-      visible: number of patches, the first of `order_BL`, that the encoder
+      visible: number of patches at the start of `order_BL` that the encoder
         sees.
 
     Returns:
-      Predicted pixels BLX in float32, where X is the rows, columns and RGB of a
-      patch; and a dict as in `ViT`.
+      Predicted pixels BLX in float32, where X are the rows, columns and RGB of
+      a patch, flattened in this order; and a dict as in `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

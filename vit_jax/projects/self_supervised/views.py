@@ -11,15 +11,16 @@ from vit_jax.data import decode
 from vit_jax.data.host_augmentation import OPERATIONS
 from vit_jax.data.transforms import TrainTransform
 
-# The largest change of each colour operation, the probability of colour jitter,
-# and that of converting to grey (2006.07733, as in DINO's original code).
+# The largest change of each colour operation (2006.07733, as in DINO's original
+# code).
 _JITTER = {'Brightness': 0.4, 'Contrast': 0.4, 'Color': 0.2, 'Hue': 0.1}
+# Probabilities of colour jitter and of converting to grey.
 _CHANGED, _GREY = 0.8, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-  """Colour jitter, and randomly greyscale, blur and solarization.
+  """Random colour jitter, greyscale, blur and solarization.
 
   Attributes:
     blurred: probability of blurring an image.
@@ -34,6 +35,7 @@ class Distortion:
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
   ) -> np.ndarray:
+    """Returns a changed copy of an image, uint8 HWC."""
     image = Image.fromarray(pixels_HWC)
     if rng.random() < _CHANGED:
       for name in rng.permutation(list(_JITTER)):
@@ -56,7 +58,7 @@ class Distortion:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-  """Turns a record into two large views and several small ones.
+  """Turns a record into two large views and several small views.
 
   Attributes:
     large: the transforms of the two large views.
@@ -105,7 +107,15 @@ class Views:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
-    """Returns 'image', uint8 [2, H, W, 3], and 'small', [count, h, w, 3]."""
+    """Returns the views of an image.
+
+    Returns:
+      'image': uint8 [2, H, W, 3]; and, unless `count` is 0, 'small': uint8
+      [count, h, w, 3].
+
+    Raises:
+      UnreadableImage: if the image cannot be decoded.
+    """
     pixels = decode.decode(record['image'], record['name'])
     decoded = {'image': pixels, 'name': record['name']}
     views = {'image': [view(decoded, rng)['image'] for view in self.large]}
