@@ -70,7 +70,8 @@ def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
   # 5 minutes without two compilations and ten evaluations of ten images.
   left_s = 300 - 10 - 10 * 10 / 64 / 3 * 0.2
   assert first.total == f'{int(left_s / 0.2)} steps'
-  assert first.data.image_size == '32' and not seconds
+  assert first.data.image_size == '40' and not seconds
+  assert first.data.train_size == '32'
   assert resolved(5).to_json() == first.to_json()
   given = resolved(5, batch_size=16)
   assert given.batch_size == 16 and given.total == first.total
@@ -82,6 +83,13 @@ def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
   assert kept['total']['asked'] == '1 minutes'
 
 
+def test_a_size_that_is_given_holds_in_training_too(photos, tmp_path):
+  made = own.config(str(photos))
+  made.data.image_size = '96'
+  own.resolve(made, str(tmp_path / 'run'), measure=False)
+  assert (made.data.image_size, made.data.train_size) == ('96', '')
+
+
 def test_photos_that_come_more_often_are_changed_more():
   photos = own.Photos(200, (300, 400), 10, 90)
   few, many = (own._choices(photos, n, 'new') for n in (3, 300))
@@ -89,7 +97,7 @@ def test_photos_that_come_more_often_are_changed_more():
   assert not few['loss.mixup'] and many['loss.mixup']
   rates = [own._choices(photos, 3, k)['optimizer.lr'] for k in own.OPTIMIZERS]
   assert rates == sorted(rates, reverse=True)
-  assert few['data.balance'] > 0 and few['data.image_size'] == '48'
+  assert few['data.balance'] > 0 and few['data.image_size'] == '56'
 
 
 def test_a_step_is_chosen_by_a_hundred_photos_or_not_at_all():

@@ -144,6 +144,10 @@ def base() -> ConfigDict:
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
+        # Size of training images if it differs from image_size. Random crops
+        # enlarge objects, so a model may do better on somewhat larger images
+        # than it was trained on (1906.06423).
+        'train_size': '',
         # Minimum area of the Inception crop, as a fraction of the image.
         'crop_min_area': 0.05,
         # 0 for the Inception crop. Otherwise BiT's crop: resize the image to

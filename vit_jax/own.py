@@ -147,11 +147,15 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   """
   strength = 0 if epochs < 30 else 1 if epochs < 150 else 2
   name, rate, layer_decay = OPTIMIZERS[kind]
+  # A token of `MODEL` has 8 x 8 pixels, so tiny images are enlarged. More
+  # pixels would leave time for fewer epochs.
+  side = 32 if min(photos.size) < 24 else 48
   return {
     'batch_size': 64,
-    # A token of `MODEL` has 8 x 8 pixels, so tiny images are enlarged. More
-    # pixels would leave time for fewer epochs.
-    'data.image_size': '32' if min(photos.size) < 24 else '48',
+    # Random crops enlarge objects by a sixth on average. At the larger size,
+    # whole images show them as large as in training.
+    'data.image_size': f'{side + 8}',
+    'data.train_size': f'{side}',
     'data.crop_min_area': (0.5, 0.4, 0.3)[strength],
     'data.augment': '',
     'data.balance': 0.5 if photos.most > 5 * photos.fewest else 0.0,
@@ -234,6 +238,8 @@ def _choose(
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind, size = 'new', {}
+  if config.data.image_size is not None or 'data.image_size' in kept:
+    size = {'data.train_size': ''}
   if config.init:
     kept = _held_out(photos) | kept
     checkpoint = opening.open_checkpoint(config.init)
@@ -241,7 +247,10 @@ def _choose(
     kind = 'small'
     if flops.count_params(checkpoint.model, shape) > SMALL:
       kind = 'large'
-      size = {'data.image_size': f'{shape[0]}x{shape[1]}'}
+      size = {
+        'data.image_size': f'{shape[0]}x{shape[1]}',
+        'data.train_size': '',
+      }
   trial = config.copy_and_resolve_references()
   # Speed is measured with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
@@ -333,10 +342,13 @@ def _summary(
     *['mixup'] * bool(config.loss.mixup),
     *[config.data.augment] * bool(config.data.augment),
   ]
+  pixels = config.data.image_size
+  if config.data.train_size:
+    pixels = f'{config.data.train_size} pixels, tested at {pixels}'
   lines = [
     f'photos  {photos.count:,} to learn from, {photos.fewest:,} to '
     f'{photos.most:,} a class, usually {width}x{height} pixels',
-    f'chosen  images of {config.data.image_size} pixels, {total:,} steps of '
+    f'chosen  images of {pixels} pixels, {total:,} steps of '
     f'{config.batch_size} ({epochs:.3g} epochs), {", ".join(augmentation)}, '
     f'{config.optimizer.name} at {config.optimizer.lr:g}',
   ]

@@ -311,7 +311,7 @@ def test_a_config_is_applied_field_by_field():
     'squash': True,
     'resize_like': 'torchvision',
   }
-  size = {'image_size': '24x32'}
+  size = {'image_size': '24x32', 'train_size': ''}
   images = Images.from_config(data | given | size, (24, 32))
   assert images == Images((24, 32), Preprocessing(**given), **data)
   augmentation = host_augmentation.ThreeAugment(0.3)

@@ -15,6 +15,7 @@ from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.data.images import Images
 from vit_jax.experiment import CheckedConfig
+from vit_jax.models import variants
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import Facts
 
@@ -348,3 +349,40 @@ def test_balanced_weights_are_scikit_learns():
   config.loss.name = 'sigmoid'
   with pytest.raises(ValueError, match='class_weights is .* needs one class'):
     classified(config, several)
+
+
+def test_training_images_may_be_smaller_than_those_of_evaluation():
+  """Positions are interpolated, so every second one is kept exactly."""
+  config = digits.get_config()
+  config.data.update(image_size='20', train_size='12', augment='')
+  config.model.update(width=16, depth=1, mlp_dim=32, heads=2, patch_size=4)
+  facts = Facts(tuple('0123456789'), 10)
+  objective = classified(config, facts, (20, 20))
+  shape = objective.batch_shapes(2)['image'].shape
+  assert shape == (2, 12, 12, 3)
+  record = {'image': np.zeros((20, 20, 3), np.uint8), 'label': 1, 'name': 'a'}
+  rng = np.random.default_rng(0)
+  assert objective.train_transform()(record, rng)['image'].shape == (12, 12, 3)
+  assert objective.eval_transform()(record)['image'].shape == (20, 20, 3)
+
+  large = variants.init(objective.model, KEY, (20, 20))
+  table_1LD = large['Transformer']['posembed_input']['pos_embedding']
+  grid_55D = table_1LD[0, 1:].reshape(5, 5, 16)
+  inner_LD = grid_55D[::2, ::2].reshape(9, 16)
+  positions_1LD = jnp.concatenate([table_1LD[0, :1], inner_LD])[None]
+  encoder = large['Transformer'] | {
+    'posembed_input': {'pos_embedding': positions_1LD}
+  }
+  small = large | {'Transformer': encoder}
+  batch = {
+    'image': jax.random.normal(KEY, (2, 12, 12, 3)),
+    'label': jax.nn.one_hot(jnp.array([3, 7]), 10),
+  }
+  plain = dataclasses.replace(
+    objective, images=dataclasses.replace(objective.images, train_size=None)
+  )
+  np.testing.assert_allclose(
+    objective.loss(large, {}, batch, KEY)[0],
+    plain.loss(small, {}, batch, KEY)[0],
+    rtol=1e-6,
+  )

@@ -25,6 +25,7 @@ class Images:
     flip: whether training images are mirrored at random.
     augment: augmentation on the host, see `host_augmentation.parse`.
     erasing: probability that a rectangle of a training image becomes noise.
+    train_size: (H, W) of training images if it is not `size`.
   """
 
   size: tuple[int, int]
@@ -34,6 +35,7 @@ class Images:
   flip: bool = False
   augment: str = ''
   erasing: float = 0.0
+  train_size: tuple[int, int] | None = None
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
@@ -45,10 +47,19 @@ class Images:
     names = {f.name for f in dataclasses.fields(cls)} - {
       'size',
       'preprocessing',
+      'train_size',
     }
+    train_size = size
+    if data['train_size']:
+      train_size = size_of(data['train_size'], 'data.train_size')
     try:
       preprocessing = Preprocessing.of(data)
-      images = cls(size, preprocessing, **{name: data[name] for name in names})
+      images = cls(
+        size,
+        preprocessing,
+        train_size=None if train_size == size else train_size,
+        **{name: data[name] for name in names},
+      )
       images.eval_transform()
     except ValueError as e:
       raise ValueError(f'data.{e}') from e
@@ -57,9 +68,10 @@ class Images:
 
   def train_transform(self) -> transforms.TrainTransform:
     """Returns the transform of training images."""
-    height, width = (round(self.crop_resize * side) for side in self.size)
+    size = self.train_size or self.size
+    height, width = (round(self.crop_resize * side) for side in size)
     return transforms.TrainTransform(
-      self.size,
+      size,
       self.crop_min_area,
       (height, width) if self.crop_resize else None,
       host_augmentation.parse(self.augment),
@@ -70,8 +82,9 @@ class Images:
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape of the images of a batch, uint8 BHWC."""
-    return jax.ShapeDtypeStruct((size, *self.size, 3), np.uint8)
+    """Returns the shape of the images of a training batch, uint8 BHWC."""
+    shape = (size, *(self.train_size or self.size), 3)
+    return jax.ShapeDtypeStruct(shape, np.uint8)
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
     """Subtracts the mean from uint8 images and divides by std, in float32."""

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints import transfer
 from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Model, Params
@@ -75,11 +76,17 @@ class Classification(Objective):
         f'model.name is {config.model.name!r}, which predicts {task} and does '
         'not classify images. Choose another variant, or configs/detr.py.'
       )
-    if config.loss.class_weights and cls.loss is not Classification.loss:
-      raise ValueError(
-        f'loss.class_weights is {config.loss.class_weights!r}, which '
-        f'objective.name={config.objective.name} ignores: set it to "".'
-      )
+    for field, value in (
+      ('loss.class_weights', config.loss.class_weights),
+      ('data.train_size', config.data.train_size),
+    ):
+      if value and cls.loss is not Classification.loss:
+        raise ValueError(
+          f'{field} is {value!r}, which objective.name='
+          f'{config.objective.name} ignores: set it to "".'
+        )
+    if train_size := found['images'].train_size:
+      found['model'].check(train_size)
     return found | {
       'loss_name': config.loss.name,
       'label_smoothing': config.loss.label_smoothing,
@@ -168,6 +175,11 @@ class Classification(Objective):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics."""
     del fixed
+    images = self.images
+    if images.train_size:
+      params = transfer.at_size(
+        self.model, params, images.size, images.train_size
+      )
     logits_BC, _ = self._outputs(params, batch['image'], key)
     losses_B = self._losses(logits_BC, batch['label'])
     if self.class_weights:

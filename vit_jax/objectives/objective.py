@@ -51,6 +51,7 @@ class Facts:
 # Config fields that need class labels, with their "off" values.
 OF_CLASSES: Mapping[str, Any] = {
   'data.erasing': 0.0,
+  'data.train_size': '',
   'data.wrong_labels': 0.0,
   'loss.name': 'softmax',
   'loss.class_weights': '',
