@@ -7,6 +7,7 @@ import pytest
 
 from tests.tools.serve.test_server import checkpoint_of
 from vit_jax.tools.serve import board
+from vit_jax.tools.serve import flags as serve_flags
 
 listening = pytest.importorskip(
   'vit_jax.tools.serve.listening', reason='needs the extra `serve`'
@@ -32,9 +33,9 @@ def test_a_token_that_no_header_can_bring_is_refused(
   token, monkeypatch, capsys
 ):
   """Also from the environment."""
-  monkeypatch.setenv(listening.TOKEN, token)
+  monkeypatch.setenv(serve_flags.TOKEN, token)
   parser = argparse.ArgumentParser()
-  listening.add_flags(parser)
+  serve_flags.add_flags(parser)
   for flags in ([f'--token={token}'], []):
     with pytest.raises(SystemExit):
       parser.parse_args(flags)

@@ -21,6 +21,7 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
 from vit_jax.tools.serve import board
+from vit_jax.tools.serve import flags as serve_flags
 from vit_jax.visualize import photos
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import rollout
@@ -55,8 +56,13 @@ def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
 
 
 def _run(args: argparse.Namespace) -> None:
+  try:
+    from vit_jax.tools.serve import listening
+  except ImportError as e:
+    raise ImportError(
+      f"{e}. To serve, run pip install 'vit_jax[serve]'."
+    ) from e
   checkpoints = open_all(args.checkpoints)
-  from vit_jax.tools.serve import listening
 
   # Without a handler, SIGTERM would leave the temporary folder behind.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -78,18 +84,9 @@ def _run(args: argparse.Namespace) -> None:
 
 def main() -> int:
   """Runs the command; returns its exit status."""
-  # Imported here, since it needs the extra `serve`.
-  try:
-    from vit_jax.tools.serve import listening
-  except ImportError as e:
-    print(
-      f"error: {e}. To serve, run pip install 'vit_jax[serve]'.",
-      file=sys.stderr,
-    )
-    return 2
   parser = flags.parser('serve', __doc__)
   parser.add_argument('checkpoints', nargs='+', help=WHAT_OPENS)
-  listening.add_flags(parser)
+  serve_flags.add_flags(parser)
   return flags.command(_run, parser.parse_args())
 
 

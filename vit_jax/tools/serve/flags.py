@@ -1,0 +1,49 @@
+"""Flags of the server; they parse without the extra `serve`."""
+
+import argparse
+import os
+import re
+
+from vit_jax.tools.serve.decoder import TOKEN
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds the flags that `vit_jax.serve` and a board's serve.py share."""
+  parser.add_argument(
+    '--host',
+    default='127.0.0.1',
+    help='address to listen at (default: 127.0.0.1, only this machine; 0.0.0.0 '
+    'is open to the network, so give a --token too)',
+  )
+  parser.add_argument(
+    '--port', type=_port, default=8000, help='(default: 8000; 0: any free port)'
+  )
+  parser.add_argument(
+    '--token',
+    type=_token,
+    default=os.environ.get(TOKEN),
+    help=f'secret that requests to the API must send (default: ${TOKEN}, which '
+    'is hidden from other users of this machine; if empty, no secret)',
+  )
+  parser.add_argument(
+    '--threads',
+    type=int,
+    default=0,
+    help='threads per model (default: 0, one per core)',
+  )
+
+
+def _token(text: str) -> str:
+  # HTTP headers strip spaces, and encode characters outside ASCII differently.
+  if not re.fullmatch('[!-~]+', text):
+    raise argparse.ArgumentTypeError(
+      f'the token {text!r} is empty, or has a character that HTTP headers do '
+      'not keep. Use ASCII letters, digits and punctuation.'
+    )
+  return text
+
+
+def _port(text: str) -> int:
+  if not text.isdecimal() or int(text) > 65535:
+    raise argparse.ArgumentTypeError(f'{text} is not a port. Use 0 to 65535.')
+  return int(text)
