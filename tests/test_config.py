@@ -799,3 +799,9 @@ def test_recipes_are_those_that_they_say(name):
 def test_arguments_that_files_do_not_know(file, argument, message):
   with pytest.raises(ValueError, match=message):
     load(ROOT / f'configs/{file}.py').get_config(argument)
+
+
+def test_names_of_other_projects_lead_to_fields():
+  known = config_lib.flatten(config_lib.base())
+  for other, field in config_lib._OTHER_NAMES.items():
+    assert other not in known and field.partition('=')[0] in known

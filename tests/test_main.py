@@ -85,6 +85,7 @@ def saved_so_far(workdir):
     (['--epochs=5'], ["'epochs'", '--config.FIELD=VALUE']),
     (['--config.seed.x=1'], ["No config field 'seed.x'", 'Did you mean seed']),
     (["--config.mesh={'data': 1}"], ['config.mesh is a group']),
+    (['--config.mesh=x'], ['config.mesh is a group']),
     (['--config.optimizer.lr=fast'], ['--config.optimizer.lr=fast', 'float']),
     (['--worksdir=x'], ["'worksdir'", 'Did you mean: workdir']),
     (['extra'], ["Unexpected argument 'extra'"]),

@@ -525,12 +525,19 @@ def parse_argument(
 
 # Names that other projects have for a field.
 _OTHER_NAMES = {
+  'aa': 'data.augment',
   'checkpoint': 'init',
   'dataset': 'data.name',
+  'drop_path': 'model.stochastic_depth',
   'epochs': "total='50 epochs'",
+  'img_size': 'data.image_size',
   'learning_rate': 'optimizer.lr',
   'num_epochs': "total='50 epochs'",
+  'opt': 'optimizer.name',
   'pretrained': 'init',
+  'reprob': 'data.erasing',
+  'sched': 'optimizer.decay',
+  'smoothing': 'loss.label_smoothing',
   'steps': "total='10000 steps'",
 }
 

@@ -206,10 +206,14 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   path = os.fspath(path)
   place = saving.absolute(fetch.local(path))
   if not place.exists():
+    hint = ''
+    if 'patch' in path:  # names like vit_base_patch16_224
+      name = f'hf://{path}' if '/' in path else f'timm://{path}.TAG'
+      hint = f'Did you mean {name}? '
     raise FileNotFoundError(
-      f'No checkpoint at {path}. Give a path that exists, timm://NAME.TAG, '
-      'hf://ORG/NAME, or a published name such as augreg/b16, from `python -m '
-      'vit_jax.models --pretrained`.'
+      f'No checkpoint at {path}. {hint}Give a path that exists, '
+      'timm://NAME.TAG, hf://ORG/NAME, or a published name such as augreg/b16, '
+      'from `python -m vit_jax.models --pretrained`.'
     )
   if (place / saving.META).is_dir() and saving.is_step(place):
     return _open_step(place)

@@ -83,6 +83,11 @@ CONFIG = config_flags.DEFINE_config_file(
 )
 
 
+_GROUP = (
+  'config.{0} is a group. Set its fields, as in --config.{0}.FIELD=VALUE.'
+)
+
+
 def parse_flags(
   argv: list[str], required: Sequence[str] = ('config', 'workdir')
 ) -> list[str]:
@@ -94,12 +99,15 @@ def parse_flags(
       raise flags.Error(f'Unexpected argument {rest[1]!r}.')
     for name in required:
       if not flags.FLAGS[name].value:
-        raise flags.Error(f'--{name} is missing. See --help.')
+        raise flags.Error(
+          f'--{name} is missing. See --help, and configs/digits.py for a first '
+          'training.'
+        )
     CONFIG.value.lock()
     overrides = config_flags.get_override_values(flags.FLAGS['config'])
     for field, value in overrides.items():
       if isinstance(value, ConfigDict):
-        raise flags.Error(f'config.{field} is a group. Set its fields.')
+        refuse(_GROUP.format(field))
     return rest
   except SystemExit as e:
     # absl ends --help with status 1.
@@ -113,6 +121,8 @@ def parse_flags(
       '--config.FIELD=VALUE, as in --config.optimizer.lr=0.001.'
     )
   except (flags.Error, OSError) as e:
+    if group := re.search(r'--config\.(\S+)=.*as a ConfigDict', str(e)):
+      refuse(_GROUP.format(group[1]))
     # config_flags puts a traceback before its message.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
   except (AttributeError, LookupError, TypeError, ValueError) as e:
