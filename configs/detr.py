@@ -38,8 +38,8 @@ trained as well:
 `digits` reaches an AP of 0.730 and an AP50 of 0.953 on 500 test canvases, in
 about half an hour on 2 busy cores (one seed, 2026-11-24).
 
-Classes are numbered from 0 in the order of the category ids. evaluators.coco
-measures AP and COCO's other metrics; it needs pip install -e '.[detection]'.
+The index of a class is its COCO category id. evaluators.coco measures AP and
+COCO's other metrics; it needs pip install -e '.[detection]'.
 """
 
 from vit_jax import config as config_lib
