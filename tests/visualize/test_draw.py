@@ -136,7 +136,7 @@ def test_distances_are_points_over_their_layers(drawn):
   (line,) = axes.lines
   assert set(line.get_ydata()) == {2.5}
   said = labels(axes.get_legend().get_texts())
-  assert said == ['a head', 'all patches alike']
+  assert said == ['a head', 'uniform attention']
   assert all(float(x).is_integer() for x in axes.get_xticks())
   # From 0, with some room above.
   assert axes.get_ylim() == (0, pytest.approx(1.08 * 60))

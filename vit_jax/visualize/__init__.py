@@ -1,1 +1,1 @@
-"""Pictures of a trained model's attention, filters and positions."""
+"""Pictures of a trained model's attention, filters and position embeddings."""

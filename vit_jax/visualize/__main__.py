@@ -9,8 +9,9 @@
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
 
-Each kind writes pictures and arrays (WHAT.npz) to --out. The report is a single
-file, report.html. Existing files are replaced.
+Each command writes pictures (PNG) and arrays (such as rollout.npz) to the
+folder --out. The report is a single file, report.html. Existing files are
+replaced.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from vit_jax.visualize import components, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
 from vit_jax.visualize.subject import Subject
 
-# Functions by kind of picture. Their docstrings are the help texts, and their
+# The function of each command. Its docstring is the help text, and its
 # parameters after the subject are flags.
 _KINDS: dict[str, Callable[..., Any]] = {
   'report': page.report,
@@ -91,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('visualize', __doc__)
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
   for what, make in _KINDS.items():
-    text = inspect.cleandoc(make.__doc__ or '').partition('\n\nArgs:')[0]
+    doc = inspect.cleandoc(make.__doc__ or '')
+    text = re.split('\n\n(?:Args|Raises):', doc)[0]
     kind = kinds.add_parser(
       what,
       help=text.partition('\n')[0],
@@ -123,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         '--discard',
         type=_share,
         default=0.0,
-        help="share of each layer's lowest weights that is set to 0, such as "
+        help="share of each layer's weights to set to 0, lowest first, such as "
         '0.9 (default: 0)',
       )
     if what == 'rollout':
@@ -133,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         action='append',
         default=[],
         metavar='NAME_OR_INDEX',
-        help='class to explain; may be given several times',
+        help='class to explain; repeat the flag for several classes',
       )
     if what == 'attention':
       add(
@@ -141,24 +143,31 @@ def _parser() -> argparse.ArgumentParser:
         type=_patch,
         metavar='ROW,COLUMN',
         help='the patch whose attention is drawn; 0,0 is top left (default: '
-        'the class token, or the middle patch if the model lacks one)',
+        'the class token, or the middle patch if there is no class token)',
       )
     if what == 'masked':
       add(
         '--rate',
         type=_share,
         default=predictions.RATE,
-        help='share of the patches that are masked '
+        help='share of the patches that are corrupted '
         f'(default: {predictions.RATE})',
       )
-      add('--seed', type=int, default=0, help='seed of the mask (default: 0)')
+      add(
+        '--seed',
+        type=int,
+        default=0,
+        help='random seed that chooses the patches (default: 0)',
+      )
   return parser
 
 
 def _share(text: str) -> float:
   share = float(text)
   if not 0 <= share < 1:
-    raise argparse.ArgumentTypeError(f'{text} must be from 0 to below 1')
+    raise argparse.ArgumentTypeError(
+      f'{text} is not a share; give a number from 0 to below 1'
+    )
   return share
 
 

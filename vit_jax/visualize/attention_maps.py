@@ -26,10 +26,11 @@ class Layers:
   """The attention weights of a ViT for a batch of images.
 
   Attributes:
-    grid: (h, w) of the patches.
-    read_BL: weight of each token in the output after the last layer. It is 1
-      for the class token (1/2 each for DeiT's class and distillation tokens),
-      equal for all averaged patches, or the mean attention of a pooling head.
+    grid: (h, w) of the patch grid.
+    read_BL: weight of each token of the last layer in the model's output. It is
+      1 for a class token (1/2 each for DeiT's class and distillation tokens).
+      Without class tokens, all patches share the weight equally. With a pooling
+      head, it is the head's attention, averaged over its heads.
     logits_BC: logits of the batch.
   """
 
@@ -62,9 +63,11 @@ class Layers:
   def gradients(self, class_B: Array) -> Iterator[tuple[Array, Array]]:
     """Yields weights and gradients BNLL of each layer, from the last.
 
-    The gradient is the derivative of a logit with respect to each attention
-    weight, taken after the softmax. `class_B` is the index of each image's
-    logit.
+    The gradient is the derivative of one logit per image with respect to each
+    attention weight (after the softmax).
+
+    Args:
+      class_B: index of each image's logit.
 
     Raises:
       ValueError: if the model does not classify images.
@@ -83,7 +86,7 @@ class Layers:
 
 @struct.dataclass
 class _Layer:
-  """A layer and its inputs, except the key for dropout."""
+  """An encoder layer and its inputs; the dropout key is left out."""
 
   name: str = struct.field(pytree_node=False)
   block: nn.Module = struct.field(pytree_node=False)
@@ -113,10 +116,13 @@ def _forward(
 def _of_logit(
   model: Any, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
 ) -> Array:
-  """Returns the gradient of a logit with respect to the last layer's tokens."""
+  """Returns the logit's gradient with respect to the last layer's output, BLD.
+
+  `x_BLD` is this output, and `class_B` the index of each image's logit.
+  """
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    # XLA removes the earlier layers, since their outputs are replaced.
+    # Every layer returns `x_BLD`, so XLA removes all layers as dead code.
     return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
 
   with nn.intercept_methods(replace):
@@ -129,7 +135,7 @@ def run(
 ) -> tuple[Array, list[Array], Array]:
   """Runs a model whose layers are not scanned; returns all weights at once.
 
-  Exported programs use it. `Layers` needs less memory.
+  Exported programs use this function. `Layers` needs less memory.
 
   Returns:
     Logits BC, the softmax weights BNLL of each layer, from the first, and
@@ -145,9 +151,10 @@ def run(
 def _applied(
   model: Any, params: Any, images_BHWC: Array, **asked: Any
 ) -> tuple[Array, Array, list[tuple[Any, Any, Any]]]:
-  """Returns logits BC, `read_BL`, and the calls of the layers.
+  """Returns logits BC, `Layers.read_BL`, and the calls of the layers.
 
-  A call is the module, its arguments and its results.
+  A call is a tuple of the module, its arguments and its result. `asked` are
+  keyword arguments of the model.
   """
   calls, pooled = [], {}
 
@@ -169,7 +176,8 @@ def _read(
 ) -> Array:
   """Returns `Layers.read_BL` for tokens of a `shape` BLD.
 
-  `pooled` has `query` and `key` of the pooling head, if the model has one.
+  `pooled` has `query` and `key` of the pooling head; it is empty without a
+  pooling head.
   """
   B, L, _ = shape
   extra = len(model.extra_tokens)
@@ -187,7 +195,7 @@ def _read(
 def _is_layer(context: Any) -> bool:
   return (
     isinstance(context.module, EncoderBlock)
-    # The encoder of the model itself, not of a decoder inside it.
+    # The model's own encoder has a path of one name; a decoder's is longer.
     and isinstance(context.module.parent, Encoder)
     and len(context.module.parent.path) == 1
     and context.method_name == '__call__'
@@ -208,8 +216,9 @@ def _backward(
 ) -> tuple[Array, Array, Array]:
   """Returns a layer's weights, their gradient, and the gradient of its input.
 
-  With y = A v, the gradient of A is dy v^T. y is the input of the norm over all
-  heads if the layer has one, else the input of the output projection.
+  With y = A v, the gradient of A is dy v^T. The layer passes y to the norm of
+  the joined heads (`out_norm`), or to the output projection if it lacks this
+  norm.
   """
 
   def run(x_BLD: Array, zero: Any) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.visualize import sections
 from vit_jax.visualize.subject import Subject
 
-# Share of patches at each end of a component whose colour is clipped.
+# Share of the patches at each end of a component's range that are clipped.
 _SATURATED = 0.01
 
 
@@ -15,6 +15,9 @@ def section(subject: Subject) -> sections.Section:
   """Principal components of patches as colours, one basis for all images.
 
   Arrays: `colours` (image, h, w, RGB), from 0 to 1; `files`.
+
+  Raises:
+    ValueError: if the model does not have one token per patch.
   """
   colours_Bhw3 = colours(tokens(subject))
 
@@ -67,10 +70,11 @@ def tokens(subject: Subject) -> np.ndarray:
 
 
 def colours(tokens_BhwD: np.ndarray) -> np.ndarray:
-  """Returns three principal components of all patches together, Bhw3.
+  """Returns the first three principal components of the patches, Bhw3.
 
   All images share one basis, so a colour means the same in every photograph.
-  Values are from 0 to 1. The largest loading of a component is positive.
+  Values are from 0 to 1. Signs make the largest loading of each component
+  positive.
   """
   B, h, w, D = tokens_BhwD.shape
   x_LD = tokens_BhwD.reshape(-1, D).astype(np.float64)

@@ -1,9 +1,9 @@
 """Mean attention distance (figures 7 right and 11; appendix D.8).
 
-The mean distance between a patch and the patches that it attends to, in pixels
-of the image. Distances are Euclidean between patch centres, weighted by
-attention. A class token has no position, so its query and key are left out and
-the remaining weights are renormalised.
+This is the mean distance between a patch and the patches that it attends to,
+weighted by attention. Distances are Euclidean, between patch centres, in pixels
+of the image. A class token has no position, so its query and key are left out
+and the remaining weights are renormalised.
 """
 
 import jax
@@ -20,7 +20,10 @@ def mean_distances(
 ) -> np.ndarray:
   """Returns the distances of all layers and heads, XN, in pixels.
 
-  They are averaged over the first `images` of the batch; None for all.
+  Args:
+    layers: the attention of a model for a batch.
+    pixels_per_patch: distance between the centres of neighbouring patches.
+    images: number of images to average over, from the first; None for all.
   """
   return np.stack(
     [
@@ -33,12 +36,12 @@ def mean_distances(
 def of_weights(
   weights_BNLL: Array, grid: tuple[int, int], pixels_per_patch: float
 ) -> Array:
-  """Returns the mean distance BN, in pixels.
+  """Returns the mean distance of each image and head, BN, in pixels.
 
   Args:
     weights_BNLL: softmax weights; patches follow all other tokens.
-    grid: (h, w) of the patches.
-    pixels_per_patch: distance of neighbouring patches.
+    grid: (h, w) of the patch grid.
+    pixels_per_patch: distance between the centres of neighbouring patches.
   """
   h, w = grid
   extra = weights_BNLL.shape[-1] - h * w

@@ -1,4 +1,4 @@
-"""Draw maps, heads, filters and embeddings as PNG."""
+"""Draw maps, attention heads, filters and position embeddings as PNG."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,30 @@ from vit_jax.training import plots
 
 # Share of the pixels that stay visible in a masked picture.
 _KEEP = 0.5
-
-_COLORS = 'inferno'
 _GRAY = 128
 
 
 def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
   """Overlays the colours of a map on a grayscale photograph."""
-  import matplotlib  # here and below, because it is slow to import
+  import matplotlib  # inside functions, because it is slow to import
 
   gray_HW = cv2.cvtColor(shown_HWC, cv2.COLOR_RGB2GRAY)
   map_HW = enlarge(map_hw, shown_HWC.shape[:2])
-  heat_HWC = matplotlib.colormaps[_COLORS](map_HW, bytes=True)[..., :3]
+  heat_HWC = matplotlib.colormaps['inferno'](map_HW, bytes=True)[..., :3]
   return (0.45 * gray_HW[..., None] + 0.55 * heat_HWC).astype(np.uint8)
 
 
 def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Keeps the pixels with the highest values of a map; the rest is gray."""
+  """Keeps the half of the pixels where a map is highest; grays the others."""
   stays_HW = highest(enlarge(map_hw, shown_HWC.shape[:2]), _KEEP)
   return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
 
 
 def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
-  """Returns a mask of the highest values of a map.
+  """Returns a mask that is true at the highest values of a map.
 
-  It selects exactly `share` of the pixels, rounded; ties go to the first.
+  It is true for a `share` of the pixels, rounded to a whole number of pixels.
+  Among equal values, the first in raster order are selected.
   """
   order = np.argsort(-map_HW, axis=None, kind='stable')
   found = np.zeros(map_HW.size, bool)
@@ -45,7 +44,7 @@ def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
 
 
 def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Returns a map at the size of an image, bilinear between patch centres."""
+  """Enlarges a map to (height, width) by bilinear interpolation, float32."""
   return cv2.resize(
     np.asarray(map_hw, np.float32), size[::-1], interpolation=cv2.INTER_LINEAR
   )
@@ -75,7 +74,7 @@ def sheet(
   """Draws images side by side.
 
   Args:
-    rows: images HWC by the title of their column.
+    rows: images HWC by the title of their column; all rows have equal titles.
     names: names of the rows.
   """
   titles = list(rows[0])
@@ -102,8 +101,9 @@ def heads(
 
   Args:
     shown_HWC: the photograph.
-    maps_XNhw: weights; the scale of each map is 0 to its largest value.
-    query: (row, column) of the patch, None for the class token.
+    maps_XNhw: attention weights. Each map has its own scale, from 0 to its
+      largest value.
+    query: (row, column) of the patch, or None for the class token.
   """
   X, N, h, w = maps_XNhw.shape
   cell = 0.6
@@ -131,8 +131,8 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
   """Draws figure 11: mean attention distance of every head, by layer.
 
   Args:
-    pixels_XN: distances by layer and head.
-    uniform: the distance for uniform attention.
+    pixels_XN: distances by layer and head, in pixels.
+    uniform: the distance for uniform attention, in pixels.
   """
   X, N = pixels_XN.shape
   figure = plots.figure(5.2, 4.2)
@@ -145,7 +145,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
     marker='o',
     label='a head',
   )
-  label = 'all patches alike'
+  label = 'uniform attention'
   axes.axhline(uniform, color='0.5', linestyle='--', label=label)
   axes.set(xlabel='layer', ylabel='mean attention distance (pixels)')
   axes.xaxis.get_major_locator().set_params(integer=True)
@@ -156,7 +156,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
 
 
 def filters(components_XPPC: np.ndarray) -> bytes:
-  """Draws filters in rows of seven, gray where they are 0."""
+  """Draws filters in rows of seven. A value of 0 is gray."""
   X = len(components_XPPC)
   across = min(7, X)
   down = -(-X // across)
@@ -173,7 +173,7 @@ def filters(components_XPPC: np.ndarray) -> bytes:
 
 
 def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
-  """Draws figures 7 centre and 10: cosine similarities, one tile per patch."""
+  """Draws cosine similarities, one tile per patch (figures 7 and 10)."""
   X, h, w, _, _ = cosines_Xhwhw.shape
   across = min(4, X)
   down = -(-X // across)

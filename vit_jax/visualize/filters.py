@@ -4,15 +4,16 @@ from typing import Any
 
 import numpy as np
 
+# Number of components in figure 7.
 COMPONENTS = 28
 
 
 def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
-  """Returns the leading principal components of D filters, count x PPC.
+  """Returns the leading principal components of D filters, XPPC.
 
-  Each has length 1. They are sorted by explained variance, and there are at
-  most min(D, P * P * C). The sign is chosen such that the largest entry is
-  positive.
+  X is `count`, but at most min(D, P * P * C). Each component has length 1, and
+  its sign makes the largest entry positive. Components are sorted by explained
+  variance.
   """
   *shape, D = kernel_PPCD.shape
   filters_DF = np.asarray(kernel_PPCD, np.float64).reshape(-1, D).T
@@ -25,13 +26,13 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
 
 
 def first_kernel(params: Any) -> tuple[str, Any]:
-  """Returns the name and the kernel of the first filters of a model.
+  """Returns the name and the kernel of a model's first convolution.
 
-  They are the first convolution of a ResNet or hybrid, else the patch
-  embedding.
+  It is `conv_root` in a ResNet or hybrid, and the patch embedding (`embedding`)
+  in other models.
 
   Raises:
-    ValueError: if the model lacks both.
+    ValueError: if the model has neither.
   """
   for name in ('conv_root', 'embedding'):
     if name in params:

@@ -12,7 +12,7 @@ from vit_jax.visualize import draw, sections
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
 
-# How many of the likeliest classes are explained, and how many are listed.
+# Number of likeliest classes that get a rollout, and number that are listed.
 _CLASSES = 2
 _LABELS = 5
 
@@ -59,7 +59,8 @@ $body
 def report(subject: Subject, fusion: str, discard: float) -> str:
   """Rollout, attention, distance, filters and posemb as one HTML file.
 
-  If the model lacks attention or position embeddings, the page says so.
+  If the model lacks attention or position embeddings, the page says so instead
+  of showing them.
 
   Args:
     subject: the model and its images.
@@ -69,7 +70,7 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {
     'Images': lambda: _images(subject, fusion, discard),
-    # The heads of a large model are a wide picture, which scrolls on a phone.
+    # All heads of a large model make a wide picture, which scrolls on a phone.
     'Attention': lambda: _plots(sections.attention(subject), 'wide'),
     'Distance': lambda: _plots(sections.distance(subject)),
     'Filters': lambda: _plots(sections.first_filters(subject)),
@@ -92,7 +93,7 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
 
 
 def _images(subject: Subject, fusion: str, discard: float) -> str:
-  """Returns HTML of each image: labels, rollout, and rollout by class."""
+  """Returns HTML of each image: its likeliest classes and its rollouts."""
   whole = sections.rollout(subject, fusion, discard)
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:

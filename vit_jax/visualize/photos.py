@@ -12,8 +12,8 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import decode, transforms
 from vit_jax.data.images import Images
 
-# Limits of the longer side of displayed pictures: large enough to see the
-# patches of a small image, and small enough to fit a page.
+# Limits of the longer side of displayed pictures, in pixels: large enough to
+# see the patches of a small image, and small enough to fit a page.
 SMALLEST, LARGEST = 256, 1024
 
 
@@ -23,7 +23,8 @@ class Photograph:
 
   Attributes:
     path: path of the file.
-    name: unique among the loaded files, without folder and extension.
+    name: name of the file without folder and extension, made unique among the
+      loaded files.
     seen_HWC: the model's input, uint8.
     images: the preprocessing of the input.
   """
@@ -34,7 +35,11 @@ class Photograph:
   images: Images = dataclasses.field(repr=False)
 
   def shown(self) -> np.ndarray:
-    """Returns the part that the model sees at the file's resolution, uint8."""
+    """Returns the part of the file that the model sees, uint8 HWC.
+
+    It has the file's resolution, unless the longer side would be outside of
+    `SMALLEST` to `LARGEST`.
+    """
     data = decode.read_file(self.path)
     picture = decode.open_image(data, self.path)
     shape = picture.height, picture.width
@@ -42,7 +47,7 @@ class Photograph:
     if small := given.resize_small:
       detail = min(shape) / small
       shape = self.images.size
-    else:  # the whole image, which the model sees with a changed aspect ratio
+    else:  # the model sees the whole image, with a changed aspect ratio
       detail = 1.0
     longer = max(shape)
     detail = min(max(detail, SMALLEST / longer), LARGEST / longer)
@@ -57,7 +62,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads image files and preprocesses them for a checkpoint.
 
   Raises:
-    UnreadableImage: a file is damaged or not an image.
+    UnreadableImage: if a file is damaged or not an image.
   """
   images = checkpoint.images
   transform = images.eval_transform()
@@ -74,7 +79,7 @@ def unique_names(paths: Sequence[str]) -> list[str]:
   numbers: collections.Counter[str] = collections.Counter()
   for path in paths:
     stem = os.path.splitext(os.path.basename(path))[0]
-    # Names are written to UTF-8 files, so other bytes are escaped.
+    # Names are written to UTF-8 files, so bytes that are not UTF-8 are escaped.
     stem = name = os.fsencode(stem).decode(errors='backslashreplace')
     while name in names:
       numbers[stem] += 1

@@ -21,13 +21,13 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   """Predictions of masked patches by a model of configs/masked.py.
 
   Arrays: `kind` (image, h, w): 0 visible, 1 masked, 2 replaced by another
-  patch, 3 visible and predicted; `images`, `hidden`, `predicted` (pixels);
-  `files`.
+  patch, 3 visible and predicted. `images`, `hidden` (the model's input) and
+  `predicted` are pixels (image, H, W, RGB). `files` are paths.
 
   Args:
     subject: the model and its images.
     rate: share of the patches that are corrupted.
-    seed: seed of the choice of patches.
+    seed: random seed that chooses the patches.
 
   Raises:
     ValueError: if the checkpoint does not predict masked patches.
@@ -83,7 +83,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     rows.append({title: _joined(x, h, w) for title, x in patches.items()})
 
   def line(n: int) -> dict[str, np.ndarray]:
-    # Enlarged by a whole factor, so that pixels are visible.
+    # A whole factor keeps pixels sharp.
     times = math.ceil(SMALLEST / max(checkpoint.image_size))
     return {k: x.repeat(times, 0).repeat(times, 1) for k, x in rows[n].items()}
 
@@ -91,8 +91,8 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   return Section(
     'Masked patches',
     f'{rate:.0%} of the patches are corrupted: most are replaced by the '
-    'mask (gray), a few by another patch, and a few stay. For each the model '
-    f'predicts {_WHAT[model.target]}.',
+    'mask (gray), a few by another patch, and a few stay visible. For each '
+    f'corrupted patch the model predicts {_WHAT[model.target]}.',
     dict(zip(('images', 'hidden', 'predicted'), columns, strict=False))
     | {'kind': np.stack(kinds), 'files': subject.files},
     sheets('masked', 'masked patches', subject.photographs, line),
@@ -114,7 +114,9 @@ def colours_of(
 ) -> np.ndarray:
   """Converts predictions or targets of one image to patches, uint8 LPPC.
 
-  `values` have the form of `objectives.masked.target`; `shape` is (P, P, 3).
+  `values` have the shape and meaning of the result of
+  `objectives.masked.target`, without the batch. `shape` is that of a patch,
+  (P, P, 3).
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':

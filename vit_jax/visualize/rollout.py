@@ -5,14 +5,15 @@ as the mean of the residual connection and the attention:
 
   R = a_X ... a_2 a_1,  a = (A + I) / 2 with rows divided by their sums
 
-where A are a layer's attention weights, combined over heads. The map is the
-average of R's rows, weighted by `Layers.read_BL`. For a class token this is its
-row, for averaged tokens the mean row.
+where A is a layer's attention matrix, combined over heads. The map is the
+average of R's rows, weighted by `Layers.read_BL`: the class token's row, or the
+mean of the patches' rows if the model averages patches.
 
-For a class, A are the weights times their gradients, with negative products set
-to 0 (Chefer et al., 2103.15679). They are divided by the largest row sum of the
-image, since gradients of a logit have an arbitrary scale. After the division,
-the row that matters most weighs as much as the residual connection.
+To explain a class, the weights are multiplied by the gradients of the class's
+logit, and negative products are set to 0 (Chefer et al., 2103.15679). After
+heads are combined, A is divided by its largest row sum in the image, since
+logits have an arbitrary scale. The row with the largest sum then weighs as much
+as the residual connection.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ def rollout(
   Args:
     layers: the attention of a model for a batch.
     fusion: operation that combines the heads: 'mean', 'min' or 'max'.
-    discard: share of a layer's lowest weights, per image, that is set to 0.
+    discard: share of a layer's weights that is set to 0 in each image, lowest
+      weights first.
     class_B: index of the class to explain for each image; None for rollout
       without a class.
   """
@@ -60,7 +62,7 @@ def fuse(
   discard: float = 0.0,
   gradients_BNQL: Array | None = None,
 ) -> Array:
-  """Combines the weights of all heads into one BQL."""
+  """Combines the weights of all heads, BQL; see `rollout` for arguments."""
   if gradients_BNQL is not None:
     weights_BNQL = jax.nn.relu(weights_BNQL * gradients_BNQL)
   fused_BQL = FUSIONS[fusion](weights_BNQL, axis=1)
@@ -94,11 +96,13 @@ def maps(
     grid: (h, w) of the patches.
   """
   h, w = grid
-  row: Any = read_BL  # a vector times matrices is cheaper than R itself
+  # Multiplying a vector by each matrix is cheaper than multiplying matrices.
+  row: Any = read_BL
   for fused_BLL in reversed(fused):
     row = jnp.einsum('BQ,BQL->BL', row, mixing(fused_BLL))
   row = row[:, row.shape[1] - h * w :]
-  # If all weights were discarded on the way, the map is 0 everywhere.
+  # The minimum avoids 0 / 0. The map of an image is 0 if no attention to
+  # patches is left.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
   # XLA may divide by multiplying with an inverse, which gives 1 - 6e-8.
   row = jnp.where(row == max_B1, 1.0, row / max_B1)

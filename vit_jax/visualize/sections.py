@@ -16,7 +16,7 @@ from vit_jax.visualize import rollout as rollout_lib
 from vit_jax.visualize.photos import Photograph
 from vit_jax.visualize.subject import Subject
 
-# Most photographs in one picture.
+# Maximum number of photographs in one picture.
 SHEET = 8
 
 
@@ -58,13 +58,14 @@ def sheets(
   photographs: Sequence[Photograph],
   line: Callable[[int], dict[str, np.ndarray]],
 ) -> list[Figure]:
-  """Returns pictures with a line for each photograph, `SHEET` lines in each.
+  """Returns pictures with one line per photograph, up to `SHEET` lines each.
 
   Args:
     name: name of the first picture's file; later pictures get a number.
     caption: caption of all pictures.
     photographs: photographs, whose names label the lines.
-    line: function from the number of a photograph to images by title.
+    line: function that takes the index of a photograph and returns images by
+      title.
   """
 
   def draw_part(part: range) -> bytes:
@@ -88,9 +89,9 @@ def rollout(
 ) -> Section:
   """Attention rollout: how much of each patch reaches the output.
 
-  Pictures: the map over the photograph, and the photograph with only the half
-  of highest values. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes`
-  ('' if no class was given), `files`.
+  Pictures: the map over the photograph, and the photograph with only its
+  highest half visible. Arrays: `maps` (class, image, h, w) from 0 to 1,
+  `classes` ('' if no class was given), `files`.
 
   Args:
     subject: the model and its images.
@@ -122,7 +123,7 @@ def rollout(
   return Section(
     'Attention rollout',
     'How much of each patch reaches the output, over all layers '
-    f'({how}). Brighter is more; the masked picture keeps the half of the '
+    f'({how}). Brighter is more. The masked picture shows only the half of the '
     'pixels with the highest values.',
     {
       'maps': np.stack(maps),
@@ -136,7 +137,7 @@ def rollout(
 def over(
   shown_HWC: np.ndarray, map_hw: np.ndarray, title: str
 ) -> dict[str, np.ndarray]:
-  """Returns a map over a photograph, and its highest half, by title."""
+  """Returns by title: a photograph under a map, and its highest half."""
   title = f'{title}: ' if title else ''
   return {
     f'{title}rollout': draw.overlay(shown_HWC, map_hw),
@@ -175,7 +176,8 @@ def attention(
       patch if the model lacks a class token.
 
   Raises:
-    ValueError: if the patch is outside of the grid.
+    ValueError: if the model lacks attention, or the patch is outside of the
+      grid.
   """
   class_token = 'cls' in subject.checkpoint.model.extra_tokens
   found: list[np.ndarray] = []
@@ -218,6 +220,9 @@ def distance(subject: Subject) -> Section:
   """Mean attention distance in pixels (figures 7 and 11 of the paper).
 
   Array: `all` (layer, head), averaged over the images.
+
+  Raises:
+    ValueError: if the model lacks attention.
   """
   sum_XN: Any = 0
   for layers, batch in subject.at_work('distance'):
@@ -244,8 +249,11 @@ def distance(subject: Subject) -> Section:
 def first_filters(subject: Subject) -> Section:
   """Principal components of the patch embedding (figure 7).
 
-  For a ResNet or hybrid, the first convolution is used. Array: `components`
+  A ResNet or hybrid has its first convolution instead. Array: `components`
   (count, P, P, RGB), each of length 1.
+
+  Raises:
+    ValueError: if the model has neither.
   """
   name, kernel = filters.first_kernel(subject.checkpoint.params)
   components = filters.principal_components(kernel, filters.COMPONENTS)
@@ -267,7 +275,8 @@ def first_filters(subject: Subject) -> Section:
 def posemb(subject: Subject) -> Section:
   """Similarity of position embeddings (figures 7 and 10).
 
-  Array: `cosines` (table, h, w, h, w).
+  Array: `cosines` (table, h, w, h, w), with one table, or one per layer if
+  every layer adds its own embeddings.
 
   Raises:
     ValueError: if the model does not add position embeddings.

@@ -11,7 +11,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
-# Most attention weights of one layer, and most images, in a batch.
+# Maximum number of attention weights of one layer, and of images, in a batch.
 _MAX_ENTRIES = 2**26
 _MAX_BATCH = 32
 
@@ -36,13 +36,16 @@ class Subject:
   def at_work(
     self, description: str
   ) -> Iterator[tuple[Layers, Sequence[Photograph]]]:
-    """Yields the model's layers for one batch of images after the other.
+    """Yields the attention of each batch of images, with its photographs.
 
-    Batches are as large as `_MAX_ENTRIES` allows. The last batch is padded with
-    images of zeros, which callers drop.
+    Batches are as large as `_MAX_ENTRIES` and `_MAX_BATCH` allow. The last
+    batch is padded with black images, whose results callers drop.
 
     Args:
       description: text of the progress bar.
+
+    Raises:
+      ValueError: if the model lacks attention between all tokens.
     """
     model, image_size = self.checkpoint.model, self.checkpoint.image_size
     size = 1
@@ -61,7 +64,11 @@ class Subject:
       yield Layers(model, self.checkpoint.on_device, x_BHWC), batch
 
   def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
-    """Returns the likeliest classes of each image and their probabilities."""
+    """Returns the likeliest classes of each image, with probabilities.
+
+    Raises:
+      ValueError: if the model lacks attention between all tokens.
+    """
     found = []
     for layers, batch in self.at_work('labels'):
       p_BC = np.asarray(self.checkpoint.probabilities(layers.logits_BC))
