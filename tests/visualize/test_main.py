@@ -331,7 +331,7 @@ def test_bad_input_is_one_message(args, message, run, files, tmp_path):
 @pytest.mark.parametrize(
   ('args', 'message'),
   [
-    (('rollout', 'cls', 'i.png', '--discard=1'), '1 must be from 0'),
+    (('rollout', 'cls', 'i.png', '--discard=1'), '1 is not a share'),
     (('rollout', 'cls', 'i.png', '--fusion=sum'), 'mean'),
     (('attention', 'cls', 'i.png', '--query=3'), 'is not ROW,COLUMN'),
   ],
