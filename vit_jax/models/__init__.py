@@ -1,1 +1,4 @@
-"""Flax models. Their modules import no data, config or training code."""
+"""Flax models.
+
+Apart from `__main__`, these modules import no code for data or training.
+"""

@@ -13,9 +13,10 @@ the name that every command takes, the model, the image size, the training data,
 the top-1 accuracy on ImageNet and its source, and the file.
 
 GFLOPs count one image's forward pass. A multiply-add counts as two operations;
-products with a convolution's padding do not count. 3 * forward * images is
-the compute in the paper's table 6. Tokens are those of the encoder, including
-the class token. Other names work too: s7, r101x2, r26+l16, axial_l32.
+products with a convolution's padding do not count. The compute in the paper's
+table 6 is 3 * forward * images. Tokens count the encoder's input, including the
+class token. Names that are not listed work too, such as s7, r101x2, r26+l16 and
+axial_l32.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from vit_jax.models import flops, variants
 from vit_jax.models.fields import REQUIRED
 from vit_jax.register import nearest
 
-# Columns of the tables: the name, then after a colon the format of its cells.
+# Columns of the tables: name:format, where the format is optional.
 _MODELS = 'model parameters:, gflops:.2f tokens:, source'
 _CHECKPOINTS = (
   'name model image_size:d data accuracy:g accuracy_from size_mib:, address'
@@ -135,7 +136,7 @@ def fields(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
-  """Prints rows as a table; `columns` maps names to formats of their cells."""
+  """Prints rows as a table; `columns` maps column names to cell formats."""
   lines = [[_TITLES.get(name, name) for name in columns]]
   for row in found:
     cells = ((row[name], form) for name, form in columns.items())
@@ -148,14 +149,16 @@ def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit status."""
+  """Runs the command; returns the exit status: 0, or 2 for bad input."""
   parser = flags.parser('models', __doc__)
   add = parser.add_argument
-  add('models', nargs='*', help='Models to list; all published ones if empty.')
+  add(
+    'models', nargs='*', help='Models to list (default: all published models).'
+  )
   add(
     '--pretrained',
     action='store_true',
-    help='List the published checkpoints of these models, or of all.',
+    help='List the published checkpoints of these models, or of all models.',
   )
   add(
     '--fields',

@@ -5,7 +5,7 @@ FlashAttention (2205.14135), the forward pass stores only the logarithm of each
 softmax's denominator, and the backward pass recomputes A. With y = A v, the
 gradient of the logits S is
 
-  dS = A * (dy v^T - sum_K(dy * y))
+  dS = A * (dy v^T - sum over K of dy * y)
 
 Long sequences are processed in chunks of queries, so that memory grows linearly
 with the number of tokens. In bfloat16 the logits are rounded to bfloat16, as in
@@ -30,7 +30,7 @@ from vit_jax.models.model import BATCH_AXES
 
 Array = jax.Array
 
-# `checkpoint_name` of this file's results, which `layers.remat` saves.
+# `checkpoint_name` of arrays that the policy 'cheap' of `layers.remat` saves.
 NAME = 'attention'
 # Queries per chunk. The logits of 1,024 queries take about as much memory as
 # the activations of the layer's MLP.
@@ -60,7 +60,10 @@ def on_gpu() -> bool:
 def attend(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
 ) -> Array:
-  """Returns softmax(q k^T / sqrt(K)) v, BQNK, by the backend's best kernel."""
+  """Returns softmax(q k^T / sqrt(K)) v, BQNK, in the dtype of v.
+
+  Uses cuDNN's fused kernels for bfloat16 on GPUs.
+  """
   _, Q, _, K = q_BQNK.shape
   if (
     on_gpu()
@@ -95,10 +98,10 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 
 
 def _product(axes: str, *arrays: Array) -> Array:
-  """Multiplies to BN.K and transposes to B.NK.
+  """Computes an `einsum` with the result BN.K and transposes it to B.NK.
 
-  An `einsum` with the result B.NK would swap the factors, which costs CPUs up
-  to a tenth of a step of Ti/16.
+  An `einsum` with the result B.NK would swap the factors. On CPUs this takes up
+  to a tenth of a training step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -280,8 +283,9 @@ def _by_chunks(
 ) -> Any:
   """Applies a function to chunks of at most `MAX_QUERIES` queries.
 
-  The function takes arrays BQ.. and returns arrays BQN.. At the positions
-  `summed` it returns sums over queries instead, which are added up over chunks.
+  The function takes arrays whose first axes are BQ. Its results have the axes
+  BQN and one more, and chunks are joined along Q. Results at the positions
+  `summed` are sums over queries instead, and are added up over chunks.
   """
   B, Q, N, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)
@@ -289,7 +293,7 @@ def _by_chunks(
     return function(*arrays)
   rows = math.ceil(Q / n)
 
-  # The padding adds nothing to the sums, because its queries and dy are zero.
+  # Padded queries add nothing to the sums, because their q and dy are zero.
   def split(x: Array) -> Array:
     x = jnp.pad(x, ((0, 0), (0, n * rows - Q), *[(0, 0)] * (x.ndim - 2)))
     return jnp.moveaxis(x.reshape(len(x), n, rows, *x.shape[2:]), 1, 0)

@@ -1,6 +1,6 @@
 """Axial attention (appendix D.6): along rows, then along columns.
 
-Its cost grows with L * (h + w) instead of L * L.
+The cost of axial attention grows with L * (h + w) instead of L * L.
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ HEADS = 8
 class AxialBlock(nn.Module):
   """A layer of Axial-ViT: row attention and MLP, column attention and MLP.
 
-  Has the interface of `EncoderBlock`. Tokens are the patches in raster order,
-  without a class token. Captured attention has the entries `row` (BhNww) and
-  `column` (BwNhh).
+  It takes the arguments of `EncoderBlock`, but ignores `drop_rate` and
+  `rotation`. Tokens are the patches in raster order, without a class token.
+  Captured attention is a dict with `row` (BhNww) and `column` (BwNhh).
   """
 
   grid: tuple[int, int]
@@ -40,7 +40,7 @@ class AxialBlock(nn.Module):
     drop_rate: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    del drop_rate, rotation  # `ViT` refuses both if it is axial
+    del drop_rate, rotation  # `ViT` refuses the fields that would set them
     B, L, D = x_BLD.shape
     h, w = self.grid
     keys = (None, None) if key is None else jax.random.split(key)
@@ -79,9 +79,10 @@ class PositionSensitiveAttention(nn.Module):
     y_o = sum_p a_op (v_p + r^v_{p-o})
     a_op = softmax_p(q_o k_p + q_o r^q_{p-o} + k_p r^k_{p-o})
 
-  with keys half as wide as values and embeddings r shared by all heads. The
-  logits are divided by the square root of the key width. The authors normalise
-  the three terms by BatchNorm instead, which GroupNorm cannot replace.
+  Here o is an output position and p an input position along the axis. Queries
+  and keys are half as wide as values, and all heads share the embeddings r. The
+  logits are divided by the square root of the key width. The authors apply
+  BatchNorm to the three terms instead.
   """
 
   features: int
@@ -129,9 +130,10 @@ class PositionSensitiveAttention(nn.Module):
 
 
 class AxialConv(nn.Module):
-  """Row, then column attention, in place of a 3x3 convolution (Axial-ResNet).
+  """Row attention, then column attention, instead of a 3x3 convolution.
 
-  A stride becomes average pooling at the end, as in the authors' code.
+  This is the layer of Axial-ResNet. A stride becomes average pooling at the
+  end, as in the authors' code.
   """
 
   features: int
@@ -149,7 +151,7 @@ class AxialConv(nn.Module):
     ).swapaxes(1, 2)
     if self.stride > 1:
       window = (self.stride, self.stride)
-      # avg_pool divides by the number of pixels in float32.
+      # The pixel counts that avg_pool divides by are float32, so x is too.
       x = nn.avg_pool(
         x, window, window, padding='SAME', count_include_pad=False
       ).astype(self.dtype)

@@ -1,4 +1,4 @@
-"""The encoder: equations 2 and 3 of section 3.1, layer after layer."""
+"""The encoder: equations 2 and 3 of section 3.1 for all layers."""
 
 import math
 from typing import Any
@@ -34,10 +34,11 @@ class Encoder(nn.Module):
 
     Args:
       x_BLD: tokens; the patches come last, in raster order.
-      grid: (h, w) of the patches.
+      grid: (h, w) of the patch grid.
       key: random key for dropout and stochastic depth; None disables both.
       visible_BK: indices of the patches to encode, in the order of the result;
-        None for all. Requires positions to be added at the input only.
+        None for all. If given, positions must be added at the input alone:
+        `posemb_at` is 'input', `posemb` is not 'relative', and `rope` is 0.
 
     Returns:
       The encoded tokens BLD, and the captured intermediates, stacked by layer.
@@ -88,7 +89,7 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Returns the tokens, and embeddings XLD to add in the layers or None."""
+    """Returns the tokens, and embeddings XLD for the layers to add, or None."""
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None
@@ -110,7 +111,11 @@ class Encoder(nn.Module):
   def _rotation(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> posemb.Rotation | None:
-    """Returns the rotation for queries and keys of the last tokens, or None."""
+    """Returns the rotation of the last tokens, or None without `rope`.
+
+    The last tokens are the patches, or registers and patches if
+    `rope_registers` is set.
+    """
     f = self.fields
     if not f.rope:
       return None

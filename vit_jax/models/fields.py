@@ -11,7 +11,7 @@ from typing import Any
 
 # An interval such as '[0, 1)', or a tuple of all valid values.
 Valid = str | tuple[Any, ...]
-# Stands in place of the default of a field that must be given.
+# The default of a field that has no default and must be given.
 REQUIRED = dataclasses.MISSING
 
 
@@ -31,8 +31,10 @@ def field(
     doc: description in one sentence.
     valid: valid values, as `check_value` takes them; empty for any.
     multiple: number that must divide the value.
-    unless: another field; if it is set, this one must keep its default.
-    needs: another field; if it is 0, this one must keep its default.
+    unless: name of another field. If that field is set (not 0, False or empty),
+      this field must keep its default.
+    needs: name of another field. Unless that field is set, this field must keep
+      its default.
   """
   metadata = dict(
     doc=doc, valid=valid, multiple=multiple, unless=unless, needs=needs
@@ -50,13 +52,14 @@ def check(
     values: values by field name; missing fields have their default.
 
   Raises:
-    ValueError: for an invalid value; names the field, value and way out.
+    ValueError: if a value is invalid. The message names the field, the value
+      and a way out.
   """
   declared = tuple(declared)
   values = {f.name: f.default for f in declared} | dict(values)
   for f in declared:
     of, name, value = f.metadata, f'model.{f.name}', values[f.name]
-    if not of or value is REQUIRED:  # the constructor raises for it
+    if not of or value is REQUIRED:  # a constructor reports a missing value
       continue
     if of['valid']:
       check_value(name, value, of['valid'])
@@ -82,7 +85,8 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
   """Checks a value, or every number in a list or tuple of numbers.
 
   Raises:
-    ValueError: for an invalid value; names the field and the valid values.
+    ValueError: if a value is invalid. The message names the field and the valid
+      values.
   """
   if isinstance(valid, tuple):
     if value not in valid:
@@ -109,7 +113,7 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
 def frozen(model: Any) -> Any:
   """Returns a hashable object with the fields of a model as attributes.
 
-  A Flax module can take it as a field. A module in its place would become a
+  Flax modules take this object as a field. The model itself would become their
   submodule.
   """
   names = tuple(f.name for f in model.own_fields())

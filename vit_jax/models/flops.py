@@ -12,7 +12,7 @@ from vit_jax.models.model import Model
 
 
 def count_params(model: Model, image_size: tuple[int, int]) -> int:
-  """Returns the number of parameters without allocating any."""
+  """Returns the number of parameters, without allocating them."""
   shapes = param_shapes(_looped(model), image_size)
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
 
@@ -21,13 +21,15 @@ def count_params(model: Model, image_size: tuple[int, int]) -> int:
 def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the FLOPs of one image's forward pass.
 
-  Counts matrix products and convolutions; a multiply-add counts as two. The
-  paper counts in the same way: 3 * forward * images is the compute in table 6.
-  As in XLA's analysis, a convolution's products with its padding do not count;
-  they would add 4 % to the ResNets of table 6. See also `Model.flop_capture`.
+  Counts matrix products and convolutions. A multiply-add counts as two FLOPs.
+  The compute in table 6 of the paper is 3 * this count * images.
+
+  As in XLA's analysis, products with a convolution's padding do not count. They
+  would add 4 % to the ResNets of table 6. The count includes the intermediates
+  of `Model.flop_capture`.
   """
   model = _looped(model)
-  # Not every model's `__call__` takes `capture`.
+  # Some models' `__call__` does not take `capture`.
   captured: dict[str, Any] = {}
   if model.flop_capture:
     captured['capture'] = model.flop_capture
@@ -41,18 +43,21 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
 
 
 def count(function: Callable[..., Any], *shapes: Any) -> int:
-  """Returns the FLOPs of a function, as `forward_flops` counts them."""
+  """Returns the FLOPs of a function for arguments of the given shapes.
+
+  `forward_flops` says which operations count.
+  """
   return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def _looped(model: Model) -> Model:
-  # A scan has the same counts, but JAX traces one layer instead of all.
+  # Scanned layers have the same counts, and JAX traces them only once.
   return model.clone(scan=True, remat='none')
 
 
 def param_shapes(model: Model, image_size: tuple[int, int]) -> Any:
   """Returns a `jax.ShapeDtypeStruct` for each of a model's parameters."""
-  # Copies the dicts, because all callers share the cached ones.
+  # Copies the dicts, so that callers cannot change the cached dicts.
   return jax.tree.map(lambda x: x, _param_shapes(model, tuple(image_size)))
 
 

@@ -15,8 +15,8 @@ PARTITIONS: Partitions = (
 class MAPHead(nn.Module):
   """Multi-head attention pooling: a learned probe attends to all tokens.
 
-  As in "Scaling Vision Transformers" (2106.04560), after Set Transformer.
-  Parameters have the names of the big_vision files.
+  "Scaling Vision Transformers" (2106.04560) uses this head, which comes from
+  Set Transformer. Parameters have the names of the big_vision files.
   """
 
   fields: layers.EncoderFields
@@ -41,8 +41,8 @@ def classifier(
 ) -> jax.Array:
   """Returns logits BC of a zero-initialised linear layer.
 
-  Always computes in float32: bfloat16 logits have too few digits for a loss
-  over thousands of classes.
+  Computes in float32 even if `y_BD` is bfloat16, because bfloat16 logits have
+  too few digits for a loss over thousands of classes.
   """
   logits_BC = nn.Dense(
     num_classes,

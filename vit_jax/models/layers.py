@@ -43,15 +43,18 @@ def check_heads(model: Any) -> None:
   if model.width % model.heads:
     raise ValueError(
       f'model.width {model.width} is not a multiple of model.heads '
-      f'{model.heads}: choose one that is.'
+      f'{model.heads}: choose a multiple.'
     )
 
 
 def constrain(x: Array, axes: str) -> Array:
-  """Constrains the sharding of an array by the rules for its axes.
+  """Constrains the sharding of an array, and its layout on GPUs.
 
-  On GPUs, also keeps its last axis contiguous. Otherwise the compiler makes the
-  batch the innermost axis in all layers, because of the position embeddings.
+  `axes` has one letter per dimension, such as 'BLD'. The rules for logical axes
+  (`sharding.RULES`) map letters to mesh axes.
+
+  On GPUs the layout is row-major. Otherwise the compiler makes the batch the
+  innermost axis in all layers, because of how it adds the position embeddings.
   """
   if attention.on_gpu():
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
@@ -73,12 +76,12 @@ def dropout(x: Array, rate: float, key: Array | None) -> Array:
 def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   """Applies stochastic depth (1603.09382).
 
-  Drops a layer's branch for some examples and scales up the others. Without a
-  key or a rate, returns `y_BLD`.
+  Zeroes the output of a residual branch in random examples and scales up the
+  remaining examples. Without a key or a rate, returns `y_BLD`.
   """
   if rate is None or key is None:
     return y_BLD
-  # The attention's dropout uses the unfolded key, so this mask is independent.
+  # Dropout uses the same key unfolded, so folding makes this mask independent.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)
@@ -100,9 +103,9 @@ def group_norm(
 ) -> Array:
   """Applies GroupNorm, with 32 groups as in BiT (1912.11370).
 
-  Computes the variance from differences to the mean. Flax's default computes it
-  as the mean of squares minus the squared mean, which costs a ResNet's logits
-  one decimal place.
+  Computes the variance as the mean square of differences to the mean. Flax's
+  default subtracts the squared mean from the mean of squares, and the logits of
+  a ResNet lose one decimal digit.
   """
   return nn.GroupNorm(
     groups,
@@ -119,10 +122,11 @@ def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
 
   Args:
     block: the module class.
-    policy: 'none' to recompute nothing; 'cheap' to save the results of matrix
-      products and attention; or the name of one of `jax.checkpoint_policies`.
-    in_loop: whether the module runs in a scan, where XLA cannot merge the
-      recomputation with the forward pass.
+    policy: 'none' returns `block` itself; 'cheap' saves the results of matrix
+      products and attention; other values are names of
+      `jax.checkpoint_policies`.
+    in_loop: whether the module runs in a scan. There XLA cannot merge the
+      recomputation with the forward pass, so nothing has to prevent it.
   """
   if policy == 'none':
     return block
@@ -151,22 +155,24 @@ def repeated(
   is_initializing: bool,
   fields: dict[str, Any],
 ) -> tuple[Array, dict[str, Any]]:
-  """Applies equal layers; returns the tokens and stacked intermediates.
+  """Applies layers of equal shapes; returns tokens BLD and intermediates.
 
-  Creates the parameters in the compact method that calls it.
+  Call this function in a compact method, which then owns the parameters. The
+  intermediates of all layers are stacked along a first axis.
 
   Args:
-    block: class of a layer; takes tokens, `inputs` and `shared`.
-    loop: names of the layers.
+    block: class of a layer, which takes tokens, one layer's part of `inputs`,
+      and `shared`.
+    loop: parameter names of the layers.
     x_BLD: tokens.
-    inputs: arrays with one entry per layer along the first axis.
-    shared: arrays that every layer gets.
-    heads: N.
+    inputs: arrays with one entry per layer along the first axis, or None.
+    shared: arrays that every layer takes whole, or None.
+    heads: N, number of heads.
     depth: number of layers.
     scan: whether to loop over one compiled layer.
-    policy: as `remat` takes it.
+    policy: see `remat`.
     is_initializing: the calling module's `is_initializing()`.
-    fields: fields of the layer.
+    fields: constructor arguments of every layer.
   """
   # The scan slices kernels as matrices; see `tpu_layout`.
   in_loop = scan and not is_initializing
@@ -211,8 +217,8 @@ class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
   With `swiglu` (2002.05202) the first layer is twice as wide, and silu(a) b of
-  its two halves a, b replaces the GELU. If `norm` is set, its fields define one
-  more norm before the second layer (NormFormer, 2110.09456).
+  its two halves a, b replaces the GELU. `norm` has the fields of one more norm
+  before the second layer (NormFormer, 2110.09456), or is None.
   """
 
   mlp_dim: int
@@ -252,9 +258,9 @@ class MlpBlock(nn.Module):
 class Projection(nn.Module):
   """A dense layer from tokens to heads or back, computed as one matrix product.
 
-  It has the parameters of `nn.DenseGeneral`; see `tpu_layout` for the reason.
   Contracts the last `axes` dimensions of the input to `features`: (N, K) or
-  (D,).
+  (D,). It has the parameters of `nn.DenseGeneral`, which is slower on TPUs; see
+  `tpu_layout`.
   """
 
   features: tuple[int, ...]
@@ -285,15 +291,16 @@ class MultiHeadAttention(nn.Module):
   """Multi-head attention (MSA): equations 5 to 8 of appendix A.
 
   Attributes:
-    heads: N.
-    relative: number of tokens before the patches, if there are relative
-      position embeddings (appendix D.4); None otherwise.
+    heads: N, number of heads.
+    relative: number of tokens before the patches; None disables relative
+      position embeddings (appendix D.4).
     dtype: dtype of the computation; the softmax always works in float32.
     weights: whether to return the attention weights.
     bias: whether queries, keys and values have a bias.
-    norm: fields of a norm of queries and keys (2302.05442), or None.
+    norm: fields of the norm of queries and keys (2302.05442); None for no norm.
     dropout: dropout rate of the attention weights.
-    out_norm: fields of a norm of the joined heads (2110.09456), or None.
+    out_norm: fields of the norm of the joined heads (2110.09456); None for no
+      norm.
   """
 
   heads: int
@@ -322,11 +329,12 @@ class MultiHeadAttention(nn.Module):
       keys_BLD: tokens to compute keys from; None for `queries_BQD`.
       values_BLD: tokens to compute values from; None for `keys_BLD`.
       mask_BQL: true where a query may attend to a key; B and Q may be 1.
-      rotation: rotary embeddings of the last queries and keys.
+      rotation: rotary embeddings of the last queries and keys, or None.
       key: random key for dropout; None disables it.
 
     Returns:
-      The attended tokens BQD, and the weights BNQL in float32 or None.
+      The attended tokens BQD; and the weights BNQL in float32, or None if the
+      computation does not need them.
     """
     keys_BLD = queries_BQD if keys_BLD is None else keys_BLD
     values_BLD = keys_BLD if values_BLD is None else values_BLD
@@ -388,9 +396,9 @@ class EncoderBlock(nn.Module):
     Args:
       x_BLD: tokens.
       key: random key for dropout and stochastic depth; None disables both.
-      positions_LD: position embeddings to add to the input.
-      drop_rate: stochastic depth rate of both branches.
-      rotation: as `MultiHeadAttention` takes it.
+      positions_LD: position embeddings to add to the input, or None.
+      drop_rate: stochastic depth rate of both branches, or None.
+      rotation: rotary embeddings of the last queries and keys, or None.
 
     Returns:
       The tokens BLD after this layer, and the captured intermediates.

@@ -17,12 +17,13 @@ from vit_jax.models.vit import ViT
 Array = jax.Array
 
 TARGETS = ('mean_colour', 'downsized', 'pixels')
-# Red, green and blue have 8 values each.
+# Number of mean colours: red, green and blue have 8 values each.
 COLOURS = 512
 # Side in pixels of a downsized patch.
 SMALL = 4
-# Kinds of patches: KEPT is not predicted. The others are predicted: MASKED is
-# replaced by the mask token, OTHER by another patch, SAME is left unchanged.
+# Kinds of patches. The model does not predict KEPT patches. It predicts MASKED
+# patches, which the mask token replaces; OTHER patches, which another patch
+# replaces; and SAME patches, which stay unchanged.
 KEPT, MASKED, OTHER, SAME = range(4)
 
 

@@ -1,4 +1,4 @@
-"""The base class of models, and types for what they take and return."""
+"""The base class of models, and the types of their inputs and outputs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ BATCH_AXES = ('slice', 'data', 'fsdp')
 # Mesh axes that a dimension of a parameter is sharded over.
 Axes = str | tuple[str, ...] | None
 # Sharding rules: a regular expression for parameter paths, and the mesh axes of
-# the parameter's last dimensions. So the rules also fit parameters that a scan
-# stacks along a new first dimension.
+# the parameter's last dimensions. Rules for the last dimensions also fit
+# parameters that a scan stacks along a new first dimension.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 # Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
@@ -53,8 +53,9 @@ class Model(nn.Module):
     task_params: top-level names of the parameters that belong to the task (the
       head), not the body.
     optional_params: parameter names of optional parts, by the field that
-      switches the part on. Transfer initialises parameters that only the model
-      has, and drops those that only the checkpoint has.
+      switches the part on. When a model starts from a checkpoint, optional
+      parameters that only the model has are initialised, and optional
+      parameters that only the checkpoint has are dropped.
     compute_fields: fields that change the computation but not the parameters.
     loops: groups of layers that a scan stacks.
     depth_loop: the loop over the layers that `depth` counts, or None.
@@ -62,8 +63,8 @@ class Model(nn.Module):
       after the layers of `depth_loop`.
     any_size: whether `apply` takes padded images of any size, with the argument
       `padding_BHW`.
-    flop_capture: the `capture` argument for FLOP counts: intermediates that
-      only training computes.
+    flop_capture: the `capture` argument for FLOP counts, so that they include
+      intermediates that only training computes.
     partitions: sharding rules, in addition to `sharding.RULES`.
     cast_params: regular expressions for the paths of parameters that are only
       used after a cast to `dtype`.
@@ -98,7 +99,7 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """The kind of prediction.
+    """What the model predicts.
 
     'classes', 'objects', 'masks' (classes of pixels), 'pixels' or 'patches'.
     """
@@ -120,9 +121,9 @@ class Model(nn.Module):
   def attention(self) -> str:
     """The tokens that each token attends to.
 
-    'all': all tokens; 'axial': its row, then its column; 'pixels': all tokens,
-    or only earlier ones; 'objects': all tokens except padding, and object
-    queries attend to the tokens; empty: the model has no attention.
+    'all': all tokens. 'axial': its row, then its column. 'pixels': all tokens,
+    or only earlier tokens. 'objects': all tokens except padding; object queries
+    attend to these tokens too. Empty: the model lacks attention.
     """
     return ''
 
@@ -137,7 +138,7 @@ class Model(nn.Module):
     raise NotImplementedError
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Raises ValueError if the fields or the image size do not fit together."""
+    """Raises ValueError if fields or the image size do not fit together."""
     raise NotImplementedError
 
   @classmethod
@@ -178,7 +179,8 @@ class Model(nn.Module):
   def parts(self) -> Mapping[str, 'Model']:
     """Returns submodels that other checkpoints can initialise, by name.
 
-    The fields of a part begin with its name, as in `backbone_layers`.
+    The model's fields for a submodel begin with the submodel's name, as in
+    `backbone_layers`.
     """
     return {}
 
@@ -200,7 +202,7 @@ class Model(nn.Module):
     return len(self.extra_tokens) + h * w
 
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
-    """Pools the output of a block to BD: the class token, or else the mean."""
+    """Pools a block's output to BD: the class token, or the patches' mean."""
     if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))

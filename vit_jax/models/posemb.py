@@ -25,7 +25,7 @@ class PositionEmbedding(nn.Module):
     """Returns embeddings XLD: `extra` tokens, then patches in raster order.
 
     Only 'learned1d' embeds the extra tokens. The other kinds need coordinates,
-    which extra tokens lack, and give them zeros.
+    which extra tokens lack, so extra tokens get zeros.
     """
     (h, w), X = grid, self.layers
     if self.kind == 'learned1d':
@@ -50,9 +50,9 @@ class PositionEmbedding(nn.Module):
 def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   """Returns fixed sine-cosine embeddings (1, h * w, D), float32.
 
-  As in "Better plain ViT baselines" (2205.01580) and MoCo v3: [sin(x f),
-  cos(x f), sin(y f), cos(y f)] with column x, row y and the D/4 frequencies
-  f_i = 10000^(-i / (D/4 - 1)).
+  Each row is [sin(x f), cos(x f), sin(y f), cos(y f)] with column x, row y and
+  the D/4 frequencies f_i = 10000^(-i / (D/4 - 1)). "Better plain ViT baselines"
+  (2205.01580) and MoCo v3 use these embeddings.
   """
   y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
   i = np.arange(D // 4)
@@ -64,10 +64,10 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
 def detr_sincos2d(inside_Bhw: jax.Array, D: int) -> jax.Array:
   """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
 
-  `inside_Bhw` is false in the padding. Coordinates count rows and columns
-  without padding, scaled so that the last one is 2 pi. The first D/2 numbers
-  alternate sin(y f_i) and cos(y f_i) for the row y, and the last D/2 numbers
-  sin(x f_i) and cos(x f_i) for the column x, with f_i = 10000^(-i / (D/4)).
+  `inside_Bhw` is false in the padding. The coordinates y and x count rows and
+  columns without padding from 1, and are scaled so that the last is 2 pi. The
+  first D/2 numbers alternate sin(y f_i) and cos(y f_i). The last D/2 numbers
+  alternate sin(x f_i) and cos(x f_i). Here f_i = 10000^(-i / (D/4)).
   """
   inside_Bhw = inside_Bhw.astype(jnp.float32)
   periods = jnp.asarray(10_000.0 ** (np.arange(D // 4) / (D // 4)), jnp.float32)
@@ -75,7 +75,8 @@ def detr_sincos2d(inside_Bhw: jax.Array, D: int) -> jax.Array:
   for axis in (1, 2):
     count_Bhw = jnp.cumsum(inside_Bhw, axis)
     last = jax.lax.slice_in_dim(count_Bhw, -1, None, axis=axis)
-    # 1e-6 as in the original code; it avoids 0 / 0 where all is padding.
+    # 1e-6 is from the original code. It avoids 0 / 0 in rows and columns that
+    # are all padding.
     x_Bhw1 = (count_Bhw / (last + 1e-6) * (2 * np.pi))[..., None]
     turns = x_Bhw1 / periods[None, None, None]
     both = jnp.stack([jnp.sin(turns), jnp.cos(turns)], axis=-1)
@@ -91,15 +92,17 @@ def rotation(
 ) -> Rotation:
   """Returns cosines and sines (h * w, K / 2) of 2-D rotary embeddings.
 
-  RoFormer (2104.09864) in two dimensions: for the token in row y and column x,
-  pair j of the numbers of its query and key is rotated by the angle y f_j, and
-  pair j + K/4 by x f_j, with f_j = theta^(-j / (K/4)). The coordinate y of row
-  i of h is
+  These are the embeddings of RoFormer (2104.09864) in two dimensions. The query
+  and key of a token at (y, x) consist of K/2 pairs of numbers. For j < K/4, the
+  pair j is rotated by the angle y f_j, and the pair j + K/4 by the angle x f_j,
+  where f_j = theta^(-j / (K/4)). In row i of h rows, the coordinate y is
 
     i side / h                 if `side` is above 0 (EVA-02 2303.11331, ViT-5),
-                               the side of the grid in training
+                               where `side` is the grid's side in training
     i                          if `side` is -1 (RoPE-ViT 2403.13298)
     2 pi (2 (i + 1/2) / h - 1) if `side` is 0 (DINOv3 2508.10104)
+
+  and x is the same function of the column.
   """
   f = theta ** (-np.arange(K // 4) / (K // 4))
   angles = []
@@ -112,10 +115,11 @@ def rotation(
 
 
 def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
-  """Rotates queries or keys: number j pairs with number j + K/2.
+  """Rotates queries or keys; number j forms a pair with number j + K/2.
 
-  `by` belongs to the last tokens. The tokens before them are rotated by zero,
-  because slicing them off would copy all tokens on a TPU.
+  `by` is the result of `rotation` for the last tokens. Earlier tokens are
+  rotated by the angle 0, because slicing them off would copy all tokens on a
+  TPU.
   """
   extra = x_BLNK.shape[1] - len(by[0])
   cos_1L1k, sin_1L1k = (
@@ -138,9 +142,10 @@ def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
 class RelativeKeys(nn.Module):
   """Attention logits of 1-D relative position embeddings (appendix D.4).
 
-  The keys are learned embeddings of the offset p_q - p_k between two patches in
-  raster order. The logits are added to the content logits. A class token has no
-  position, so its logits are zero.
+  A query's logits are its products with learned embeddings of the offset
+  p_q - p_k, the difference of two patches' indices in raster order. Attention
+  adds them to the content logits. A class token has no position, so its logits
+  are zero.
   """
 
   @nn.compact
@@ -163,11 +168,11 @@ class RelativeKeys(nn.Module):
 
 
 def _shift(x_BNLO: jax.Array) -> jax.Array:
-  """Selects entry k - q + L - 1 of row q for every k.
+  """Selects entry k - q + L - 1 of row q, for every q and k.
 
-  Uses reshapes instead of a gather (see `tpu_layout`). In the flattened array
-  with one more column, the selected entries of successive rows are 2 L - 1
-  apart.
+  Uses reshapes instead of a gather (see `tpu_layout`). Padding makes rows 2 L
+  long. From one row to the next, the selection begins one entry earlier, that
+  is, 2 L - 1 entries later in the flattened array.
   """
   B, N, L, _ = x_BNLO.shape
   flat = jnp.pad(x_BNLO, ((0, 0), (0, 0), (0, 0), (0, 1))).reshape(B, N, -1)
@@ -183,10 +188,11 @@ def resize(
 ) -> np.ndarray:
   """Interpolates position embeddings for another image size (section 3.2).
 
-  Interpolates bilinearly with aligned corners: position i of the new grid reads
-  position i * (old - 1) / (new - 1) of the old grid. The original code calls
-  `scipy.ndimage.zoom`, which zeroes the last row and column for some sizes,
-  such as 16 to 30. Embeddings of the `extra` tokens before the grid are kept.
+  The interpolation is bilinear with aligned corners: position i of the new grid
+  reads position i * (old - 1) / (new - 1) of the old grid. The original code
+  calls `scipy.ndimage.zoom`, which does the same except for a bug: for some
+  sizes, such as 16 to 30, it zeroes the last row and column. Embeddings of the
+  `extra` tokens before the grid are kept.
 
   Returns:
     Array (X, extra + new_h * new_w, D) of the same dtype.
@@ -218,14 +224,19 @@ def resize_all(
 ) -> Any:
   """Interpolates all position embeddings in a tree of parameters.
 
-  Also interpolates tables with an entry per row or column, or per offset along
-  one axis (axial attention). `like` has the arrays or shapes of the model for
-  the new grid (h, w). JAX arrays stay JAX arrays, and NumPy arrays stay NumPy
-  arrays.
+  It also interpolates tables with one entry per row or column, or per offset
+  along one axis (axial attention). Results are JAX or NumPy arrays, like the
+  parameters.
+
+  Args:
+    params: parameters for the old grid.
+    like: parameters, or their shapes, for the new grid.
+    old_grid: (h, w).
+    new_grid: (h, w).
 
   Raises:
-    ValueError: for another grid, if embeddings are relative in raster order:
-      the same offset then means another distance.
+    ValueError: if embeddings are relative in raster order and the grids differ,
+      because the same offset is then another distance.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
@@ -251,7 +262,8 @@ def resize_all(
   return jax.tree_util.tree_map_with_path(one, params, like)
 
 
-# Negative, because layers stacked for a scan add a first axis.
+# The axis of each table that is interpolated. It is negative, because layers
+# stacked for a scan add a first axis.
 _TABLE_AXES = {
   'x_embedding': -2,
   'y_embedding': -2,

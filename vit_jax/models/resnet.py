@@ -1,10 +1,10 @@
 """BiT ResNets: weight-standardised convolutions and GroupNorm (1912.11370).
 
-They are bottleneck ResNets in three versions. Version 1, the stem of the
-hybrids, normalises after each convolution and ends a unit with the activation.
-Version 2, the published BiT weights, normalises and activates before each
+They are bottleneck ResNets in three versions. Version 1, the stem of hybrids,
+normalises after each convolution and ends a unit with the activation. Version
+2, the model of the published BiT weights, normalises and activates before each
 convolution. Version 0, the backbone of DETR, is torchvision's ResNet with
-frozen BatchNorm. Parameter names are those of the published hybrids.
+frozen BatchNorm. Parameters have the names of the published hybrids.
 """
 
 from collections.abc import Sequence
@@ -99,10 +99,10 @@ def _norm(
 
 
 class Unit(nn.Module):
-  """A bottleneck residual unit: 1x1, 3x3 with the stride, and 1x1 convolutions.
+  """A bottleneck residual unit: 1x1, 3x3 and 1x1 convolutions.
 
-  `width` counts the channels of the 3x3 convolution. If `axial`, row and column
-  attention replace this convolution.
+  The 3x3 convolution has `width` channels and the stride. If `axial`, row and
+  column attention replace it.
   """
 
   width: int
@@ -139,15 +139,15 @@ class Unit(nn.Module):
     return nn.relu(residual + _norm(y, version, 'gn3', nn.initializers.zeros))
 
 
-# Begins at the second unit, because the first unit has other shapes.
+# The loop begins at the second unit, because the first has other shapes.
 UNITS = Loop('unit', 2, 'units')
 
 
 class Stage(nn.Module):
-  """Units of one width.
+  """A sequence of units of one width.
 
-  The first unit may have a stride. The other units may be dilated instead,
-  which gives them the receptive field of a strided stage.
+  The first unit may have a stride. With dilation instead of a stride, the other
+  units have the receptive field of a strided stage.
   """
 
   units: int
@@ -201,8 +201,8 @@ def feature_maps(
   first halves the height and width and doubles the channels. If `dilated`, the
   last stage keeps height and width and dilates its convolutions (DC5).
 
-  This is a function and not a module, so that its parameters lie beside the
-  caller's, as in the published files.
+  This is a function and not a module, so that its parameters are at the same
+  level as the caller's, as in the published files.
   """
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
   if version < 2:
@@ -318,13 +318,13 @@ class ResNet(Model):
   ) -> tuple[Array, dict[str, Any]]:
     """Computes the logits of images in [-1, 1], of any size.
 
-    `train` is ignored. `capture` may contain 'blocks', the list of the stages'
-    outputs.
+    `train` has no effect. `capture` may contain 'blocks', the list of the
+    stages' outputs.
 
     Returns:
-      Logits BC in float32 and a dict with `stem` (the root's output, BhwC),
-      `tokens` (the last feature map, BLC), `pre_logits` (its mean) and the
-      captured intermediates.
+      Logits BC in float32, or the pooled features BC if `num_classes` is 0; and
+      a dict with `stem` (the root's output, BhwC), `tokens` (the last feature
+      map, BLC), `pre_logits` (its mean, BC) and the captured intermediates.
 
     Raises:
       ValueError: if `capture` contains 'attention'.

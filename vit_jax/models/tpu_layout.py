@@ -1,30 +1,31 @@
 """Array layouts for the TPU compiler, and their measured gains.
 
 A TPU stores an array's last axis along the 128 lanes of its registers and the
-axis before it in tiles of 8 or 16 rows. Other shapes are padded, and copied
-when they are read and written. These layouts change neither parameters nor
-results. Percentages are the time saved per training step, unless stated.
+axis before it in tiles of 8 or 16 rows. Arrays that do not fill lanes and tiles
+are padded, and copied when they are read and written. These layouts change
+neither parameters nor results. Percentages are the time saved per training
+step, unless stated.
 
-Heads. Arrays with an axis N of heads and an axis K of 64 or 80 leave up to half
-of the lanes empty:
+Heads. Arrays whose last axes are heads N and a head dimension K of 64 or 80
+leave up to half of the lanes empty:
 
 - `layers.Projection` multiplies by one D x D matrix, where `nn.DenseGeneral`
   uses a D x N x K array.
 - Kernels of scanned layers are matrices outside the loop (`as_matrices`). The
   loop slices one layer's matrix and reshapes it to heads (`of_heads`).
 - Kernels are gathered and scattered over the mesh as matrices (`as_matrix`):
-  7 % for L/16 on v3. The barrier in it prevents the compiler from gathering
-  first and reshaping afterwards, which would copy the whole array: 3 % for H/14
-  and L/16.
+  7 % for L/16 on v3. The barrier in `as_matrix` prevents the compiler from
+  gathering first and reshaping afterwards, which would copy the whole array:
+  3 % for H/14 and L/16.
 - `add_bias` adds a bias after the reshape to heads if K divides 128, otherwise
   before it: 6 % for H/14, where K is 80, and 2 % for L/16.
 - `attention.attend` has heads after tokens, B L N K, because heads first would
   be copied: 4 % for H/14.
-- `attention` computes logits with queries last, B N L Q, which is the layout
-  that the compiler chooses anyway. It sums exponentials by a product with ones
-  (`sum_keys`), forward and backward. The compiler's estimate is 6 % of a layer
-  of L/16 on v5e and 7 % on v6e, but it overestimates the cost of sums. Its
-  analysis of the schedule gives 0 % and 2 % (docs/results/tpu.md).
+- `attention` computes logits with queries last, B N L Q, forward and backward.
+  The compiler chooses this layout anyway. The forward pass sums exponentials by
+  a product with ones (`sum_keys`). The compiler estimates a gain of 6 % of a
+  layer of L/16 on v5e and 7 % on v6e, but it overestimates the cost of sums.
+  Its analysis of the schedule gives 0 % and 2 % (docs/results/tpu.md).
 
 Other layouts:
 
@@ -32,11 +33,11 @@ Other layouts:
   whole batch.
 - `layers.PARTITIONS` does not shard `Dense_1` of an MLP along its output,
   because the gathered kernel would have to be transposed.
-- `layers.dropout` stores its random mask behind a barrier, because the compiler
-  would draw it again in every product that reads it: 60 % of an encoder layer
-  of DETR on v6e.
-- `posemb.RelativeKeys` selects its logits by reshapes, because a gather of that
-  size is slow.
+- `layers.dropout` stores its random mask behind a barrier. Without it, the
+  compiler draws the mask again in every product that reads it: 60 % of an
+  encoder layer of DETR on v6e.
+- `posemb.RelativeKeys` selects its logits by reshapes, because a gather of so
+  many numbers is slow.
 """
 
 from typing import Any
@@ -50,7 +51,7 @@ Array = jax.Array
 
 
 def add_bias(y: Array, bias: Array) -> Array:
-  """Adds a bias to the rows of a product and reshapes them like the bias."""
+  """Adds a bias to a product (..., D); returns (..., *bias.shape)."""
   shape = (*y.shape[:-1], *bias.shape)
   if 128 % bias.shape[-1]:
     rows = jnp.broadcast_to(bias.reshape(-1), y.shape)
@@ -86,7 +87,7 @@ def of_heads(params: Any, heads: int) -> Any:
 
 
 def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
-  """Replaces the `replaced` head axes of attention kernels by `new` axes."""
+  """Reshapes attention kernels: axes `new` replace `replaced` head axes."""
 
   def one(path: tuple[Any, ...], x: Array) -> Array:
     *_, module, name = (entry.key for entry in path)
@@ -105,7 +106,7 @@ def as_matrix(
 
   Returns other parameters unchanged. `spec` shards the last dimensions: D x N x
   K or N x K x D for an attention kernel, where K is never sharded. Parameters
-  of a scan have one more dimension before these.
+  of a scan have one more dimension in front.
   """
   if len(spec) != 3 or x.ndim < 3:
     return x, spec

@@ -133,19 +133,21 @@ PUBLISHED = {
 def fields(variant: str) -> dict[str, Any]:
   """Returns the fields of a variant, as `build` takes them.
 
-  Variants are named as follows:
+  Names of variants:
 
-    l16         a ViT: size and patch size in pixels
-    r50x1       a ResNet: depth and width factor
-    r50+b16     a hybrid: the stem's depth, and the ViT of the same size and
-                number of tokens
-    axial_b16   an axial ViT; axial_r50x1 is an axial ResNet
-    vit5_b16    ViT-5, for images of 224 pixels
-    igpt_s      iGPT: size
-    detr_r50    DETR: its ResNet; detr_r50_dc5 dilates the last stage
+    l16           ViT: its size, and the patch size in pixels
+    r50x1         ResNet: its depth and width factor
+    r50+b16       hybrid: the depth of its ResNet stem, and the ViT with the
+                  same size and number of tokens
+    axial_b16     axial ViT, named like a ViT
+    axial_r50x1   axial ResNet, named like a ResNet
+    vit5_b16      ViT-5 for images of 224 pixels, named like a ViT
+    igpt_s        iGPT: its size
+    detr_r50      DETR: the depth of its ResNet
+    detr_r50_dc5  DETR whose ResNet has a dilated last stage
 
   Raises:
-    ValueError: if the variant is unknown; suggests the nearest ones.
+    ValueError: if the variant is unknown. The message suggests similar names.
   """
   try:
     return _fields(variant)
@@ -198,9 +200,9 @@ def _fields(variant: str) -> dict[str, Any]:
 def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns a hybrid's fields for tokens of `stride` pixels a side."""
   if not depth and stride > 1:
-    # The stem is only the root. AugReg's names count the stride of the root's
-    # convolution, but not of its pooling: a token of R+Ti/16 covers 32 x 32
-    # pixels.
+    # The stem is only the root. The names in AugReg count the stride of the
+    # root's convolution, but not the stride of its pooling: a token of R+Ti/16
+    # covers 32 x 32 pixels.
     return {'stem_width': 64, 'patch_size': stride // 2}
   if not depth or stride not in (16, 32):
     raise LookupError
@@ -224,9 +226,9 @@ def defaults(name: str) -> dict[str, Any]:
 def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
-  From one kind of ViT to another, keeps all previous fields except those that
-  define the previous variant: a stem, axial attention, the fields of ViT-5.
-  Otherwise keeps only dtype, scan, remat and head_bias.
+  If both models are ViTs, keeps all previous fields except fields that define
+  the previous variant: a stem, axial attention, the fields of ViT-5. Otherwise
+  keeps only dtype, scan, remat and head_bias.
 
   Args:
     before: fields of the previous model.
@@ -263,11 +265,12 @@ def build(
     num_classes: C; 0 for a model without a head.
     image_size: (H, W) in pixels, only used for the check.
     name: one of `ARCHITECTURES`.
-    dtype: dtype of the computation.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'.
     **model_fields: other fields of the model.
 
   Raises:
-    ValueError: for an invalid value; names the field, value and way out.
+    ValueError: if a value is invalid. The message names the field, the value
+      and a way out.
   """
   kind: type[Model] = ARCHITECTURES.load(name)
   own = {field.name for field in kind.own_fields()}
@@ -304,10 +307,11 @@ def build_model(
     variant: as `fields` takes it.
     num_classes: C; 0 for a model without a head.
     image_size: (H, W) in pixels, or one number for both.
-    **changes: fields of the model that differ from the variant's.
+    **changes: fields of the model that differ from the variant.
 
   Raises:
-    ValueError: for an invalid value; names the field, value and way out.
+    ValueError: if a value is invalid. The message names the field, the value
+      and a way out.
   """
   if isinstance(image_size, int):
     image_size = image_size, image_size
@@ -327,16 +331,20 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns the fields of `config.model` for the body of a model."""
+  """Returns `config.model` for the model that has the body of `model`.
+
+  The values are those of `model`, for the fields that its body has.
+  """
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}
   return fields | {'name': body['name']}
 
 
 def cast_kernels(model: 'Model', params: Any) -> Any:
-  """Casts parameters to the model's dtype if the model does so before each use.
+  """Casts the model's `cast_params` to its dtype.
 
-  This saves memory and does not change the results.
+  The model casts these parameters before each use, so casting them early saves
+  memory and does not change results.
   """
   import jax
 
@@ -352,9 +360,10 @@ def cast_kernels(model: 'Model', params: Any) -> Any:
 def init(
   model: 'Model', key: 'jax.Array', image_size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Initialises parameters, whose values do not depend on `model.scan`.
+  """Initialises the parameters of a model, float32.
 
-  The image size (H, W) determines the number of position embeddings.
+  The values do not depend on `model.scan`. The image size (H, W) determines the
+  number of position embeddings.
   """
   images_1HWC = np.zeros((1, *image_size, 3), np.float32)
   params: Any = model.clone(scan=False).init(key, images_1HWC)['params']

@@ -1,8 +1,8 @@
 """The Vision Transformer of section 3.1, equations 1 to 4.
 
-The model cuts an image (in hybrids, a ResNet's feature map) into patches. Every
-patch becomes a token, the encoder adds position embeddings and applies its
-layers, and a head classifies the result. `layers` explains the dimension
+The model cuts an image (in hybrids, a ResNet's feature map) into patches, and
+embeds every patch as a token. The encoder adds position embeddings and applies
+its layers. A head classifies the pooled tokens. `layers` explains the dimension
 letters.
 """
 
@@ -70,8 +70,8 @@ class ViT(Model):
   )
   patch_size: int = field(
     REQUIRED,
-    'P, side of a patch in pixels; with a stem, in positions of its feature '
-    'map.',
+    "P, side of a patch in pixels; with a stem, in positions of the stem's "
+    'feature map.',
     valid='[1, 65536]',
   )
   width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
@@ -108,8 +108,8 @@ class ViT(Model):
   )
   axial: bool = field(
     False,
-    'Row attention and MLP, then column attention and MLP in every layer '
-    '(appendix D.6). Needs a pool without a class token.',
+    'Every layer is row attention and MLP, then column attention and MLP '
+    "(appendix D.6). Needs pool 'gap' or 'map'.",
   )
   gelu: str = field(
     'tanh',
@@ -162,7 +162,7 @@ class ViT(Model):
   rope_side: int = field(
     0,
     'Side of the grid that rotary coordinates are scaled to; -1 does not scale '
-    'them, 0 uses coordinates in [-1, 1]. See `posemb.rotation`.',
+    'them, 0 scales them to [-1, 1] times 2 pi. See `posemb.rotation`.',
     valid='[-1, 65536]',
   )
   rope_registers: float = field(
@@ -174,8 +174,8 @@ class ViT(Model):
   )
   dropout: float = field(
     0.0,
-    'Dropout rate after every dense layer except q, k, v, and after adding the '
-    'position embeddings (appendix B.1).',
+    'Dropout rate after every dense layer except queries, keys and values, and '
+    'after adding position embeddings (appendix B.1).',
     valid='[0, 1)',
   )
   stochastic_depth: float = field(
@@ -210,7 +210,7 @@ class ViT(Model):
   scan: bool = field(
     False,
     'Loops over one compiled layer with stacked parameters instead of '
-    'unrolling the layers: compiles several times faster.',
+    'unrolling the layers. This compiles several times faster.',
   )
   remat: str = field(
     'none',
@@ -306,15 +306,17 @@ class ViT(Model):
 
     Args:
       images_BHWC: images in [-1, 1]; H and W are multiples of the patch size.
-      train: applies dropout and stochastic depth, with the key 'dropout'.
-      capture: more intermediates to return: 'attention' (the softmax weights,
-        depth x BNLL, or as in `AxialBlock`) and 'blocks' (tokens after each
-        layer, depth x BLD).
+      train: whether to apply dropout and stochastic depth. They need the random
+        key 'dropout'.
+      capture: more intermediates to return: 'attention' (softmax weights, depth
+        x BNLL; `AxialBlock` documents axial attention) and 'blocks' (tokens
+        after each layer, depth x BLD).
 
     Returns:
-      Logits BC in float32, or y if `num_classes` is 0; and a dict with `stem`
-      (patch embeddings, BhwD), `tokens` (encoded, BLD), `pre_logits` (the
-      head's input) and the captured intermediates.
+      Logits BC in float32, or y of equation 4 if `num_classes` is 0; and a dict
+      with `stem` (patch embeddings, BhwD), `tokens` (encoded, BLD),
+      `pre_logits` (y, the input of the head's last layer) and the captured
+      intermediates.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
     _, h, w, _ = x_BhwD.shape
@@ -332,7 +334,7 @@ class ViT(Model):
     """Computes equation 1 without position embeddings, which `encode` adds.
 
     Call this method, `encode`, `represent` and `classify` in a compact method
-    of this class or a subclass. That method owns their parameters.
+    of this class or a subclass. The compact method owns their parameters.
 
     Returns:
       The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
@@ -372,7 +374,7 @@ class ViT(Model):
   ) -> tuple[Array, dict[str, Any]]:
     """Computes equations 2 and 3 for the tokens from `embed`.
 
-    `Encoder` documents `visible_BK`.
+    `Encoder` documents `visible_BK`, and `__call__` the other arguments.
 
     Returns:
       The encoded tokens BLD, and the captured intermediates.
@@ -383,7 +385,11 @@ class ViT(Model):
     return encoder(x_BLD, grid, key, visible_BK)
 
   def represent(self, x_BLD: Array) -> Array:
-    """Returns the representation y of equation 4, BD, the head's input."""
+    """Returns y of equation 4, the input of the head's last layer.
+
+    Its shape is (B, D), or (B, 2 D) for the pool 'cls+gap', or
+    (B, representation_size) if `representation_size` is set.
+    """
     f = self.encoder_fields
     patches_BLD = x_BLD[:, len(self.extra_tokens) :]
     if self.pool == 'cls':
@@ -406,7 +412,7 @@ class ViT(Model):
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
     """Returns logits BC of the representation, and more outputs by name.
 
-    Subclasses may use `x_BLD`, the encoded tokens.
+    Some subclasses use `x_BLD`, the encoded tokens.
     """
     del x_BLD
     return heads.classifier(y_BD, self.num_classes, self.head_bias), {}
