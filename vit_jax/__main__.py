@@ -1,6 +1,6 @@
-"""All commands, as `python -m vit_jax COMMAND` or `vit-jax COMMAND`.
+"""Runs a command: `python -m vit_jax COMMAND` or `vit-jax COMMAND`.
 
-The configs of this project have names: --config=digits, --config=vit:l16.
+Configs of this project can be given by name: --config=digits, --config=vit:l16.
 """
 
 import runpy
@@ -33,7 +33,12 @@ COMMANDS = {
 
 
 def main() -> int | None:
-  """Runs the module of a command; returns 2 if the command is unknown."""
+  """Runs the module of a command; without a command, lists all commands.
+
+  Returns:
+    The exit status: 2 if the command is unknown. A command that runs ends the
+    program with its own status.
+  """
   name = sys.argv[1] if len(sys.argv) > 1 else ''
   if name in COMMANDS:
     del sys.argv[1]

@@ -1,8 +1,8 @@
 """The base config: all fields, with their defaults.
 
 A file in `configs/` starts from `base()` and sets the fields that differ.
-Durations are written '90 epochs', '10000 steps', '1e6 examples' or '5%' (of the
-run).
+Durations are strings such as '90 epochs', '10000 steps', '1e6 examples' or '5%'
+(of the run).
 """
 
 import ast
@@ -22,9 +22,9 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# Fields that may change when a run resumes. They change training steps only by
-# rounding, with two exceptions: `extend` and `data.on_bad_image` log a warning,
-# and `accum_steps` changes random draws in the model, such as dropout.
+# Fields that may change when a run resumes. Most of them change training steps
+# only by rounding. Exceptions: `extend` and `data.on_bad_image`, which log a
+# warning, and `accum_steps`, which changes random draws such as dropout.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -85,7 +85,7 @@ def base() -> ConfigDict:
   """Returns the base config, unlocked so that a config file can add to it."""
   return ConfigDict(
     {
-      # Seed of the run: every random key is folded from it and the step.
+      # Seed of the run. Random keys are derived from it and the step.
       'seed': 0,
       # Length of training.
       'total': '90 epochs',
@@ -111,8 +111,8 @@ def base() -> ConfigDict:
       'log_every': '50 steps',
       'eval_every': '5%',
       'checkpoint_every': '1000 steps',
-      # Number of newest checkpoints to keep. The best one by `best_metric` is
-      # kept as well.
+      # Number of newest checkpoints to keep. The checkpoint with the best
+      # `best_metric` is kept as well.
       'keep_last': 2,
       'best_metric': 'test/accuracy',
       # Weights & Biases project to log to; empty to disable.
@@ -134,13 +134,14 @@ def base() -> ConfigDict:
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
-        # Seed that chooses a test split if the data set has none, and the order
-        # that slices such as 'train[:90%]' refer to (except in TFDS).
+        # Seed that chooses a test split if the data set lacks one, and the
+        # order that slices such as 'train[:90%]' refer to (except in TFDS).
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as
         # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
-        # sort). Empty means 'text'. If the two orders differ, empty logs a
-        # warning, and a checkpoint without class names is refused.
+        # sort). Empty means 'text'. If the field is empty and the two orders
+        # differ, training logs a warning, and checkpoints without class names
+        # are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -166,20 +167,20 @@ def base() -> ConfigDict:
         # Fraction of the training images that get a fixed wrong label, for
         # experiments with label noise.
         'wrong_labels': 0.0,
-        # Repeated augmentation (1901.09335): how often a batch contains each of
-        # its images, augmented differently. An epoch has this many times fewer
-        # distinct images.
+        # Repeated augmentation (1901.09335): number of copies of each image in
+        # a batch, augmented differently. The number of distinct images in an
+        # epoch is divided by this number.
         'repeats': 1,
-        # For evaluation: resize the short side to this, then crop the centre. 0
-        # resizes directly to the image size.
+        # For evaluation: resize the short side to this many pixels, then crop
+        # the centre. 0 resizes directly to the image size.
         'resize_small': 0,
         # Interpolation for evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
         # Whether to resize both sides to resize_small, not only the short one.
         'squash': False,
-        # 'vit_jax' is the fastest. 'torchvision' (used by timm), 'transformers'
-        # and 'dinov3' (its processor in transformers) give the pixels of those
-        # libraries.
+        # Library whose resizing is reproduced exactly: 'torchvision' (used by
+        # timm), 'transformers', or 'dinov3' (its processor in transformers).
+        # 'vit_jax' is the fastest.
         'resize_like': 'vit_jax',
         # Mean and standard deviation per channel (RGB), of values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
@@ -211,8 +212,8 @@ def base() -> ConfigDict:
         'fewshot': {
           'type': 'fewshot',
           'on': False,
-          # A data set, named as in data.name, and its splits. Empty splits mean
-          # the default ones.
+          # A data set, named as in data.name, and its splits. If a split is
+          # empty, the default is used.
           'data': '',
           'train_split': '',
           'test_split': '',
@@ -223,8 +224,8 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # k-nearest-neighbour accuracy, by cosine similarity. The fields are as
-        # for fewshot.
+        # k-nearest-neighbour accuracy, by cosine similarity. Fields have the
+        # same meaning as for fewshot.
         'knn': {
           'type': 'knn',
           'on': False,
@@ -308,8 +309,8 @@ def base() -> ConfigDict:
         # (('^head/', 10.0),): the first expression that matches a parameter's
         # path scales its learning rate.
         'lr_scales': (),
-        # Layer-wise learning rate decay: the factor from each layer to the one
-        # before it. For fine-tuning, 0.65 to 0.9.
+        # Layer-wise decay: the learning rate of a layer is that of the next
+        # layer times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
         # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
         # Step t, counted from 0, uses min(polyak, (1 + t) / (10 + t)), so that
@@ -325,15 +326,16 @@ def base() -> ConfigDict:
       # (fastest) or in each 'layer' (least memory).
       'gather': 'step',
       # Axes of a grid of runs; every combination is run. An axis is (name,
-      # ((label, {field: value, ...}), ...)). --sweep adds one.
+      # ((label, {field: value, ...}), ...)). --sweep adds an axis.
       'sweep': (),
-      # Excludes runs from the grid. Each entry excludes the runs that have all
-      # of its values: ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
+      # Excludes runs from the grid. Each entry excludes the runs that match all
+      # of its fields, as in
+      # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
-      # Runs to train first, such as a teacher: (name, {field: value, ...}),
-      # each with this config and these fields changed. Their checkpoints are
-      # WORKDIR/stages/NAME; other fields refer to them as 'stages/NAME'. See
-      # `sweeps.stages`.
+      # Runs to train first, such as a teacher: (name, {field: value, ...}).
+      # Each has this config with the given fields changed. Its workdir is
+      # WORKDIR/stages/NAME; other fields, such as `teacher`, refer to its
+      # checkpoint as 'stages/NAME'. See `sweeps.stages`.
       'stages': (),
       # Tuning before the sweep. Each combination of `axes` is trained on
       # `train` and compared on `val` by the objective's first metric; both are
@@ -372,7 +374,8 @@ def check_ranges(config: ConfigDict) -> None:
   """Checks the fields in `VALID`, and that every field has a value.
 
   Raises:
-    ValueError: for an invalid value; names the field, value and range.
+    ValueError: if a value is invalid or missing. The message names the field,
+      the value and the valid range.
   """
   known = flatten(config)
   if left_open := [field for field, value in known.items() if value is None]:
@@ -399,19 +402,18 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   """Checks that a workdir's run can be resumed with the config given now.
 
-  Fields that the saved config lacks were added later. Their defaults keep the
-  behaviour from before they existed.
-
-  A longer `total` with `extend` is allowed and logged as a warning.
+  If the saved config lacks a field, the default counts as its saved value,
+  because defaults keep the behaviour of versions without the field. A longer
+  `total` with `extend` is allowed and logs a warning.
 
   Args:
     saved: `meta` of the workdir, with `config`, its length in `steps`, the
       data's `examples`, `class_names` and identity (`data`), and the checksums
       of `fixed` parameters.
-    given: the same for the run given now.
+    given: the same for the config given now.
 
   Raises:
-    ValueError: naming every change that prevents resuming.
+    ValueError: if a change prevents resuming. The message lists all of them.
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
@@ -454,8 +456,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       )
     _log.warning(
       'total was %s and is now %s (%s steps). From now on the learning rate '
-      'follows the schedule of a run of this length, so it may jump up. The '
-      'result differs from that of a run of this length from the start.',
+      'follows the schedule of the longer run, so it may jump up. The result '
+      'differs from a run that had the new total from the start.',
       was('total'),
       new['total'],
       f'{steps:,}',
@@ -482,7 +484,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
 
 
 def split_commas(text: str) -> list[str]:
-  """Splits at commas, except those of a tuple, and drops empty parts."""
+  """Splits at commas outside of parentheses, and drops empty parts."""
   parts = re.split(r',(?![^(]*\))', text)
   return [part.strip() for part in parts if part.strip()]
 
@@ -500,8 +502,8 @@ def parse_argument(
     The positional values, and the pairs for `override`.
 
   Raises:
-    ValueError: for more positional values than defaults, or if one of them is
-      the name of a field.
+    ValueError: if there are more positional values than defaults, or if a
+      positional value is the name of a field.
   """
   parts = split_commas(argument)
   positional = [part for part in parts if '=' not in part]
@@ -543,7 +545,7 @@ _OTHER_NAMES = {
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-  """The error message for a config field that does not exist."""
+  """Returns the error message for a config field that does not exist."""
   other = _OTHER_NAMES.get(name)
   hint = f'Did you mean {other}?' if other else nearest(name, known)
   return f'No config field {name!r}. {hint}'
@@ -555,7 +557,7 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   `model` takes the name of a variant, `objective` the name of an objective.
 
   Raises:
-    ValueError: for an unknown name (suggests the nearest) or an invalid value.
+    ValueError: if a name is unknown, or a value is invalid.
   """
   known = flatten(config)
   for key, text in pairs.items():

@@ -1,8 +1,8 @@
 """The parts of a training run, built from a config without allocating arrays.
 
 Training, `plan`, `bench` and the checks of sweeps build the same experiment
-from a config and the facts of its data. All of them therefore make the same
-checks and compile the same step.
+from a config and the facts of its data. So they make the same checks and
+compile the same step.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class TrainState:
     params: the model's parameters.
     opt_state: the optimizer's state.
     average: Polyak average of the parameters; {} if it is off.
-    objective_state: state that the objective updates, or {}.
+    objective_state: state that the objective updates; {} if it has no state.
   """
 
   params: Params
@@ -52,7 +52,7 @@ class TrainState:
 
 
 def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
-  """Returns the facts of a config's data, given its opened source."""
+  """Returns the facts of a config's data; `source` is the opened data."""
   names = source.class_names
   if sources.has_two_orders(names) and not config.data.class_order:
     _log.warning(
@@ -90,7 +90,8 @@ class CheckedConfig:
       devices: devices of the mesh; None for all devices.
 
     Raises:
-      ValueError: for an invalid field; names the field, value and way out.
+      ValueError: if a field is invalid. The message names the field, the value
+        and a way out.
       FileNotFoundError: if the teacher's checkpoint is missing.
     """
     config_lib.check_ranges(config)
@@ -113,13 +114,14 @@ class Experiment:
     durations: durations in steps.
     lr: learning rate schedule.
     optimizer: optimizer of all parameters.
+    has_adapters: whether LoRA adapters are trained.
   """
 
   def __init__(self, checked: CheckedConfig, facts: Facts):
     """Builds the experiment of a config on data.
 
     Raises:
-      ValueError: if the config does not fit the data; names the way out.
+      ValueError: if the config does not fit the data.
     """
     self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
     config = self.config
@@ -193,8 +195,8 @@ class Experiment:
 
     Args:
       fixed: the objective's fixed parameters.
-      params: the model's parameters, only needed for adapters, which leave most
-        of them fixed.
+      params: the model's parameters. Only needed with adapters, since the
+        parameters of the body are then fixed.
     """
     if not self.has_adapters:
       return fixed
@@ -400,8 +402,8 @@ def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
   """Returns the objective of a config, before its data are opened.
 
   Raises:
-    ValueError: if fields are set that the objective ignores (names all of
-      them), or as `Objective.from_config` raises it.
+    ValueError: if a field is set that the objective ignores, or if
+      `Objective.from_config` finds an invalid field.
   """
   kind = objective_type(config)
   on = [
@@ -421,7 +423,7 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   """Checks that devices and microbatches divide the batch size.
 
   Raises:
-    ValueError: if they do not; names the next batch size that works.
+    ValueError: if they do not. The message suggests a batch size that works.
   """
   shards = sharding.shards(mesh)
   unit = shards * config.accum_steps

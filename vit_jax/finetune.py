@@ -20,19 +20,20 @@ def finetune(
   """Trains on a folder of photos as configs/own.py does.
 
   Args:
-    photos: a folder with a sub-folder for each class, or other `data.name`.
+    photos: a folder with a sub-folder for each class, or another value of
+      `config.data.name`.
     init: checkpoint to start from, such as 'augreg/s16-224'; empty for new
       parameters.
     minutes: length of training.
-    workdir: folder of the run, which a second call resumes; by default
-      runs/NAME-OF-THE-FOLDER.
+    workdir: folder of the run; by default runs/NAME-OF-THE-FOLDER. A second
+      call with the same workdir resumes the run.
     fields: config fields to set, by dotted names, as in {'data.flip': False}.
 
   Returns:
     The trained model, as `load` returns it.
 
   Raises:
-    ValueError: as `train`, for photos or fields that cannot work.
+    ValueError: if the photos or fields are invalid. `train` lists more errors.
   """
   folder = os.path.expanduser(os.fspath(photos))
   if os.path.isdir(folder) and not folder.startswith(('.', '/')):

@@ -3,10 +3,11 @@
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
 The same command resumes from the newest checkpoint; damaged checkpoints are
-skipped. If all are damaged, only --start_over starts from step 0. A workdir
-takes one run at a time. --config.FIELD=VALUE sets any field of the config;
-vit_jax/config.py explains them all. --config.init=CHECKPOINT starts from
-pre-trained weights; --config.eval_only=True only evaluates.
+skipped. If all checkpoints are damaged, the command stops, unless --start_over
+tells it to start from step 0. A workdir takes one run at a time.
+--config.FIELD=VALUE sets a field of the config; vit_jax/config.py explains all
+fields. --config.init=CHECKPOINT starts from pre-trained weights.
+--config.eval_only=True only evaluates.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
@@ -14,17 +15,17 @@ pre-trained weights; --config.eval_only=True only evaluates.
 This is a sweep. It runs every combination, each in its own folder under
 WORKDIR/runs/, and writes results.csv and table.md. The first axis gives the
 rows of the table, the second the columns, and seeds are averaged. The same
-command resumes the sweep; with more values it runs only the new ones. A config
-can define axes too, as configs/ablation.py does; --sweep then replaces the
-values of an axis or adds an axis.
+command resumes the sweep. If you add values, it runs only the new combinations.
+A config can define axes too, as configs/ablation.py does; --sweep then replaces
+the values of an axis or adds an axis.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
 This tunes before the sweep. It trains once with each learning rate on
 config.tune.train and compares them on config.tune.val; both are parts of the
-training set. Then it trains with the best one on the whole training set, with
-every seed. If the sweep has other axes than the seed, each of their
+training set. Then it trains with the best learning rate on the whole training
+set, with every seed. If the sweep has axes besides the seed, each of their
 combinations is tuned separately. tune.csv lists the trials.
 
 WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, if
@@ -35,9 +36,9 @@ Exit status:
   0    done
   1    an error in the program, with its traceback
   2    bad input: a config, data or checkpoint that cannot work
-  65   the loss diverged; it would diverge again
-  69   another process was lost, or no step, evaluation or save finished for
-       --timeout_s
+  65   the loss diverged; the same command would diverge again
+  69   another process was lost, or no step, evaluation or save finished within
+       --timeout_s seconds
   71   the machine failed: full or broken disk, storage that does not answer,
        too little memory, a missing package
   75   preempted: SIGTERM or Ctrl-C was received and the state is saved
@@ -47,7 +48,7 @@ After 69 and 75 the same command resumes, even with another number of processes.
 After 75 it resumes at the step where the run stopped, after 69 at the last
 checkpoint. slurm.sbatch and tpu.sh in launch/ restart by themselves after 75.
 They do not restart after 69, because its cause may recur: read the last
-messages of the lost process. On GKE, launch/gke.sh restarts after every status
+messages of the lost process. On GKE, launch/gke.sh restarts after every failure
 except 2 and 65, a limited number of times.
 """
 
@@ -91,7 +92,7 @@ _START_OVER = flags.DEFINE_bool(
   'start_over',
   False,
   'Whether to start from step 0, with a new metrics.csv, if all checkpoints of '
-  'the workdir are damaged. If one is intact, the run resumes as usual.',
+  'the workdir are damaged. If a checkpoint is intact, the run resumes.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed',
@@ -177,7 +178,7 @@ def _run() -> None:
 
 
 def _profiled(flag: str) -> range:
-  """Parses --profile=START:STEPS."""
+  """Returns the steps to profile, from --profile=START:STEPS."""
   if not flag:
     return range(0)
   start, _, steps = flag.partition(':')

@@ -1,9 +1,10 @@
 """The config for your own photos, as in configs/own.py.
 
-`config` leaves fields open, with the value None, and gives the length of
-training in minutes. When training starts, `resolve` fills in these fields from
-the photos and the speed of the machine, and writes them to WORKDIR/chosen.json.
-A resumed run reads that file, so its length never changes.
+`config` leaves some fields open, that is, None, and gives the length of
+training in minutes. When training starts, `resolve` chooses these fields and
+the number of steps from the photos and the speed of the machine. It writes its
+choices to WORKDIR/chosen.json. A resumed run reads this file, so its length
+never changes.
 """
 
 import contextlib
@@ -32,8 +33,8 @@ from vit_jax.models import flops
 from vit_jax.training import durations, sharding
 
 FILE = 'chosen.json'
-# The checkpoint that is recommended if a run starts from new parameters:
-# AugReg's smallest with more than 80 % on ImageNet.
+# The checkpoint that is recommended if a run starts from new parameters: the
+# smallest AugReg model with a top-1 accuracy above 80 % on ImageNet.
 PUBLISHED = 'augreg/s16-224'
 # The model of runs without a checkpoint: two stages of a ResNet, then four
 # layers of a ViT. A step on 2 CPU cores takes less than half a second.
@@ -48,19 +49,20 @@ MODEL = {
   'pool': 'gap',
 }
 # A checkpoint with at most this many parameters is trained like a new model,
-# but at a lower rate. At the rate of a new model, accuracy falls on the way.
+# but at a lower learning rate. At a new model's rate, its accuracy falls.
 SMALL = 5_000_000
-# Optimizer, learning rate and layer-wise decay by the kind of model: new, or a
-# small or large checkpoint.
+# Optimizer, learning rate and layer-wise decay of a new model, a small
+# checkpoint and a large checkpoint.
 OPTIMIZERS = {
   'new': ('muon', 5e-3, 1.0),
   'small': ('muon', 1.5e-3, 1.0),
   'large': ('adam', 3e-4, 0.75),
 }
-# Fewer steps hardly change a model.
+# Minimum number of steps; fewer steps hardly change a model.
 LEAST_STEPS = 300
-# More epochs over the same photos teach nothing new.
+# Maximum number of epochs; more epochs do not raise accuracy.
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
+# Evaluations per run.
 _EVALUATIONS = 10
 # Seconds over which the speed of training is measured.
 _MEASURE_S = 6
@@ -70,10 +72,10 @@ _MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
 def config(
   folder: str, init: str = '', minutes: float | str = 10
 ) -> ConfigDict:
-  """Returns a config for photos, with the fields that `resolve` sets left open.
+  """Returns a config for photos, in which fields that `resolve` sets are None.
 
   Args:
-    folder: a value of `config.data.name`.
+    folder: folder of photos, or another value of `config.data.name`.
     init: a checkpoint to start from; empty for new parameters.
     minutes: length of training.
 
@@ -126,7 +128,7 @@ class Photos:
 
 
 def photos_of(source: sources.Source) -> Photos:
-  """Counts the photos of each class and opens up to 100 for their sizes."""
+  """Counts the photos of each class, and opens up to 100 to get their size."""
   sizes = []
   for i in np.linspace(0, len(source) - 1, min(len(source), 100)).astype(int):
     record = source[int(i)]
@@ -142,18 +144,18 @@ def photos_of(source: sources.Source) -> Photos:
 def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   """Chooses fields from the photos and the length of training.
 
-  More epochs over the same photos get stronger augmentation. `kind` is a key of
+  Augmentation is stronger if there are more epochs. `kind` is a key of
   `OPTIMIZERS`.
   """
   strength = 0 if epochs < 30 else 1 if epochs < 150 else 2
   name, rate, layer_decay = OPTIMIZERS[kind]
-  # A token of `MODEL` has 8 x 8 pixels, so tiny images are enlarged. More
-  # pixels would leave time for fewer epochs.
+  # A token of `MODEL` covers 8 x 8 pixels, so tiny images are enlarged. With
+  # more pixels there would be time for fewer epochs.
   side = 32 if min(photos.size) < 24 else 48
   return {
     'batch_size': 64,
-    # Random crops enlarge objects by a sixth on average. At the larger size,
-    # whole images show them as large as in training.
+    # Random crops enlarge objects by a sixth on average. In evaluation, whole
+    # images at the larger size show objects at the same scale.
     'data.image_size': f'{side + 8}',
     'data.train_size': f'{side}',
     'data.crop_min_area': (0.5, 0.4, 0.3)[strength],
@@ -170,9 +172,10 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
 def _held_out(photos: Photos) -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
-  From 1,000 photos on, a tenth is held out, and the result is the step with the
-  lowest loss on that tenth. Fewer held-out photos cannot tell steps apart.
-  Steps of equal accuracy can still differ in loss.
+  With 1,000 photos or more, a tenth becomes the validation split. The result of
+  the run is then the step with the lowest validation loss. (Many steps have
+  equal accuracies.) With fewer photos, the validation loss is too noisy to
+  choose a step.
   """
   enough = photos.count >= 1000
   return {
@@ -186,17 +189,18 @@ def _held_out(photos: Photos) -> dict[str, Any]:
 def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
   """Fills in the open fields of a config from WORKDIR/chosen.json.
 
-  Chooses the fields that are missing there and writes the file.
+  If the file lacks a field, chooses the field and writes the file.
 
   Args:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to measure the speed of training for a `total` in minutes.
-      If not, as for evaluation, `total` becomes one step and the file is not
+      If false (for evaluation), `total` becomes one step and the file is not
       written.
 
   Raises:
-    ValueError, FileNotFoundError: as `bad_images.open_checked`.
+    ValueError: if the data or `total` are invalid.
+    FileNotFoundError: if the data or the checkpoint `config.init` are missing.
   """
   asked = {
     field: value
@@ -234,7 +238,10 @@ def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
 def _choose(
   config: ConfigDict, kept: dict[str, Any], measure: bool
 ) -> dict[str, Any]:
-  """Returns a value for each open field; `kept` has the earlier choices."""
+  """Returns a value for each open field; `kept` has choices of an earlier run.
+
+  If `measure`, it also measures the speed of training and prints the choices.
+  """
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind, size = 'new', {}
@@ -252,7 +259,7 @@ def _choose(
         'data.train_size': '',
       }
   trial = config.copy_and_resolve_references()
-  # Speed is measured with the strongest augmentation.
+  # Measures speed with the strongest augmentation, which is the slowest.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
@@ -276,7 +283,10 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns the training steps for the minutes: `LEAST_STEPS` or more."""
+  """Returns the steps that fit into the minutes, at least `LEAST_STEPS`.
+
+  There are at most `most_epochs` epochs, unless these are fewer steps.
+  """
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -284,7 +294,7 @@ def _steps_in(
   tested = sum(
     len(sources.open_config(trial.data, split)) for split in build.splits(trial)
   )
-  # Evaluating an image costs a third of training on it.
+  # Evaluating an image takes a third of the time of training on it.
   evaluations_s = _EVALUATIONS * tested / batch / 3 * step_s
   left_s = 60 * minutes - 2 * compile_s - evaluations_s
   most = math.ceil(most_epochs * len(source) / batch)
@@ -304,7 +314,10 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns seconds of the first step, which compiles; mean of later steps."""
+  """Returns the seconds of the first step, and the mean of later steps.
+
+  The first step includes compiling.
+  """
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())

@@ -15,7 +15,12 @@ class Register(dict[str, str]):
   """Maps names to 'module:Name' or 'module', which `load` imports."""
 
   def __init__(self, field: str, places: dict[str, str]):
-    """Makes a register; error messages name `field`, a config field."""
+    """Makes a register.
+
+    Args:
+      field: config field that takes the names; error messages mention it.
+      places: 'module:Name' or 'module' by name.
+    """
     super().__init__(places)
     self.field = field
 
@@ -23,7 +28,7 @@ class Register(dict[str, str]):
     """Imports and returns the object of a name.
 
     Raises:
-      ValueError: if the name is unknown; suggests the nearest names.
+      ValueError: if the name is unknown. The message suggests similar names.
     """
     if name not in self:
       raise ValueError(f'{self.field} is {name!r}. {nearest(name, self)}')
@@ -33,9 +38,9 @@ class Register(dict[str, str]):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-  """Returns 'Did you mean ...' with the valid names closest to `name`."""
+  """Returns 'Did you mean ...?' with similar valid names, or lists all."""
   valid = sorted(valid)
-  # A field without its group: lr for optimizer.lr.
+  # A config field may be given without its group, such as lr for optimizer.lr.
   close = [
     x for x in valid if x.endswith(f'.{name}')
   ] or difflib.get_close_matches(name, valid, n=3, cutoff=0.5)

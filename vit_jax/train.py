@@ -1,4 +1,4 @@
-"""The training loop, the same for every objective: read it top to bottom."""
+"""Trains a model or evaluates it; the same loop trains every objective."""
 
 import contextlib
 import dataclasses
@@ -54,13 +54,13 @@ def train(
       are damaged.
 
   Returns:
-    In the first process the metrics of the last row of metrics.csv, in the
-    others {}.
+    The metrics of the last row of metrics.csv in the first process, {} in other
+    processes.
 
   Raises:
-    ValueError: for an invalid config or data, if another run is in the workdir,
-      or if all its checkpoints are damaged.
-    OSError: if storage fails while a checkpoint is read.
+    ValueError: if the config or data are invalid, if another run uses the
+      workdir, or if all its checkpoints are damaged.
+    OSError: if a file is missing, or storage fails.
     JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.
@@ -162,7 +162,8 @@ def _train(
   else:
     start_step = 0
     state = experiment.start(params or experiment.new_params())
-  # Reread: if the newest checkpoint was damaged, an older one was restored.
+  # Read again, because an older checkpoint is restored if the newest one is
+  # damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
     meta |= {name: saved_meta[name] for name in names}
@@ -229,7 +230,7 @@ def _train(
 def _new_meta(
   experiment: Experiment, source: sources.Source, fixed: Params, best: Best
 ) -> dict[str, Any]:
-  """Returns the description that is saved with every checkpoint of a run."""
+  """Returns the metadata that is saved with every checkpoint of a run."""
   config, objective = experiment.config, experiment.objective
   return {
     'config': json.loads(config.to_json()),
@@ -250,7 +251,7 @@ def _new_meta(
 
 
 def _summarise(experiment: Experiment, workdir: str) -> None:
-  """Prints what is trained on what; writes WORKDIR/parameters.txt."""
+  """Prints a summary of the run; writes WORKDIR/parameters.txt."""
   print(experiment.summary())
   table = parameter_overview.get_parameter_overview(
     experiment.state_shapes.params, include_stats='sharding'
@@ -260,13 +261,17 @@ def _summarise(experiment: Experiment, workdir: str) -> None:
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Evaluates `config.init`, or if that is empty the workdir's last checkpoint.
+  """Evaluates the checkpoint `config.init`, or by default the workdir's last.
 
   Images are resized to the checkpoint's image size. DETR takes any size, so it
   uses the config's image size.
 
   Returns:
     The evaluators' metrics.
+
+  Raises:
+    ValueError: if the config or data are invalid, or do not fit the checkpoint.
+    OSError: if the checkpoint or data are missing.
   """
   own.resolve(config, workdir, measure=False)
   build.check(config)

@@ -121,7 +121,7 @@ def test_command_draws_a_grid_and_tells_bits(
     colours = model.quantised(checkpoint.normalize(image[None]))
     (want,) = completion.bits(model, params, colours)
     shown = path.replace('\t', r'\t')
-    assert line == f'{shown}  {want:.3f} bits a pixel'
+    assert line == f'{shown}  {want:.3f} bits per pixel'
   assert out.read_bytes().startswith(b'\x89PNG')
   # Rows of 5 images, of 4 x 5 pixels.
   own, seen, *samples = drawn[0][0]

@@ -3,9 +3,9 @@
   python -m vit_jax.complete CHECKPOINT photo.jpg --keep=0.5 --samples=4 \
       --out=complete.png
 
-It keeps rows of pixels from the top and samples the rest from the model, pixel
-by pixel. The picture has a row for each photograph: the photograph in the
-model's palette, its kept part, and the samples.
+The command keeps the upper rows of pixels and samples the other pixels from the
+model, one by one. The picture has a row for each photograph: the photograph in
+the model's palette, its kept part, and the samples.
 """
 
 import argparse
@@ -36,9 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--temperature',
     type=float,
     default=1.0,
-    help='values below 1 favour likely pixels (default: 1)',
+    help='temperature of the sampling; values below 1 favour likely pixels '
+    '(default: 1)',
   )
-  add('--seed', type=int, default=0, help='seed of the samples (default: 0)')
+  add('--seed', type=int, default=0, help='random seed (default: 0)')
   add(
     '--out',
     default='complete.png',
@@ -67,7 +68,7 @@ def _run(args: argparse.Namespace) -> None:
   found: list[completion.Completed] = []
   for one in completion.complete(args.checkpoint, args.images, **options):
     path = args.images[len(found)]
-    print(f'{flags.printable(path)}  {one.bits:.3f} bits a pixel', flush=True)
+    print(f'{flags.printable(path)}  {one.bits:.3f} bits per pixel', flush=True)
     found.append(one)
   shown = [pathlib.Path(path).name for path in args.images]
   atomic_files.replace(args.out, completion.picture(found, shown))

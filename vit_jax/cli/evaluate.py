@@ -6,9 +6,10 @@ The command runs any checkpoint on all images of a split. It prints top-1
 accuracy, balanced accuracy (the mean over classes) and, for more than five
 classes, top-5 accuracy. It writes classes.csv, with the most frequent confusion
 of each class. For up to 1,000 classes it also writes confusion.csv and
-confusion.png (rows are true classes, columns are predicted classes). If images
-have several classes, it prints average precision and F1 of each class and their
-means, and writes classes.csv.
+confusion.png. Their rows are true classes, their columns predicted classes.
+
+If images have several classes, the command prints average precision and F1,
+each by class and as a mean, and writes only classes.csv.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Maximum numbers of classes for writing a matrix and for drawing names.
+# Maximum number of classes for which the confusion matrix is written, and for
+# which its picture has class names.
 MAX_CLASSES, MAX_NAMED = 1000, 40
 
 
@@ -113,7 +115,7 @@ def table(found: Measures) -> str:
   if len(names) > 5:
     lines.append(('top-5', f'{found.top5:.2%}'))
   lines.append(('balanced', f'{found.balanced:.2%}'))
-  # Only cells above 0: with 21,843 classes there are 477 million cells.
+  # Sorts only cells above 0: with 21,843 classes there are 477 million cells.
   pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]
   pairs.sort(key=lambda pair: -found.confusion_CC[pair])
   for i, j in pairs[:5]:
@@ -123,11 +125,16 @@ def table(found: Measures) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('evaluate', __doc__)
   flags.add_subject(parser)
   add = parser.add_argument
-  add('--split', default='', help="default: the benchmark's, or test")
+  add(
+    '--split',
+    default='',
+    help='split to evaluate (default: test, or the test split that a benchmark '
+    'such as vtab/dtd defines)',
+  )
   add(
     '--output',
     default=OUTPUT,

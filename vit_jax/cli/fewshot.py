@@ -2,18 +2,19 @@
 
   python -m vit_jax.fewshot CHECKPOINT DATASET --shots=1,5,10,25 --seeds=5
 
-For each seed the command draws the shots of every class, fits a linear
-classifier by least squares, and measures accuracy on the whole test split. The
-model is not trained. It prints a table and writes fewshot.csv and fewshot.png.
---probe also fits a logistic regression to all training examples; --knn also
-measures k-NN on them, with 20 neighbours.
+For each seed and each number in --shots, the command draws this many training
+examples (shots) per class. It fits a linear classifier to them by least squares
+and measures accuracy on the whole test split. The model itself is not trained.
+The command prints a table and writes fewshot.csv and fewshot.png.
 
---probe --layers=all instead fits a logistic regression to every layer, and
-writes accuracy by layer to layers.csv and layers.png.
+--probe also fits a logistic regression to all training examples. --knn also
+measures k-NN on all training examples, with 20 neighbours. --probe --layers=all
+measures only a logistic regression, on the features of every layer, and writes
+accuracy by layer to layers.csv and layers.png.
+
+To plot the results of several checkpoints in one picture:
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv
-
-plots the results of several checkpoints in one picture.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Returns the flags; exits with status 2 if they contradict each other."""
+  """Parses the flags; exits with status 2 if they contradict each other."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   flags.add_subject(parser)
@@ -75,20 +76,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--seeds',
     type=flags.positive,
     default=fewshot.SEEDS,
-    help=f'how many times the shots are drawn (default: {fewshot.SEEDS})',
+    help=f'number of times the shots are drawn (default: {fewshot.SEEDS})',
   )
   add(
     '--layer',
     default='pre_logits',
-    help='pre_logits (default; the input of the head), logits, or block_N: the '
-    'output of layer N, from 0',
+    help='features to use: pre_logits (the input of the head), logits, or '
+    'block_N (the output of layer N, from 0) (default: pre_logits)',
   )
   add(
     '--l2',
     choices=('choose', 'fixed'),
     default='choose',
-    help='the penalty: chosen by leave-one-out accuracy on the shots (default) '
-    "or fixed to big_vision's 2^10",
+    help='L2 penalty of the least squares: choose takes the value with the '
+    "best leave-one-out accuracy on the shots; fixed is big_vision's 2^10 "
+    '(default: choose)',
   )
   add(
     '--probe',
@@ -104,15 +106,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--layers',
     choices=('all',),
-    help='with --probe: fit a logistic regression to each layer, and do not '
-    'measure few-shot accuracy',
+    help='with --probe: fit a logistic regression to each layer instead of '
+    'measuring few-shot accuracy',
   )
-  add('--train_split', default='', help="default: the benchmark's, or train")
-  add('--test_split', default='', help="default: the benchmark's, or test")
+  for kind in ('train', 'test'):
+    add(
+      f'--{kind}_split',
+      default='',
+      help=f'default: {kind}, or the split that a benchmark such as vtab/dtd '
+      'defines',
+    )
   add(
     '--image_size',
-    help='image size, such as 384 or 384x512; position embeddings are resized '
-    "(default: the checkpoint's)",
+    help='image size, such as 384 or 384x512; position embeddings are '
+    "interpolated (default: the checkpoint's)",
   )
   add(
     '--batch_size',
@@ -129,7 +136,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--distributed',
     action='store_true',
-    help='run as one of several processes, as in python -m vit_jax.main',
+    help='run as one of several processes, like --distributed of python -m '
+    'vit_jax.main',
   )
   args = parser.parse_args(argv)
   if args.layers and not args.probe:
@@ -150,13 +158,13 @@ def _shots(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   args = parse(argv)
   return flags.command(_together if args.distributed else _run, args)
 
 
 def _together(args: argparse.Namespace) -> None:
-  """Runs with other processes; if one fails, all of them end."""
+  """Runs together with other processes. If one process fails, all end."""
   processes.join()
   with processes.failing_together():
     try:

@@ -19,14 +19,14 @@ from ml_collections import ConfigDict, config_flags
 from vit_jax import config as config_lib
 from vit_jax.data import atomic_files, sources
 
-# Exit statuses besides 0; `main` has more.
+# Exit statuses of failed commands. `vit_jax.main` has more.
 EXIT_BAD_INPUT = 2
 EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# Advice for faults of the machine, by a regular expression that error messages
-# of the system and of libraries match.
+# Advice for faults of the machine. The keys are regular expressions that match
+# error messages of the system and of libraries.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
     'Free disk space, or write elsewhere. --config.data.workers needs space in '
@@ -91,7 +91,17 @@ _GROUP = (
 def parse_flags(
   argv: list[str], required: Sequence[str] = ('config', 'workdir')
 ) -> list[str]:
-  """Parses the command line; bad flags become one message."""
+  """Parses the command line of a command with a config.
+
+  Bad flags end the program with one message and status 2.
+
+  Args:
+    argv: the command line, including the program's name.
+    required: flags that must be given.
+
+  Returns:
+    The arguments that are not flags: only the program's name.
+  """
   argv = _full_configs(argv)
   try:
     rest = flags.FLAGS(argv)
@@ -123,7 +133,7 @@ def parse_flags(
   except (flags.Error, OSError) as e:
     if group := re.search(r'--config\.(\S+)=.*as a ConfigDict', str(e)):
       refuse(_GROUP.format(group[1]))
-    # config_flags puts a traceback before its message.
+    # The message of config_flags is its last line, after a traceback.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
   except (AttributeError, LookupError, TypeError, ValueError) as e:
     if "attribute 'get_config'" in str(e):
@@ -196,14 +206,14 @@ def status(error: BaseException) -> int:
   if way_out is None:
     say(f'error: {error}')
     return EXIT_BAD_INPUT
-  # Only the first line: libraries write many.
+  # Messages of libraries may have many lines; the first says enough.
   reason = str(error).strip().partition('\n')[0] or type(error).__name__
   say(f'error: {reason:.600} {way_out}'.rstrip())
   return EXIT_ENVIRONMENT
 
 
 def _environment(error: BaseException | None) -> str | None:
-  """Returns advice (may be '') for a fault of the machine, else None."""
+  """Returns advice, possibly '', for a fault of the machine; else None."""
   while error:
     said = 'Out of memory' if isinstance(error, MemoryError) else str(error)
     for pattern, way_out in _ENVIRONMENT.items():
@@ -218,7 +228,7 @@ def _environment(error: BaseException | None) -> str | None:
 
 
 def _calm_libtpu() -> None:
-  """Keeps libtpu from searching the network for a TPU and complaining."""
+  """Keeps libtpu from searching the network for a TPU and logging errors."""
   # Machines with TPUs have one of these devices.
   if not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*'):
     os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
@@ -227,7 +237,7 @@ def _calm_libtpu() -> None:
 
 
 def show_messages() -> None:
-  """Shows messages of this package, and warnings of libraries."""
+  """Logs messages of this package, and warnings of libraries, to stderr."""
   _calm_libtpu()
   if not flags.FLAGS['verbosity'].present:
     absl_logging.set_verbosity(absl_logging.WARNING)
@@ -238,7 +248,7 @@ def show_messages() -> None:
 
 
 def printable(text: str) -> str:
-  """Escapes control characters, and bytes of file names outside UTF-8."""
+  """Escapes control characters, and bytes of file names that are not UTF-8."""
   return ''.join(
     c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
   )
@@ -274,7 +284,7 @@ def cell(text: str) -> str:
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-  """Returns the parser of a command `python -m vit_jax.NAME` without config."""
+  """Returns a parser for `python -m vit_jax.NAME`, a command without config."""
   return argparse.ArgumentParser(
     prog=f'python -m vit_jax.{name}',
     description=description,
@@ -283,7 +293,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-  """Parses a whole number above 0; a `type` of flags."""
+  """Parses a whole number above 0; for `type` of `add_argument`."""
   if not text.strip().isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'{text!r} is not a whole number above 0')
   return int(text)
@@ -308,7 +318,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     '--split_seed',
     type=int,
     default=0,
-    help='seed that chooses a test split if the data have none (default: 0)',
+    help='seed that chooses a test split if the data lack one (default: 0)',
   )
   parser.add_argument(
     '--class_order',
@@ -333,7 +343,7 @@ def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
 
 
 def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
-  """Writes files into a folder, and prints their paths."""
+  """Writes files into a folder, replacing old files, and prints their paths."""
   place = epath.Path(folder)
   place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
@@ -364,7 +374,7 @@ def command(
   ours.handlers = [progress]
   try:
     return run(args) or 0
-  except BrokenPipeError:  # `| head` has read enough
+  except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended
     return EXIT_ENVIRONMENT
   except ENDINGS as e:
     return status(e)

@@ -3,8 +3,8 @@
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 
 The command clusters pixels by k-means in RGB. It writes the cluster centres,
-from dark to bright, as float32 (colours, 3) in [-1, 1]. configs/igpt.py reads
-the file. Checkpoints store the colours.
+from dark to bright, as a float32 array (colours, 3) in [-1, 1]. configs/igpt.py
+reads the file once; checkpoints store the colours.
 """
 
 import argparse
@@ -19,15 +19,24 @@ from vit_jax.projects.igpt import palette
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('palette', __doc__)
   add = parser.add_argument
   add('dataset', help="'digits', a folder of images, or a TFDS name")
   add('--colours', type=int, default=512, help='palette size (default: 512)')
-  add('--out', required=True, metavar='FILE.npy', help='a new file')
+  add(
+    '--out',
+    required=True,
+    metavar='FILE.npy',
+    help='file to write; it must not exist',
+  )
   add('--split', default='train', help='split of the data (default: train)')
   flags.add_data(parser)
-  add('--image_size', default='32', help='side in pixels (default: 32)')
+  add(
+    '--image_size',
+    default='32',
+    help='size that images are resized to, such as 32 or 32x48 (default: 32)',
+  )
   args = parser.parse_args(argv)
   if args.colours < 2:
     parser.error(f'--colours is {args.colours}; it must be 2 or more.')

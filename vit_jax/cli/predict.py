@@ -4,12 +4,18 @@
   python -m vit_jax.predict DETR street.jpg --threshold=0.7 --out=seen
   python -m vit_jax.predict SEGMENTATION street.jpg --out=seen
 
-It prints one row per prediction, the likeliest first, file by file. Rows of
-DETR have boxes (x0, y0, x1, y1) in pixels; --out is a folder for pictures with
-boxes and masks. Rows of a segmentation have the share of the pixels instead of
-a probability; --out is a folder for pictures with painted classes, and for PNG
-files of class indices. An unreadable file is reported on standard error, the
-other files are processed, and the exit status is 1.
+The command prints one row per prediction. Rows of a file are together, and
+begin with the likeliest class.
+
+DETR: rows also have boxes (x0, y0, x1, y1) in pixels. --out is a folder for
+pictures with boxes and masks.
+
+Segmentation: rows have the share of a class in the pixels instead of a
+probability. --out is a folder for pictures with painted classes, and for PNG
+files of class indices.
+
+The command reports unreadable files on standard error and processes the other
+files. The exit status is then 1.
 """
 
 import argparse
@@ -45,7 +51,11 @@ Row = dict[str, Any]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-  """Returns the given files, and all images in the given folders."""
+  """Returns the given files, and all images in the given folders.
+
+  Raises:
+    FileNotFoundError: if a path is missing, or a folder has no images.
+  """
   found = []
   for path in paths:
     if not os.path.isdir(path):
@@ -64,11 +74,14 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-  """Runs the command; returns its exit status."""
+  """Runs the command; returns its exit status.
+
+  It is 1 if a file is unreadable; see also `flags.command`.
+  """
   parser = flags.parser('predict', __doc__)
   add = parser.add_argument
   add('checkpoint', help=recognise.WHAT_OPENS)
-  add('images', nargs='+', help='image files, and folders searched for images')
+  add('images', nargs='+', help='image files, or folders with images')
   add(
     '--topk',
     type=flags.positive,
@@ -78,12 +91,14 @@ def main() -> int:
     '--format',
     choices=('table', 'csv', 'json'),
     default='table',
-    help='a readable table (default), csv, or json: a list of objects',
+    help='a table for readers, csv, or json (a list of objects) (default: '
+    'table)',
   )
   add(
     '--threshold',
     type=float,
-    help=f'for DETR: lowest probability of objects (default: {THRESHOLD})',
+    help='for DETR: minimum probability of an object that is listed (default: '
+    f'{THRESHOLD})',
   )
   add(
     '--out',
@@ -124,7 +139,7 @@ def _run(args: argparse.Namespace) -> int:
 
   def readable() -> Iterator[list[Row]]:
     nonlocal unreadable
-    # The bar is hidden in short runs (delay), and without a terminal (None).
+    # The bar appears after two seconds, and only in a terminal.
     bar = tqdm(results, total=len(paths), unit=' files', delay=2, disable=None)
     for path, result in zip(paths, bar, strict=True):
       if isinstance(result, decode.UnreadableImage):
@@ -153,9 +168,14 @@ def texts(
   names: Sequence[str],
   columns: Sequence[str] = COLUMNS,
 ) -> Iterator[str]:
-  """Yields the rows of each file as text; JSON comes in one piece at the end.
+  """Yields text for each row as soon as it is found; JSON only at the end.
 
-  `paths` and `names` of all classes determine the column widths of a table.
+  Args:
+    found: rows of each file.
+    format_name: 'table', 'csv' or 'json'.
+    paths: all files, for the width of a table's column.
+    names: names of all classes, for the width of a table's column.
+    columns: names of the columns.
   """
   rows = itertools.chain.from_iterable(found)
   if format_name == 'json':

@@ -1,10 +1,10 @@
-"""List the runs in a folder, the best first, and draw their curves.
+"""List the runs in a folder, best first, and draw their curves.
 
   python -m vit_jax.runs runs/
 
-The command looks for workdirs at any depth. The table has each run's best and
+The command looks for workdirs at any depth. Its table has each run's best and
 last value of a metric, its steps and minutes, and the config fields in which
-the runs differ. All curves are drawn in one picture, FOLDER/runs.png.
+the runs differ. The picture FOLDER/runs.png has all curves.
 """
 
 import argparse
@@ -29,7 +29,8 @@ class FoundRun(NamedTuple):
 
   Attributes:
     name: folder of the run, relative to the searched folder.
-    meta: metadata of the newest checkpoint.
+    meta: metadata of the newest checkpoint. The entry 'best' says whether the
+      'highest' or the 'lowest' value of this metric is best.
     steps: steps at which the metric was measured.
     values: the metric at these steps.
   """
@@ -46,11 +47,12 @@ class FoundRun(NamedTuple):
 
 
 def find(folder: str, metric: str = '') -> list[FoundRun]:
-  """Returns the runs in a folder that have the metric, the best first.
+  """Returns the runs in a folder that have the metric, best first.
 
   Args:
     folder: folder to search, at any depth.
-    metric: such as 'test/loss'; '' for each run's own `best_metric`.
+    metric: name of a metric, such as 'test/loss'; '' for each run's own
+      `best_metric`.
 
   Raises:
     FileNotFoundError: if the folder is missing.
@@ -95,7 +97,7 @@ def _best_of(name: str, meta: dict[str, Any]) -> str:
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
   """Returns the config fields in which runs differ, and each run's value."""
-  # Defaults reproduce the behaviour of runs that are older than a field.
+  # A run that is older than a field behaves as with the field's default.
   defaults = config_lib.flatten(config_lib.base())
   configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
   fields = sorted(set().union(*configs))
@@ -146,7 +148,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('runs', __doc__)
   parser.add_argument('folder', help='folder to search for workdirs')
   parser.add_argument(

@@ -17,7 +17,7 @@ from vit_jax.evaluators import fewshot_report as report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('evaluators', __doc__)
   parser.add_argument(
     'files', nargs='+', help=f'the {report.CSV} of each checkpoint'

@@ -149,7 +149,7 @@ def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit status: 0, or 2 for bad input."""
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('models', __doc__)
   add = parser.add_argument
   add(

@@ -50,8 +50,8 @@ def check_heads(model: Any) -> None:
 def constrain(x: Array, axes: str) -> Array:
   """Constrains the sharding of an array, and its layout on GPUs.
 
-  `axes` has one letter per dimension, such as 'BLD'. The rules for logical axes
-  (`sharding.RULES`) map letters to mesh axes.
+  `axes` has one letter per dimension, such as 'BLD'. `sharding.activations`
+  maps letters to mesh axes; without it, the sharding is not constrained.
 
   On GPUs the layout is row-major. Otherwise the compiler makes the batch the
   innermost axis in all layers, because of how it adds the position embeddings.

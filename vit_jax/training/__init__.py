@@ -1,1 +1,1 @@
-"""Training except the step itself: optimizer, devices, processes and log."""
+"""Parts of training around the step: optimizer, devices, processes and log."""

@@ -25,8 +25,9 @@ _log = logging.getLogger(__name__)
 
 # Objects in a bucket cannot be appended to, so each flush rewrites the file.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for its dashboards: CLOSE_S at its end, BRIEF_S after
-# an error or SIGTERM, when other processes wait only `processes.MEET_S`.
+# Seconds that a run waits for its dashboards: CLOSE_S at its end; BRIEF_S after
+# an error or SIGTERM, because other processes then wait only
+# `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
 # Numbers, and pictures uint8 HWC, by name.
@@ -36,7 +37,7 @@ Values = Mapping[str, float | np.ndarray]
 class Dashboard:
   """Writes metrics in a background thread.
 
-  Imports take seconds and file systems may block, which must not delay the
+  Imports take seconds and file systems may block; neither may delay the
   training loop. A failure is reported once and ends only this thread.
   """
 
@@ -46,8 +47,8 @@ class Dashboard:
     """Starts the thread, which opens the writer.
 
     Args:
-      name: the name in messages.
-      open_writer: opens the writer; it may fail.
+      name: name of the dashboard in messages.
+      open_writer: function that opens the writer. It may raise any error.
     """
     self._name, self._open, self._is_closed = name, open_writer, False
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]
@@ -96,7 +97,9 @@ class EventFile:
   """A new event file of TensorBoard, on disk or in a bucket."""
 
   def __init__(self, folder: str, first_step: int):
-    """Opens the file; TensorBoard then hides older events from `first_step` on.
+    """Opens the file.
+
+    TensorBoard then hides the events of older files from `first_step` on.
 
     Args:
       folder: the log folder of TensorBoard.
@@ -137,7 +140,7 @@ class EventFile:
     self._add(step=step, summary=summary)
 
   def flush(self) -> None:
-    """Makes written values visible, in a bucket once a minute."""
+    """Makes written values visible; in a bucket at most once a minute."""
     waited_s = time.monotonic() - self._flushed_at_s
     if self._is_local or waited_s > _BUCKET_FLUSH_S:
       self._flush()

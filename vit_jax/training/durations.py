@@ -26,8 +26,8 @@ class Durations:
 def durations_of(config: ConfigDict, examples: int) -> Durations:
   """Returns the config's durations in steps.
 
-  A warm-up in percent leaves at least one step after it. A short run is logged
-  about ten times.
+  A warm-up in percent leaves at least one step after it. A run of fewer than
+  four `log_every` is logged about ten times instead.
 
   Raises:
     ValueError: if a value is invalid, or values contradict each other.
@@ -115,8 +115,9 @@ def steps_of(
     '': lambda: number,
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
-    # Rounded up: rounding down would add a sixth, short '20%' period. Fractions
-    # are exact: 1.1 * 100000 is slightly above 110000 in floating point.
+    # Rounds up, because rounding down would add a sixth, short period to five
+    # periods of '20%'. Fractions are exact, but 1.1 * 100000 in floating point
+    # is slightly above 110000.
     '%': lambda: math.ceil(
       fractions.Fraction(match[1]) * (total_steps or 0) / 100
     ),

@@ -42,7 +42,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields NumPy outputs while the next `ahead` are computed."""
+  """Yields outputs as NumPy arrays while devices compute the next `ahead`."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)
@@ -54,9 +54,10 @@ def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
 def layer(model: Model, name: str) -> Function:
   """Returns the function that computes a layer's representation, float32 BD.
 
-  The name is 'pre_logits' (the input of the head), 'logits', or 'block_N': the
-  output of layer N (of a ResNet: stage N), from 0. A block gives the class
-  token if the model has one, otherwise the mean over all positions.
+  The name is 'pre_logits' (the input of the head), 'logits', or 'block_N' (the
+  output of layer N, or of stage N of a ResNet, from 0). The output of a layer
+  is its class token if the model has a class token, otherwise the mean over all
+  positions.
 
   Raises:
     ValueError: if the layer is unknown.
@@ -90,11 +91,10 @@ def patches(model: Model, name: str) -> Function:
   last layer and its norm.
 
   Raises:
-    ValueError: if the layer is unknown, or the model lacks patches.
+    ValueError: if the layer is unknown, or is 'logits'.
   """
   layer(model, name)  # raises for an unknown name
-  extra = getattr(model, 'extra_tokens', None)
-  if extra is None or name == 'logits':
+  if name == 'logits':
     raise ValueError(
       f'layer {name!r} of a {type(model).__name__} has no patches: use '
       'pre_logits or block_0, block_1, ... of a ViT.'
@@ -108,7 +108,7 @@ def patches(model: Model, name: str) -> Function:
     x_BLD = aux['blocks'][int(match[1])] if match else aux['tokens']
     _, H, W, _ = images_BHWC.shape
     h, w = model.grid((H, W))
-    x_BLD = x_BLD.astype(jnp.float32)[:, len(extra) :]
+    x_BLD = x_BLD.astype(jnp.float32)[:, len(model.extra_tokens) :]
     return x_BLD.reshape(len(x_BLD), h, w, -1)
 
   return function
@@ -183,7 +183,7 @@ class Extractor:
     ) -> tuple[jax.Array, jax.Array]:
       return function(params, images.normalize(batch['image'])), batch['index']
 
-    # Rows are replicated, so that every process can read all of them.
+    # Rows are replicated, so that every process can read all rows.
     self._forward = jax.jit(forward, out_shardings=sharding.replicated(mesh))
     self._batches: dict[str, Any] = {
       'batch_size': batch_size,
@@ -213,7 +213,7 @@ class Extractor:
   def batches(
     self, params: Any, source: Source, description: str = ''
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields rows BX and image indices B, negative for padding."""
+    """Yields batches of rows BX and image indices B, negative for padding."""
     shown = cores.progress(
       description,
       len(source),

@@ -8,7 +8,7 @@ import jax
 _TFLOP = 1e12
 
 _PEAK_FLOPS = {
-  # One JAX device is one of a chip's two cores, so half of the chip's figure.
+  # One JAX device is one of a chip's two cores: half of the chip's peak.
   'TPU v2': 22.5 * _TFLOP,
   'TPU v3': 61.5 * _TFLOP,
   'TPU7x': 1153.5 * _TFLOP,
@@ -20,7 +20,7 @@ _PEAK_FLOPS = {
   'TPU v5p': 459 * _TFLOP,
   'TPU v6 lite': 918 * _TFLOP,
   'TPU v6e': 918 * _TFLOP,
-  # Full names only: a MIG slice has its card's name as a prefix.
+  # Full names, because the name of a MIG slice begins with its card's name.
   'NVIDIA A100-SXM4-40GB': 312 * _TFLOP,
   'NVIDIA A100-SXM4-80GB': 312 * _TFLOP,
   'NVIDIA A100-PCIE-40GB': 312 * _TFLOP,
@@ -37,11 +37,11 @@ _PEAK_FLOPS = {
 }
 
 
-# Options by kind of device; '' means all TPUs.
+# Compiler options by kind of device; '' means all TPUs.
 _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
   # From v4 on, the compiler by default splits matrix products with gathered or
-  # scattered arrays into pieces, to overlap products and communication. Kernels
-  # are gathered once a step here, so that there is nothing to overlap, and the
+  # scattered arrays into pieces, to overlap products and communication. Here
+  # kernels are gathered once a step, so there is nothing to overlap, and the
   # pieces halve the speed (see docs/results/tpu.md).
   '': {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
@@ -81,8 +81,8 @@ def cores_per_device(device: jax.Device) -> int:
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
   GPU or CPU device. The number is 2 for TPU v4 and v5p, whose two cores run as
-  one device ("megacore"), and 1 for all others. On TPU v2, v3 and 7x each core
-  is a separate device; the v5e and v6e chips have a single core.
+  one device ("megacore"), and 1 for all other devices. On TPU v2, v3 and 7x
+  each core is a separate device. The v5e and v6e chips have a single core.
   """
   return 2 if device.device_kind in ('TPU v4', 'TPU v5', 'TPU v5p') else 1
 
@@ -98,11 +98,12 @@ class TpuChip:
   """Facts of a chip of a TPU generation.
 
   Attributes:
-    clock_hz: clock rate, also of the compiler's cycle estimates.
+    clock_hz: clock rate, which the compiler's cycle estimates refer to.
     hbm_gib: memory of the chip.
     link_bytes_per_s: bandwidth of one link, one way.
-    ring: number of chips from which an axis of a slice is a ring. With 3D
-      links, all axes are rings if their lengths are multiples of this number.
+    ring: minimum number of chips along an axis of a slice that is a ring. With
+      3D links, axes are rings if all their lengths are multiples of this
+      number.
     is_3d: whether a chip has six links instead of four.
     network_bytes_per_s: a chip's share of its host's network, one way; 0 if the
       figure is not published.
@@ -116,7 +117,7 @@ class TpuChip:
   network_bytes_per_s: float = 0
 
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
-    """Returns the total bandwidth of the chip with the fewest links.
+    """Returns the total bandwidth of a chip's links, one way.
 
     Args:
       axes: chips of the slice in each direction.

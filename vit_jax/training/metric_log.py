@@ -14,8 +14,8 @@ from etils import epath
 from vit_jax.data import atomic_files
 from vit_jax.training import dashboards
 
-# Metrics by step, in order. Values stay text, so that a table that is read and
-# written again does not change.
+# Metrics by step, in order. Values are text, so that reading and rewriting a
+# table does not change them.
 Rows = dict[int, dict[str, str]]
 
 
@@ -42,14 +42,14 @@ class MetricLog:
 
     Args:
       workdir: folder to write to, local or gs://; made if missing.
-      resume_step: the step a run resumes from; rows of later steps are
+      resume_step: the step from which a run resumes; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
-      enabled: False in all processes but one; then nothing is written.
+      enabled: whether to write anything; False in all processes except one.
       config: the run's config; its `wandb` may name a project.
 
     Raises:
-      ConnectionError: Weights & Biases rejects the run.
-      ValueError: `metrics.csv` was not written by this class.
+      ConnectionError: if Weights & Biases rejects the run.
+      ValueError: if `metrics.csv` has another format.
     """
     self.path = epath.Path(workdir) / 'metrics.csv'
     self._enabled = enabled
@@ -74,9 +74,9 @@ class MetricLog:
       self._dashboards.append(dashboards.Dashboard('wandb', lambda: run))
 
   def write(self, step: int, values: dashboards.Values) -> None:
-    """Adds numbers to the row of `step`; dashboards also get pictures.
+    """Adds numbers to the row of `step`, replacing existing values.
 
-    An existing value of a metric is replaced.
+    Pictures go only to dashboards.
     """
     if not self._enabled:
       return
@@ -130,7 +130,7 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   An incomplete last line, which a killed process may leave, is ignored.
 
   Raises:
-    ValueError: the file has another format.
+    ValueError: if the file has another format.
   """
   text = path.read_bytes().decode(errors='replace')
   lines = csv.reader(text[: text.rfind('\n') + 1].splitlines())

@@ -33,12 +33,12 @@ def schedule(
   total_steps: int,
   milestones_steps: Sequence[int] = (),
 ) -> Schedule:
-  """Returns linear warm-up times a decay.
+  """Returns the learning-rate schedule: linear warm-up times a decay.
 
-  Let w be the warm-up steps, T the total steps, and
-  p = clip((t - w) / (T - w), 0, 1). The factor of the decay is 1 - p (linear),
-  (1 + cos(pi p)) / 2 (cosine), 0.1^k after k milestones (staircase), or 1
-  (constant).
+  Let t be the step, w the warm-up steps, T the total steps, and
+  p = clip((t - w) / (T - w), 0, 1). The warm-up is min(1, (t + 1) / w). The
+  decay is 1 - p (linear), (1 + cos(pi p)) / 2 (cosine), 0.1^k after k
+  milestones (staircase), or 1 (constant).
 
   Raises:
     ValueError: if the warm-up is as long as the run, or milestones and decay
@@ -85,10 +85,11 @@ def first_match(params: Any, patterns: Sequence[str]) -> Any:
     patterns: regular expressions for paths joined by '/'.
 
   Returns:
-    A tree of indices; the number of patterns for parameters without a match.
+    A tree of indices. The index is the number of patterns for parameters
+    without a match.
 
   Raises:
-    ValueError: a pattern matches no path, or is not a regular expression.
+    ValueError: if a pattern matches no path, or is not a regular expression.
   """
   paths = jax.tree_util.tree_map_with_path(
     lambda path, _: jax.tree_util.keystr(path, simple=True, separator='/'),
@@ -157,9 +158,10 @@ def _scale_by_path(
 def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   """Returns the function that maps parameters to learning-rate factors.
 
-  With L layers, layer i (from 0) gets decay^(L - i). Parameters before the
-  layers get decay^(L + 1), parameters after them get 1 (BEiT, 2106.08254).
-  Layers stacked for a scan get an array with a factor per layer.
+  With L layers, the factor of layer i (from 0) is decay^(L - i). It is
+  decay^(L + 1) for parameters before the layers and 1 for parameters after the
+  layers (BEiT, 2106.08254). Layers stacked for a scan get an array with a
+  factor per layer.
 
   Raises:
     ValueError: if the model does not have a sequence of equal layers.
@@ -211,16 +213,17 @@ def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
 
 
 def hidden_matrices(model: Model) -> Callable[[Any], Any]:
-  """Returns the function that gives Muon the matrix axes of hidden kernels.
+  """Returns the function that finds hidden kernels, and their matrix axes.
 
-  Hidden kernels are the kernels of the model's equal layers. For queries, keys
-  and values, the axes of heads and head dimensions together are outputs; for
-  the output projection they are inputs. For a convolution, rows, columns and
-  input channels are inputs. Layers stacked for a scan are separate matrices.
+  Hidden kernels are the kernels of the model's equal layers. Muon treats each
+  kernel as a matrix from inputs to outputs. For queries, keys and values, the
+  axes N and K together are outputs; for the output projection they are inputs.
+  For a convolution, rows, columns and input channels are inputs. Layers stacked
+  for a scan are separate matrices.
 
   Returns:
-    A function from parameters to `MuonDimensionNumbers`; None for parameters
-    that are not hidden kernels.
+    A function from parameters to a tree with `MuonDimensionNumbers` for hidden
+    kernels, and None for other parameters.
   """
 
   def axes_of(path: tuple[Any, ...], x: Any) -> Any:
@@ -237,10 +240,11 @@ def hidden_matrices(model: Model) -> Callable[[Any], Any]:
 def new_adapters(
   model: Model, params: Any, rank: int, pattern: str, key: jax.Array
 ) -> Any:
-  """Returns the trained parameters of LoRA: adapters and the task parameters.
+  """Returns the parameters that LoRA trains: adapters and task parameters.
 
-  Adapters have the paths of their kernels, see `adapters.merged`. As in peft, A
-  is uniform in (-D^-0.5, D^-0.5), where D is the number of inputs, and B is 0.
+  The path of an adapter is that of its kernel; see `adapters.merged`. As in
+  peft, A is uniform in (-D^-0.5, D^-0.5), where D is the number of inputs, and
+  B is 0.
 
   Raises:
     ValueError: if the pattern matches no kernel of the layers.
@@ -278,7 +282,7 @@ def _muon(
 ) -> optax.GradientTransformation:
   """Returns Muon for hidden matrices, and Adam for all other parameters.
 
-  Muon uses Nesterov momentum, and scales updates of every matrix to the root
+  Muon uses Nesterov momentum. The update of every matrix is scaled to the root
   mean square `MUON_RMS`.
   """
   find = hidden_matrices(model)
@@ -357,14 +361,14 @@ def make(
   table 3 at learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD
   is the gradient of an L2 penalty, as in BiT, so momentum accumulates it.
 
-  LAMB and Muon decay like Adam. LAMB is Adam with `_trust_ratio` after the
-  decay. Muon (Jordan et al. 2024) orthogonalises the momentum of
-  `hidden_matrices`; Adam updates all other parameters.
+  LAMB and Muon apply weight decay like Adam. LAMB is Adam with `_trust_ratio`
+  after the weight decay. Muon (Jordan et al. 2024) orthogonalises the momentum
+  of `hidden_matrices`; Adam updates all other parameters.
 
   A first moment or momentum in bfloat16 takes half the memory, as in "Scaling
   Vision Transformers" (2106.04560, section 3.4). The second moment is always
-  float32. Frozen parameters have no decay and no state, and do not count in the
-  global norm.
+  float32. Frozen parameters have no decay and no state, and the global norm
+  excludes their gradients.
 
   Args:
     o: `config.optimizer`.
@@ -373,8 +377,8 @@ def make(
     total_steps: length of the run, for the schedule of the weight decay.
 
   Raises:
-    ValueError: if layer decay does not apply to the model. `init` raises it if
-      a pattern matches no parameter.
+    ValueError: if layer decay does not apply to the model. The `init` of the
+      result raises ValueError if a pattern matches no parameter.
   """
   decay: Any = o.weight_decay
   if end := o.weight_decay_end:

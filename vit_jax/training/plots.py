@@ -20,7 +20,7 @@ MARKERS = 'os^Dvp'
 
 
 def style(i: int) -> dict[str, Any]:
-  """Returns colour and marker of the i-th curve."""
+  """Returns the colour and marker of curve i, as arguments of matplotlib."""
   return {
     'color': COLORS[i % len(COLORS)],
     'marker': MARKERS[i % len(MARKERS)],
@@ -28,9 +28,9 @@ def style(i: int) -> dict[str, Any]:
 
 
 def figure(width: float, height: float) -> Any:
-  """Returns an empty figure; sizes in inches."""
-  # The import is slow. pyplot would keep every picture in memory and might look
-  # for a screen.
+  """Returns an empty figure of a size in inches."""
+  # Imported here, because it is slow. pyplot would keep every figure in memory
+  # and might look for a screen.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')
@@ -44,7 +44,7 @@ def tidy(axes: Any) -> None:
 
 
 def accuracy_axes(drawn: Any, title: str, x_label: str, y_label: str) -> Any:
-  """Adds axes for shares in percent under a title, and returns them."""
+  """Adds axes whose y axis is in percent, under a title; returns the axes."""
   from matplotlib.ticker import PercentFormatter
 
   axes = drawn.subplots()
@@ -68,7 +68,7 @@ def png(drawn: Any, dots_per_inch: int = 100) -> bytes:
   """Returns a figure as a PNG file."""
   from matplotlib.text import Text
 
-  # File names may contain bytes outside UTF-8, which cannot be drawn.
+  # File names may contain bytes that are not UTF-8 and cannot be drawn.
   for text in drawn.findobj(Text):
     shown = text.get_text().encode(errors='backslashreplace')
     text.set_text(shown.decode())

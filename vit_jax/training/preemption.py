@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: save the state and end; the same command resumes."""
+"""Ends a run after SIGTERM or Ctrl-C, once its state is saved.
+
+The same command then resumes the run.
+"""
 
 import contextlib
 import itertools
@@ -15,9 +18,9 @@ from jax.experimental import multihost_utils
 _log = logging.getLogger(__name__)
 
 # Numbers by which several processes agree where to stop. JAX needs numbers that
-# only grow; numbers of steps begin again in each run of a sweep.
+# only grow, but step numbers begin again in each run of a sweep.
 _SYNC_POINTS = itertools.count(1)
-# The function of the open `preemption_notice`, or None.
+# The function that the open `preemption_notice` yielded, or None.
 _open: Callable[[], bool] | None = None
 # Whether a run is training, so that it has a state to save.
 _in_run = False
@@ -28,7 +31,7 @@ class Preempted(Exception):
 
 
 def end_evaluation() -> None:
-  """Ends an evaluation after SIGTERM or Ctrl-C; all processes call it.
+  """Ends an evaluation after SIGTERM or Ctrl-C; all processes must call it.
 
   Raises:
     Preempted: if a signal was received inside `preemption_notice`.
@@ -43,14 +46,14 @@ def preemption_notice(
 ) -> Iterator[Callable[[], bool]]:
   """Yields a function that tells whether SIGTERM or Ctrl-C was received.
 
-  Call this function after every step: several processes get the same answer at
-  the same step. A second Ctrl-C raises KeyboardInterrupt. Inside another
-  notice, as in a run of a sweep, yields the function of the outer notice.
+  Call the yielded function after every step. All processes get the same answer
+  at the same step. A second Ctrl-C raises KeyboardInterrupt. A notice inside
+  another notice, such as that of a run in a sweep, yields the same function.
 
   Args:
-    between_runs: whether the code inside consists of runs with their own
-      notices, as in a sweep. If there is one process, signals between these
-      runs end it at once: SIGTERM raises Preempted, Ctrl-C KeyboardInterrupt.
+    between_runs: whether the code inside is a sweep, whose runs have their own
+      notices. In a single process, signals between these runs then end the
+      sweep at once: SIGTERM raises Preempted, Ctrl-C raises KeyboardInterrupt.
   """
   global _open, _in_run
   before, _in_run = _in_run, not between_runs
@@ -89,7 +92,7 @@ def preemption_notice(
     for number in (
       (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
     ):
-      # Shells make background jobs ignore SIGINT; they go on ignoring it.
+      # Shells make background jobs ignore SIGINT. This must not change it.
       if signal.getsignal(number) != signal.SIG_IGN:
         previous[number] = signal.signal(number, note)
   _open = preempted

@@ -1,8 +1,9 @@
 """Several processes that train together, and how they end if one is lost.
 
-If a process is lost, the others wait for it in a collective operation. JAX
-notices this within HEARTBEAT_S, logs it and aborts the processes in C++.
-`Watch` ends processes that are all alive but make no progress.
+If a process is lost, the other processes wait for it in a collective operation.
+JAX notices this within HEARTBEAT_S, logs it and aborts the processes in C++.
+`Watch` ends a process if training makes no progress although all processes are
+alive.
 """
 
 import contextlib
@@ -26,23 +27,24 @@ from jax.experimental import multihost_utils
 # they do after 75, because this error may recur.
 EXIT_LOST = 69
 
-# A process without a heartbeat for so long is lost. JAX's default is 100 s.
+# Seconds without a heartbeat after which a process counts as lost. JAX's
+# default is 100.
 HEARTBEAT_S = 30
-# If all processes fail for the same reason, they do so within this time.
+# Seconds within which all processes fail, if all fail for the same reason.
 MEET_S = 15
-# The longest time that NFS takes to show a new file to other machines.
+# Maximum seconds until NFS shows a new file to other machines.
 SEEN_S = 60
 
 
 def join() -> None:
-  """Connects this process with the others.
+  """Connects this process with the other processes.
 
   JAX finds them itself on TPU and under Slurm. Elsewhere it reads only the
   coordinator's address from the environment, so this function reads the number
-  of processes and the index of this one.
+  of processes and the index of this process.
 
   Raises:
-    ValueError: if the environment does not tell the coordinator's address.
+    ValueError: if the environment lacks the coordinator's address.
   """
 
   def number(variable: str) -> int | None:
@@ -72,14 +74,15 @@ def refuse_unlike(
 ) -> None:
   """Raises in all processes if their `see` results differ.
 
-  Otherwise the processes would take different steps next and wait for one
-  another for ever.
+  Otherwise the processes would take different steps next, and each would wait
+  for the others for ever.
 
   Args:
-    see: returns numbers of at most 32 bits, equally many in each process.
+    see: function that returns numbers of at most 32 bits, equally many in each
+      process.
     refusal: the message of the error.
-    patience_s: seconds to repeat `see` until all agree, because NFS may show
-      files late.
+    patience_s: seconds to repeat `see` until all results agree, because NFS may
+      show files late.
 
   Raises:
     ValueError: if the numbers differ.
@@ -96,9 +99,9 @@ def refuse_unlike(
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-  """Kills this process if it fails and the others do not.
+  """Kills this process if it fails and the other processes do not.
 
-  A normal exit would wait for the other processes, which wait for this one.
+  A normal exit would wait for the other processes, which wait for this process.
   """
   try:
     yield
@@ -108,8 +111,8 @@ def failing_together() -> Iterator[None]:
     try:
       client.wait_at_barrier('vit_jax failed', 1000 * MEET_S)
     except jax.errors.JaxRuntimeError:
-      # If the cause is a lost process, JAX aborts this one while it sleeps. A
-      # collective operation may fail before JAX notices the loss.
+      # If the cause is a lost process, JAX aborts this process while it sleeps.
+      # A collective operation may fail before JAX notices the loss.
       is_jax = isinstance(e, jax.errors.JaxRuntimeError)
       time.sleep(HEARTBEAT_S * (2 if is_jax else 1))
       if not isinstance(e, SystemExit):
@@ -124,7 +127,7 @@ class Watch:
   """Ends the process if no step, evaluation or save finishes in time.
 
   Attributes:
-    timeout_s: the longest time without progress.
+    timeout_s: maximum seconds without progress.
   """
 
   timeout_s: ClassVar[float] = 1800.0
@@ -136,7 +139,7 @@ class Watch:
     threading.Thread(target=self._watch, daemon=True).start()
 
   def progress(self) -> None:
-    """Restarts the clock, because something has finished."""
+    """Restarts the clock after a step, evaluation or save."""
     self._idle_s = 0.0
 
   def stop(self) -> None:
@@ -145,8 +148,8 @@ class Watch:
 
   def _watch(self) -> None:
     tick_s = min(1.0, self.timeout_s)
-    # Counts ticks instead of reading a clock, so that the time in which the
-    # process is suspended, as by Ctrl-Z, does not count.
+    # Counts ticks instead of reading a clock, so that time during which the
+    # process is suspended (Ctrl-Z) does not count.
     while not self._stopped.wait(tick_s):
       self._idle_s += tick_s
       if self._idle_s >= self.timeout_s:
@@ -154,9 +157,10 @@ class Watch:
         number = distributed.global_state.process_id
         text = (
           f'error: Process {number} has finished no step, evaluation or save '
-          f'for {self.timeout_s:g} s: a collective operation or the data hangs '
-          'at the lines above. If it is only slow, raise --timeout_s. The same '
-          'command resumes from the last checkpoint.\n'
+          f'for {self.timeout_s:g} s: a collective operation or the data '
+          'hangs. The traceback above shows where. If training is only slow, '
+          'raise --timeout_s. The same command resumes from the last '
+          'checkpoint.\n'
         )
         os.write(2, text.encode())
         os._exit(EXIT_LOST)

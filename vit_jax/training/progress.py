@@ -1,4 +1,4 @@
-"""Shows a run's progress: the live line, the curves and a summary."""
+"""Shows a run's progress: a status line, the curves and a summary."""
 
 import contextlib
 import dataclasses
@@ -17,22 +17,22 @@ from vit_jax.training import metric_log, plots
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-  """Prints the live line of a run, and computes its rates and totals.
+  """Prints the status line of a run, and computes its rates and totals.
 
-  On a terminal one line is rewritten; elsewhere every update prints a line.
-  Compile time counts for core-days but not for rates.
+  In a terminal, updates rewrite one line; elsewhere, each update prints a line.
+  The time of compilations counts in core-days, but not in rates.
 
   Attributes:
     total_steps: the last step of the run.
-    start_step: steps done before; 0 unless the run is resumed.
+    start_step: step from which the run resumes; 0 for a new run.
     batch_size: images per step, over all devices.
     cores: cores in use, over all devices (see `hardware`).
-    train_flops_per_image: FLOPs of forward and backward pass, about three times
-      the forward pass; None to omit MFU.
-    peak_flops: FLOP/s of all devices together; None to omit MFU.
-    prior_s: wall seconds that earlier parts of a resumed run took.
-    enabled: False prints nothing, but keeps the totals.
-    stream: where to print.
+    train_flops_per_image: FLOPs of one image's forward and backward pass, about
+      three times the forward pass; None to omit MFU.
+    peak_flops: peak FLOP/s of all devices together; None to omit MFU.
+    prior_s: wall seconds of the run before it was resumed.
+    enabled: whether to print; totals are computed in any case.
+    stream: stream to print to.
     clock: a monotonic clock in seconds.
   """
 
@@ -51,16 +51,16 @@ class Progress:
     """Starts the clock."""
     self._started_at = self.clock()
     self._step = self.start_step
-    # The first step and its time; None until it is done.
+    # The first step and the time of its end; None before its end.
     self._first: tuple[int, float] | None = None
-    # Time of the last update (or first step), and the pauses since then.
+    # Time of the last update (or first step), and seconds of pauses since then.
     self._updated_at = 0.0
     self._paused_s = 0.0
     # Steps and seconds since the first step, without pauses.
     self._trained_steps = 0
     self._trained_s = 0.0
     self._line = ''
-    # tqdm only rewrites the line, because its own rates would include pauses.
+    # tqdm only rewrites the line. Its own rates would include pauses.
     self._bar = tqdm.tqdm(
       file=self.stream,
       disable=not (self.enabled and self.stream.isatty()),
@@ -68,7 +68,7 @@ class Progress:
     )
 
   def first_step_done(self, step: int) -> None:
-    """Starts measuring rates; without this call, the first `update` does."""
+    """Starts measuring rates. Without this call, the first `update` does so."""
     now = self.clock()
     self._first = (step, now)
     self._step, self._updated_at, self._paused_s = step, now, 0.0
@@ -76,11 +76,11 @@ class Progress:
   def update(
     self, step: int, scalars: Mapping[str, Any], data_wait_s: float
   ) -> None:
-    """Prints the line for `step`.
+    """Prints the status line after a step.
 
     Args:
-      step: steps done.
-      scalars: metrics; 'train/loss' and 'train/accuracy' are shown.
+      step: number of the step.
+      scalars: metrics; the line shows 'train/loss' and 'train/accuracy'.
       data_wait_s: seconds that the loop waited for data since the last update
         (or since the first step).
     """
@@ -105,7 +105,7 @@ class Progress:
 
   @contextlib.contextmanager
   def pause(self, reason: str) -> Iterator[None]:
-    """Excludes the time inside from the rates; a terminal shows `reason`."""
+    """Excludes the time inside from rates; the status line shows `reason`."""
     before = self._line
     self._show(f'{self._position(self._step)} | {reason}')
     began_at = self.clock()
@@ -116,19 +116,19 @@ class Progress:
       self._show(before)
 
   def message(self, text: str) -> None:
-    """Prints text above the live line."""
+    """Prints text above the status line."""
     if not self._bar.disable:
       self._bar.write(text, file=self.stream)
     elif self.enabled:
       self.enabled = _write(self.stream, f'{text}\n')
 
   def close(self) -> None:
-    """Ends the live line."""
+    """Ends the status line."""
     self._bar.close()
 
   @property
   def images_per_s_per_core(self) -> float | None:
-    """Training speed without compiling and pauses; None if not measured yet."""
+    """Training speed without compiling and pauses; None before measurements."""
     if self._trained_steps <= 0 or self._trained_s <= 0:
       return None
     images = self._trained_steps * self.batch_size
@@ -136,12 +136,12 @@ class Progress:
 
   @property
   def elapsed_s(self) -> float:
-    """Wall seconds, including earlier parts of a resumed run."""
+    """Wall seconds of the run, including the time before it was resumed."""
     return self.prior_s + self.clock() - self._started_at
 
   @property
   def core_days(self) -> float:
-    """Days of one core, the paper's unit of cost (TPUv3-core-days)."""
+    """Cost of the run in days times cores, as in the paper's tables."""
     return self.elapsed_s * self.cores / 86_400
 
   def summary(
@@ -155,9 +155,9 @@ class Progress:
 
     Args:
       log: the run's metrics.
-      metrics: whether the 'highest' or 'lowest' value is the best, by column.
-        The summary has the best value, the first step that reached it, and
-        the final value.
+      metrics: 'highest' or 'lowest', by column of the log: which value is best.
+        The summary shows the best value, the first step that reached it, and
+        the final value of these columns.
       checkpoint: path of the last checkpoint.
       files: paths of other written files.
     """
@@ -182,7 +182,7 @@ class Progress:
 
   def _show(self, line: str) -> None:
     self._line = line
-    # A line longer than the terminal could not be rewritten.
+    # A terminal cannot rewrite a line that is wider than the terminal.
     width = shutil.get_terminal_size().columns - 1
     self._bar.set_description_str(line[:width])
 
@@ -213,7 +213,7 @@ class Progress:
 
 
 def _write(stream: TextIO, text: str) -> bool:
-  """Prints text; returns False if the stream does not accept more."""
+  """Prints text; returns False if the stream does not accept it."""
   try:
     stream.write(text)
     stream.flush()
@@ -237,16 +237,17 @@ def plot_curves(
 ) -> bool:
   """Draws loss, other metrics and learning rate of a run against steps.
 
-  Panels without a column in the log are left out.
+  Each quantity, such as `accuracy`, has a panel with the curves of training and
+  of all evaluators. A quantity without values is left out.
 
   Args:
     log: the run's metrics.
     png_path: path of the picture.
-    metrics: names such as `test/accuracy`. Every last part of a name, such as
-      `accuracy`, has a panel with the values of all evaluators.
+    metrics: names of the other metrics, such as `test/accuracy`. The last part
+      of a name is the quantity.
 
   Returns:
-    Whether the log had anything to draw; otherwise no picture is written.
+    Whether a picture was written. It is not written if the log is empty.
   """
   named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [
@@ -267,7 +268,7 @@ def plot_curves(
     _draw_panel(axes, title, names, log, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
-  # A single step has one tick, because a second tick would be a fraction.
+  # With one step there may be one tick; a second tick would be a fraction.
   locator = all_axes[-1].xaxis.get_major_locator()
   locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()
@@ -287,7 +288,7 @@ def _draw_panel(
   for name in names:
     source = _source(name)
     steps, values = log.points(name)
-    # Evaluations have few points, which are marked and drawn on top.
+    # Evaluations have few points, so the points are marked and drawn on top.
     is_few = source != 'train' or len(steps) == 1
     axes.plot(
       steps,
@@ -312,7 +313,7 @@ def _source(name: str) -> str:
 
 
 def mfu_text(share: float) -> str:
-  """Formats an MFU; a tiny value is shown as <0.1%."""
+  """Formats an MFU (model FLOPs utilisation), such as 41.2% or <0.1%."""
   return f'{share:.1%}' if share >= 0.001 else '<0.1%'
 
 

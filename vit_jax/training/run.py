@@ -25,8 +25,9 @@ from vit_jax.training import (
 from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
-# Number of steps that run before the loss of the oldest step is read. It keeps
-# the devices busy, and a run still stops soon after a non-finite loss.
+# Maximum number of dispatched steps whose metrics have not been read. Several
+# such steps keep the devices busy; few such steps end a run soon after a
+# non-finite loss.
 MAX_IN_FLIGHT = 3
 
 
@@ -44,17 +45,18 @@ class Run:
     durations: the run's durations in steps.
     checkpoints: the checkpoints of the workdir.
     evaluators: functions from parameters to metrics and pictures by name.
-    shown: metrics of the curves and the summary, and whether higher or lower
-      values are better.
-    meta: JSON that every checkpoint stores. `save` updates these entries:
-      `elapsed_s`, the seconds trained; `since_log`, the metrics of the steps
-      since the last row; `evaluation_due`, whether SIGTERM ended the evaluation
-      of the step; and `evaluated`, the `best_metric` of every evaluation.
-    start_step: number of steps taken before.
+    shown: 'highest' or 'lowest' (which value is best), by metric, for the
+      metrics in the curves and the summary.
+    meta: metadata (JSON) that every checkpoint stores. `save` updates these
+      entries: `elapsed_s`, wall seconds of the run; `since_log`, metrics of the
+      steps since the last logged row; `evaluation_due`, whether SIGTERM ended
+      the evaluation of the step; and `evaluated`, the value of `best_metric` in
+      every evaluation.
+    start_step: step from which the run resumes; 0 for a new run.
     batch_size: examples per step.
     forward_flops: FLOPs of one example's forward pass.
-    profiled: steps whose trace is written to WORKDIR/profile, for all runs of
-      the process.
+    profiled: steps whose trace is written to WORKDIR/profile; the same for all
+      runs of the process.
   """
 
   workdir: str
@@ -113,7 +115,7 @@ class Run:
       self._trace.callback(profiler.stop)
 
   def wait_for(self, batches: Iterator[dict[str, Any]]) -> dict[str, jax.Array]:
-    """Returns the next batch on the devices, and adds up the waiting time."""
+    """Returns the next batch on the devices, and counts the waiting time."""
     before_s = time.monotonic()
     batch = sharding.global_batch(next(batches), self.mesh)
     self._wait_s += time.monotonic() - before_s
@@ -137,16 +139,21 @@ class Run:
       yield
 
   def add_metrics(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Adds the metrics of a step, which may still be running."""
+    """Adds the metrics of a step, which may still be running.
+
+    Raises:
+      Diverged: if an earlier step's loss, gradient or parameters are not
+        finite.
+    """
     self._in_flight.append((step, metrics))
     self._wait(MAX_IN_FLIGHT)
 
   def _wait(self, in_flight: int) -> None:
-    """Waits until at most `in_flight` steps are running, and logs the others.
+    """Waits until at most `in_flight` steps are running; logs finished steps.
 
     Raises:
-      Diverged: the loss, the gradient or the parameters are not finite. The
-        message has the first such step.
+      Diverged: if the loss, the gradient or the parameters are not finite. The
+        message names the first such step.
     """
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
@@ -195,10 +202,12 @@ class Run:
   def evaluate(self, step: int, state: Any) -> None:
     """Runs the evaluators on the result of training up to this step.
 
-    The result is the objective's own, such as a momentum teacher, or else the
-    Polyak average, or else the parameters.
+    The result is the part of the objective's state that `meta['result']` names,
+    such as a momentum teacher. Otherwise it is the Polyak average if there is
+    an average, else the parameters.
 
     Raises:
+      Diverged: if the loss, the gradient or the parameters are not finite.
       Preempted: after SIGTERM, once the state is saved. The resumed run starts
         with this evaluation.
     """
@@ -243,7 +252,11 @@ class Run:
     self.checkpoints.add_metrics(step, self._eval_metrics)
 
   def save(self, step: int, state: Any, evaluation_due: bool = False) -> None:
-    """Saves a checkpoint, after checking that the metrics are finite."""
+    """Saves a checkpoint, after checking that the metrics are finite.
+
+    Raises:
+      Diverged: if the loss, the gradient or the parameters are not finite.
+    """
     self._wait(0)
     is_evaluated = self.is_eval_step(step) and not evaluation_due
     metrics = self._eval_metrics if is_evaluated else {}
@@ -261,7 +274,8 @@ class Run:
     """Waits for the last checkpoint, draws the curves and prints a summary.
 
     Returns:
-      In the first process the metrics of the last row, in the others {}.
+      The metrics of the last row of metrics.csv in the first process, {} in
+      other processes.
     """
     self.checkpoints.wait()
     self._close(dashboards.CLOSE_S)
@@ -277,10 +291,10 @@ class Run:
     return self._log.last()
 
   def close(self) -> None:
-    """Writes the metrics that are still in memory, and closes the log.
+    """Closes the log, after an error or SIGTERM too.
 
-    After an error or SIGTERM it waits only a few seconds for dashboards: the
-    machine may soon stop, and other processes wait only `processes.MEET_S`.
+    Waits only a few seconds for dashboards, because the machine may stop soon,
+    and other processes wait only `processes.MEET_S`.
     """
     self._close(dashboards.BRIEF_S)
 

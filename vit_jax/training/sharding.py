@@ -2,14 +2,14 @@
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
 Parameters, optimizer state and averages are sharded over `fsdp`; in attention
-and MLP also over `tensor`. Each TPU slice holds a full copy, so only gradients
-and metrics cross the network between slices.
+and MLP also over `tensor`. Each TPU slice holds a full copy of them, so only
+gradients and metrics cross the network between slices.
 
-Arrays sharded over `fsdp` are gathered for use. This happens once per step, so
-that every device updates its part of the weights (ZeRO-1, 2004.13336), or layer
-by layer (FSDP, ZeRO-3). Gradients are reduce-scattered. Between steps these
-arrays are sharded over `data` too, if the shards are whole tiles of TPU memory.
-The rules are always the same; only the sizes of the axes differ.
+Parameters sharded over `fsdp` are gathered before use: once per step (ZeRO-1,
+2004.13336) or in each layer (FSDP, ZeRO-3). Gradients are reduce-scattered, and
+every device updates its shard of the parameters. Between steps, arrays sharded
+over `fsdp` are sharded over `data` too, if the shards are whole tiles of TPU
+memory. The sharding rules do not depend on the sizes of the axes.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ AXES = ('slice', 'data', 'fsdp', 'tensor')
 _ROWS, _LANES = 16, 128
 BATCH = PartitionSpec(BATCH_AXES)
 
-# `Model.partitions` come first; the first match of a path wins.
+# Sharding rules for all models. The first rule that matches a path applies;
+# `Model.partitions` come before these rules.
 RULES: Partitions = (
   *layers.PARTITIONS,
   *heads.PARTITIONS,
@@ -55,11 +56,10 @@ def make_mesh(
       devices of a slice. If `data` and `fsdp` are both -1, `width` decides
       their sizes.
     devices: the devices; by default all.
-    width: width of the model. Its kernels are split over `fsdp` into parts of
-      at least 16 rows, because TPUs all-reduce smaller parts to gather them.
-      With eight or more devices in a slice, `fsdp` covers at most half of them.
-      If it covers all, the TPU compiler all-reduces gradients instead of
-      reduce-scattering them.
+    width: width of the model. The shard of a kernel has at least 16 rows,
+      because TPUs gather smaller shards by all-reduce. With eight or more
+      devices in a slice, `fsdp` covers at most half of them. If it covers all,
+      the TPU compiler all-reduces gradients instead of reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -96,10 +96,10 @@ def make_mesh(
 def _slices(
   devices: Sequence[jax.Device], count: int
 ) -> list[Sequence[jax.Device]]:
-  """Groups devices into `count` equal parts; if it is -1, by TPU slice.
+  """Groups devices into `count` equal parts, or by TPU slice if it is -1.
 
-  GPUs and CPUs form one slice: their `slice_index` differs between hosts, but
-  state may be sharded across hosts.
+  GPUs and CPUs count as one slice. (Their `slice_index` differs between hosts,
+  but state may be sharded across hosts.)
   """
   found: dict[int, list[jax.Device]] = {}
   for device in devices:
@@ -120,11 +120,11 @@ def _slices(
 def _placed(shape: Sequence[int], devices: Sequence[jax.Device]) -> Any:
   """Returns the devices of one slice as an array of a shape."""
   if devices[0].device_kind == 'TPU v4' and devices[-1].core_on_chip:
-    # A topology for ahead-of-time compilation lists v4's cores one by one, and
-    # `create_device_mesh` does not support them.
+    # A topology for ahead-of-time compilation lists the cores of a v4 chip one
+    # by one, which `create_device_mesh` does not support.
     return np.asarray(devices).reshape(shape)
-  # A mesh axis may take part of a physical axis: in a slice of 16 x 16 chips,
-  # an axis of 64 devices takes 16 x 4.
+  # A mesh axis may take a part of a physical axis. In a slice of 16 x 16 chips,
+  # an axis of 64 devices takes 16 x 4 chips.
   return mesh_utils.create_device_mesh(
     shape, devices, allow_split_physical_axes=True
   )
@@ -149,11 +149,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
-  """Returns the sharding of every array of a tree by the first rule that fits.
+  """Returns the sharding of every array of a tree by the sharding rules.
 
   Paths of optimizer state and averages end with the parameters' names, so the
-  same rules apply. An axis that does not divide its dimension is left out for
-  that array. Dimensions sharded over `fsdp` are sharded over `data` too; see
+  same rules apply. A mesh axis that does not divide an array's dimension does
+  not shard it. Dimensions sharded over `fsdp` are sharded over `data` too; see
   `_over_data`.
 
   Args:
@@ -177,9 +177,9 @@ def gather(params: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
 def scatter(grads: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   """Shards gradients like the parameters.
 
-  Without this the partitioner may keep full gradients on every device. The
-  first constraint shards them over `fsdp`, the second one over `data` too: with
-  both axes in one step, TPUs would all-reduce full gradients.
+  Otherwise the partitioner may keep full gradients on every device. The first
+  constraint shards them over `fsdp`, the second constraint over `data` too.
+  With both axes in one constraint, TPUs would all-reduce full gradients.
   """
   grads = _constrained(grads, mesh, partitions, set())
   shardings = tree_shardings(grads, mesh, partitions)
@@ -224,6 +224,7 @@ def activations(mesh: Mesh) -> Iterator[None]:
 def _fit(
   spec: tuple[Axes, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
+  """Returns the part of a rule whose mesh axes divide their dimensions."""
   if len(shape) < len(spec):
     return PartitionSpec()  # a smaller array with the name of a parameter
   fitting: list[Axes] = [None] * (len(shape) - len(spec))
@@ -283,7 +284,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
   Args:
     tree: NumPy arrays.
-    shardings: one per array, or one for all.
+    shardings: a tree with a sharding for each array, or one for all arrays.
 
   Raises:
     ValueError: if the arrays differ between processes.

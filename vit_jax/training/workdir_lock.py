@@ -2,8 +2,8 @@
 
 On disks, including NFS, the kernel holds the lock and releases it when the
 process ends in any way. (An NFS server may take a minute or two to notice that
-a machine is gone.) Buckets do not support locks: there a run only warns if the
-previous run did not end normally.
+a machine is gone.) Buckets do not support locks. In a bucket, a run only warns
+if the previous run did not end normally.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def check(workdir: str) -> None:
   """Checks that a run could write to a workdir, without creating it.
 
   Raises:
-    ValueError: naming the path that prevents it.
+    ValueError: if a path prevents it. The message names the path.
   """
   if '://' in workdir:
     return
@@ -46,18 +46,18 @@ def check(workdir: str) -> None:
     )
   if not os.access(there, os.W_OK | os.X_OK):
     raise ValueError(
-      f'--workdir={workdir}: {there} is not writable. Make it so, or give '
-      'another --workdir.'
+      f'--workdir={workdir}: {there} is not writable. Make it writable, or '
+      'give another --workdir.'
     )
 
 
 @contextlib.contextmanager
 def held(workdir: str) -> Iterator[None]:
-  """Locks a workdir; process 0 does so for all processes.
+  """Locks a workdir; process 0 holds the lock for all processes.
 
   Raises:
-    ValueError: in every process, if another run holds the lock or the lock file
-      cannot be written.
+    ValueError: in every process, if another run holds the lock, or if process 0
+      cannot write the lock file, or if a process cannot see it.
   """
   with contextlib.ExitStack() as stack:
     refusal = ''
@@ -67,7 +67,7 @@ def held(workdir: str) -> Iterator[None]:
         stack.enter_context(take(absolute(workdir) / FILE))
       except _Held as e:
         refusal = str(e)
-      except Exception as e:  # all processes must raise it, whatever it is
+      except Exception as e:  # any error must reach all processes
         refusal = (
           f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
           'writable or give another --workdir.'
@@ -89,12 +89,14 @@ class _Held(Exception):
 
 
 def _of_process_0(text: str) -> str:
+  """Returns the text of process 0 (up to 1,000 bytes) in all processes."""
   data = np.frombuffer(os.fsencode(text)[:1000].ljust(1000, b'\0'), np.uint8)
   data = np.asarray(multihost_utils.broadcast_one_to_all(data))
   return data.tobytes().rstrip(b'\0').decode(errors='ignore')
 
 
 def _holder() -> str:
+  """Describes this process for the lock file."""
   now = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
   return (
     f'process {os.getpid()} on {socket.gethostname()} since {now} '
@@ -106,8 +108,8 @@ def _holder() -> str:
 def _locked(path: epath.Path) -> Iterator[None]:
   """Holds a kernel lock on a file.
 
-  The file stays and names its last holder. If it were removed, a run that had
-  opened it before could lock a file that no other run sees.
+  The file stays and names its last holder. If the file were removed, a run that
+  had opened it before could lock a file that other runs do not see.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, 'a+') as f:
@@ -122,8 +124,10 @@ def _locked(path: epath.Path) -> Iterator[None]:
         '--workdir.'
       ) from None
     except OSError as e:
-      # Some file systems cannot lock; training works there too.
-      _log.warning('%s cannot be locked (%s): start no second run.', path, e)
+      # Some file systems do not support locks; training works there too.
+      _log.warning(
+        '%s cannot be locked (%s). Do not start a second run there.', path, e
+      )
     f.truncate(0)
     f.write(_holder() + '\n')
     f.flush()
