@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     '--output',
     default='compare.png',
-    help='the picture; an existing file is replaced (default: compare.png)',
+    help='picture to write; replaces an existing file (default: compare.png)',
   )
   return flags.command(_run, parser.parse_args(argv))
 

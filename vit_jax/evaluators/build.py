@@ -57,7 +57,7 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def metrics(config: ConfigDict) -> dict[str, Best]:
-  """Returns the metrics that may be `best_metric`; builds nothing."""
+  """Returns 'highest' or 'lowest' by name of each valid `best_metric`."""
   objective = objective_type(config)
   return {
     f'{name}/{metric}': best
@@ -79,13 +79,16 @@ def check(config: ConfigDict) -> None:
 
 
 def splits(config: ConfigDict) -> list[str]:
-  """Returns the splits of the training data set that evaluators use."""
+  """Returns the splits of the training data set that evaluators measure."""
   found = entries(config).values()
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
 
 def shown(config: ConfigDict) -> dict[str, Best]:
-  """Returns `best_metric` and the first metric of each evaluator."""
+  """Returns `best_metric` and the first metric of each evaluator.
+
+  The values are 'highest' or 'lowest': which value of the metric is best.
+  """
   known = metrics(config)
   if config.best_metric not in known:
     raise ValueError(

@@ -21,7 +21,8 @@ class Measures(NamedTuple):
     accuracy: share of the images whose likeliest class is right.
     top5: share of the images with the right class among the five likeliest.
     balanced: mean of the accuracies of the classes that have images.
-    confusion_CC: images by class and by predicted class, integers.
+    confusion_CC: number of images by true class (row) and predicted class
+      (column), int64.
     class_names: C names.
   """
 
@@ -49,7 +50,10 @@ class SeveralMeasures(NamedTuple):
 def measures(
   labels_N: np.ndarray, likeliest_Nk: np.ndarray, class_names: Sequence[str]
 ) -> Measures:
-  """Compares the true classes with the k <= 5 likeliest, in order."""
+  """Compares true classes with the k likeliest classes, the likeliest first.
+
+  k must be 5, or the number of classes if this is smaller.
+  """
   C = len(class_names)
   confusion_CC = np.zeros((C, C), np.int64)
   np.add.at(confusion_CC, (labels_N, likeliest_Nk[:, 0]), 1)
@@ -78,7 +82,13 @@ def evaluate(
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
     data: see `sources.data_config`.
-    split: the split; by default the benchmark's test split, or `test`.
+    split: the split; by default `test`, or the test split that a benchmark such
+      as `vtab/dtd` defines.
+
+  Raises:
+    ValueError: if data and checkpoint do not fit together, or logits are not
+      finite.
+    OSError: if the checkpoint or data are missing.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)

@@ -21,7 +21,7 @@ class Evaluator(Protocol):
 
   Attributes:
     name: prefix of the metrics.
-    fixed_metrics: the metrics, if they do not depend on the entry.
+    fixed_metrics: the result of `metrics`, if it does not depend on the entry.
   """
 
   name: str
@@ -41,7 +41,10 @@ class Evaluator(Protocol):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns the metrics that may be `best_metric`, without the prefix."""
+    """Returns 'highest' or 'lowest' by name of each valid `best_metric`.
+
+    Names lack the prefix.
+    """
     del entry, objective
     return cls.fixed_metrics
 
@@ -104,15 +107,15 @@ class Parts:
     """Opens a split of the training data set.
 
     Raises:
-      ValueError: if its classes differ from the training split's, if it has
-        classes of objects and the objective learns one class per image, or if
-        joined training splits may contain it under another name (`test` as
-        `val`).
+      ValueError: if its classes differ from those of the training split, if it
+        has classes of objects and the objective learns one class per image, or
+        if `data.split` joins splits that may contain it under another name
+        (such as `val` for `test`).
     """
     data = self.config.data
     if '+' in data.split:
-      # Raises ValueError if the join may contain this split under another name,
-      # so that a run never measures its training images.
+      # Raises ValueError if a joined split may be this split under another
+      # name, so that a run never measures its training images.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
     o = self.objective

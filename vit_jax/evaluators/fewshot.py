@@ -45,24 +45,24 @@ def fewshot(
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
 
-  All processes call it together, share the work and must see the same files.
+  Several processes must call it together, and must see the same files.
 
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
     data: see `sources.data_config`.
     shots: numbers of examples per class.
-    seeds: how many times the shots are drawn.
+    seeds: number of times the shots are drawn.
     layer: see `features.layer`.
     l2: 'choose' or 'fixed', see `Shots`.
-    probe: whether to fit a logistic regression to all training examples too.
-    knn: whether to measure k-NN on all training examples too.
+    probe: whether to also fit a logistic regression to all training examples.
+    knn: whether to also measure k-NN on all training examples.
     **options: `train_split`, `test_split`, `image_size` and `batch_size`, see
       `_FrozenModel`.
 
   Raises:
-    OSError: if checkpoint, data or a folder is missing.
-    ValueError: for invalid arguments, before the model runs; or for features
-      that are not finite.
+    OSError: if the checkpoint or data are missing.
+    ValueError: if an argument is invalid (before the model runs), or if
+      features are not finite.
   """
   frozen = _FrozenModel(checkpoint, data, **options)
   train, test = frozen.splits
@@ -99,20 +99,20 @@ def probe_layers(
 ) -> dict[str, ProbeResult]:
   """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
-  Arguments and errors are as in `fewshot`; all processes call it together.
+  Several processes must call it together. `fewshot` documents the arguments and
+  errors.
 
   Returns:
-    Results by name of the layer, in the order of the model.
+    Results by name of the layer, from the first layer to `pre_logits`.
   """
   frozen = _FrozenModel(checkpoint, data, **options)
   model = frozen.checkpoint.model
-  # Raises ValueError if there are too few.
-  probe_lib.hold_out(frozen.splits[0].labels())
+  probe_lib.hold_out(frozen.splits[0].labels())  # raises if there are too few
   names = [*(f'block_{i}' for i in range(model.num_blocks)), 'pre_logits']
   layers = [features_lib.layer(model, name) for name in names]
 
   def every_layer(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    # Under jit, XLA merges the calls: the model runs once for all layers.
+    # XLA merges the calls, so the model runs once for all layers.
     found = [layer(params, images_BHWC) for layer in layers]
     return jnp.concatenate(found, axis=-1)
 
@@ -149,11 +149,17 @@ class _FrozenModel:
     Args:
       checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
       data: see `sources.data_config`.
-      train_split: training split; by default the benchmark's, or `train`.
-      test_split: test split; by default the benchmark's, or `test`.
-      image_size: (H, W); position embeddings are resized to it. By default the
-        checkpoint's image size.
+      train_split: training split; by default `train`, or the split that a
+        benchmark such as `vtab/dtd` defines.
+      test_split: test split; by default `test`, or the split that a benchmark
+        defines.
+      image_size: (H, W), by default the checkpoint's. For another size,
+        position embeddings are interpolated.
       batch_size: global batch size; by default 64 per device.
+
+    Raises:
+      OSError: if the checkpoint or data are missing.
+      ValueError: if an argument is invalid.
     """
     self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
     count = self._mesh.size
@@ -181,7 +187,15 @@ class _FrozenModel:
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
   ) -> list[np.ndarray]:
-    """Returns the features ND of both splits, and logs the time."""
+    """Returns the features of two sources (ND, MD), and logs the time.
+
+    Args:
+      function: see `features.Extractor`.
+      parts: training and test images.
+
+    Raises:
+      ValueError: if features are not finite.
+    """
     extractor = features_lib.Extractor(
       function,
       self.checkpoint.images,
@@ -207,7 +221,7 @@ class _FrozenModel:
   def probe(
     self, name: str, train_ND: np.ndarray, test_MD: np.ndarray
   ) -> ProbeResult:
-    """Fits a linear probe to the features of both splits, and logs it."""
+    """Fits a linear probe to the features of both splits, and logs the fit."""
     started_s = time.monotonic()
     train, test = self.splits
     found = probe_lib.fit_probe(
@@ -221,8 +235,8 @@ class _FrozenModel:
     end = '' if found.converged else ', which were not enough to converge'
     _say(
       f'probed   {name} in {time.monotonic() - started_s:,.1f} s: '
-      f'{found.heldout_accuracy:.2%} on the tenth held out, then '
-      f'{found.iterations} iterations on all{end}'
+      f'{found.heldout_accuracy:.2%} on the held-out tenth, then '
+      f'{found.iterations} iterations on all examples{end}'
     )
     return ProbeResult(found.l2, found.accuracy)
 
@@ -256,7 +270,7 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
 
 
 class FewShotEvaluator(Evaluator):
-  """Measures the accuracy of classifiers on a few examples of each class."""
+  """Measures the accuracy of classifiers fit to a few examples per class."""
 
   def __init__(
     self,
@@ -273,9 +287,9 @@ class FewShotEvaluator(Evaluator):
 
     Args:
       name: prefix of the metrics.
-      extract: maps (params, source) to a feature row per image.
-      train: only images of the shots are read.
-      test: all images are used.
+      extract: function that maps (params, source) to a feature row per image.
+      train: training split; only images of the shots are read.
+      test: test split; all images are read.
       shots: see `Shots`.
       seeds: see `Shots`.
       l2: see `Shots`.
@@ -298,7 +312,7 @@ class FewShotEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator; its data may differ from the run's."""
+    """Builds the evaluator; its data may differ from the training data."""
     return cls(
       name,
       parts.extractor(
@@ -337,7 +351,7 @@ class KNNEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator; its data may differ from the run's."""
+    """Builds the evaluator; its data may differ from the training data."""
     function = features_lib.layer(parts.objective.model, entry.layer)
     extractor = features_lib.Extractor(function, parts.images, **parts.batches)
     train, test = _splits_of(parts, entry)

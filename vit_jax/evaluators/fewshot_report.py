@@ -25,7 +25,7 @@ _NEIGHBOURS = f'{K} nearest neighbours'
 
 
 class ProbeResult(NamedTuple):
-  """A linear probe on all training examples: accuracy from 0 to 1."""
+  """A linear probe on all training examples: penalty, and accuracy in [0, 1]."""
 
   l2: float
   accuracy: float
@@ -33,9 +33,13 @@ class ProbeResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """Results of one checkpoint, with its label for legends.
+  """Results of one checkpoint.
 
-  `knn` is the accuracy of k-NN on all training examples.
+  Attributes:
+    label: text for legends.
+    results: accuracy of each draw.
+    probe: linear probe on all training examples, or None.
+    knn: accuracy of k-NN on all training examples, or None.
   """
 
   label: str
@@ -68,7 +72,7 @@ def read_csv(path: str, label: str) -> Curve:
 
   Raises:
     FileNotFoundError: if the file is missing.
-    ValueError: if the format is wrong, naming the line.
+    ValueError: if the file has another format. The message names the line.
   """
   place = epath.Path(path)
   if not place.is_file():
@@ -149,8 +153,8 @@ def plot(curves: Sequence[Curve], title: str = '') -> bytes:
 def draw(axes: Any, curves: Sequence[Curve]) -> None:
   """Draws accuracy against shots on a log scale.
 
-  Each curve is the mean over seeds with bars of one standard deviation. Linear
-  probe and k-NN are horizontal lines.
+  Each curve is the mean over seeds, with bars of one standard deviation.
+  Horizontal lines show linear probes and k-NN.
   """
   from matplotlib.ticker import NullLocator
 
@@ -215,7 +219,7 @@ def layers_files(
 
 
 def layers_table(found: Mapping[str, ProbeResult]) -> str:
-  """Returns the accuracies for a terminal and marks the best."""
+  """Returns a table of accuracies for a terminal; marks the best layer."""
   best = max(found, key=lambda name: found[name].accuracy)
   return '\n'.join(
     f'{name:<10}  {x.accuracy:7.2%}{"  best" if name == best else ""}'

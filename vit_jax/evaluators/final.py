@@ -14,11 +14,13 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.objectives import objective_type
 
 FILE = 'report.txt'
-# Maximum numbers of training images for the linear classifier, and of labels to
-# read for the baselines: reading more labels may take minutes.
-_MOST_LEARNED, _MOST_LABELS = 5_000, 100_000
+# Maximum number of training images for the linear classifier.
+_MOST_LEARNED = 5_000
+# Larger training sets have no baselines: reading all labels may take minutes.
+_MOST_LABELS = 100_000
+# Side of images in pixels, and bins of a histogram, for the linear classifier.
 _SIDE, _BINS = 16, 16
-# With more classes than this, only the worst ones get a line.
+# With more classes than this, only the worst classes get a line.
 _LINES = 20
 _TRY = (
   'Train longer, start from a checkpoint (--config.init=...), add images, or '
@@ -71,10 +73,11 @@ def _test_split(config: ConfigDict) -> str:
 def baselines(
   data: ConfigDict, split: str, test_split: str
 ) -> dict[str, float]:
-  """Measures the most frequent class and a linear classifier of pixels.
+  """Measures two baselines on the test split.
 
-  The linear classifier is ridge regression on 16x16 pixels and colour
-  histograms. Leave-one-out accuracy chooses its penalty.
+  The first always predicts the most frequent class. The second is a linear
+  classifier: ridge regression on 16x16 pixels and colour histograms, with the
+  penalty of the best leave-one-out accuracy.
 
   Args:
     data: a `config.data`.
@@ -82,7 +85,7 @@ def baselines(
     test_split: the split for measuring.
 
   Returns:
-    Accuracies by name of the classifier; {} if the data have no labels, or too
+    Accuracies by name of the baseline; {} if the data lack labels or have too
     many images.
   """
   train, test = (
@@ -140,8 +143,8 @@ def _features(
 def several_lines(found: SeveralMeasures) -> list[str]:
   """Returns the report for images with several classes.
 
-  The average precision of a constant answer is the share of images that have
-  the class.
+  It compares with a constant answer, whose average precision for a class is the
+  share of images that have the class.
   """
   m, names, count = found.measures, found.class_names, found.images
   constant = float(np.mean(m.images_C / count))

@@ -18,14 +18,15 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
   Raises:
-    ValueError: if images do not have one class each, or the head is not linear.
+    ValueError: if images do not have exactly one class, or the head is not
+      linear.
   """
   labels_N = sources.labelled(source, parts.config.data.name).labels()
   head = params.get('head', {})
   if set(head) != {'kernel', 'bias'}:
     raise ValueError(
-      f'head_first is True and a {type(parts.objective.model).__name__} has no '
-      'linear head. Set head_first=False.'
+      f'head_first is True, but a {type(parts.objective.model).__name__} has '
+      'no linear head. Set head_first=False.'
     )
   extract = parts.extractor(
     'images for the head', features.layer(parts.objective.model, 'pre_logits')

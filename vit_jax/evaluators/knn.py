@@ -1,7 +1,7 @@
 """k-NN on frozen features, as in DINO (2104.14294, appendix F.1).
 
-The k training images with the highest cosine similarity s vote for their class,
-each with the weight exp(s / T).
+The k training images with the highest cosine similarity s vote for their class.
+A vote has the weight exp(s / T), where T is the temperature.
 
 Dimension letters: N training images, R training images of a block, M test
 images, D features, C classes, k neighbours.
@@ -19,8 +19,8 @@ from vit_jax.evaluators.probe import spread
 from vit_jax.training import sharding
 
 K, TEMPERATURE = 20, 0.07
-# Training images per block. Similarities of a block to all test images are in
-# memory at once.
+# Training images per block. Devices hold the similarities of a block to all
+# test images.
 _BLOCK = 1024
 # Features RD and labels R; a row with a negative label is padding.
 Block = tuple[np.ndarray, np.ndarray]
@@ -38,9 +38,9 @@ def accuracy(
 ) -> float:
   """Returns the share of test images whose true class has the largest vote.
 
-  All processes call it with the same arrays. The test images are sharded over
-  the mesh's batch axes and compared with one block of training images at a
-  time. So the devices hold M (D + k + R) numbers in total.
+  All processes must call it with the same arrays. The test images are sharded
+  over the mesh's batch axes and compared with one block of training images at a
+  time. So all devices together hold about M (D + 2 k + R) numbers.
 
   Args:
     blocks: the training images, at least `k` in total.
@@ -50,6 +50,9 @@ def accuracy(
     mesh: the device mesh.
     k: number of neighbours.
     temperature: T.
+
+  Raises:
+    ValueError: if a feature is not finite.
   """
   ridge.check_finite('test', test_MD)
   queries_MD = spread(_unit(test_MD), mesh)
@@ -98,9 +101,12 @@ def _merge(
   x_RD: jax.Array,
   labels_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Merges a block into the k nearest so far; returns similarities and labels.
+  """Merges a block into the k nearest training images of earlier blocks.
 
-  Ties go to the earlier training image.
+  Among equal similarities, the earlier training image is kept.
+
+  Returns:
+    Similarities and labels of the k nearest, Mk, in descending order.
   """
   similar_Mk, labels_Mk = nearest
   k = similar_Mk.shape[1]

@@ -1,4 +1,4 @@
-"""Averages an objective's metrics over a split, each example once."""
+"""Averages an objective's metrics over all examples of a split."""
 
 import dataclasses
 import functools
@@ -21,11 +21,10 @@ class MeanEvaluator(Evaluator):
 
   Attributes:
     name: prefix of the metrics, as in `test/loss`.
-    evaluate: maps (params, batch) to sums over examples whose mask is 1,
-      including their number, `examples`.
-    batches: returns the split's batches as global device arrays.
-    measure_rows: `Objective.measure_rows`; maps `rows` of all examples to
-      metrics.
+    evaluate: function that maps (params, batch) to the result of
+      `Objective.evaluate`.
+    batches: function that returns the split's batches as global device arrays.
+    measure_rows: `Objective.measure_rows`.
   """
 
   name: str
@@ -61,9 +60,9 @@ class MeanEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns the means and `examples` under this evaluator's name."""
-    # The sums stay on the device until the last batch is dispatched. Python
-    # floats then add them without the rounding of float32.
+    """Returns the means and the number of `examples`, as in `test/loss`."""
+    # The sums stay on the device until the last batch is dispatched. Adding
+    # them as Python floats avoids the rounding of float32.
     sums, rows = [], []
     for batch in self.batches():
       of_batch = dict(self.evaluate(params, batch))

@@ -1,12 +1,13 @@
 """Accuracy of an ImageNet model on ObjectNet.
 
 A prediction is right if it is one of the ImageNet classes that the image's
-class maps to. Predictions are taken over all 1,000 classes, as ObjectNet's
-authors do, so a prediction outside of the 113 overlapping classes is wrong.
-Evaluations that keep only the logits of overlapping classes have higher
-figures, which are not comparable.
+class maps to. As in the evaluation of ObjectNet's authors, the model chooses
+among all 1,000 classes, so a prediction outside of the 113 overlapping classes
+is wrong. Some other evaluations keep only the logits of overlapping classes.
+Their accuracies are higher and not comparable.
 
-The paper's H/14, pre-trained on JFT-300M, has 61.7 % top-1 and 82.1 % top-5.
+The paper's H/14, pre-trained on JFT-300M, has a top-1 accuracy of 61.7 % and a
+top-5 accuracy of 82.1 %.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +41,8 @@ class ObjectNetEvaluator(Evaluator):
 
     Args:
       name: prefix of the metrics.
-      top: maps (params, source) to the k >= 5 likeliest classes of each image,
-        in order: int Nk.
+      top: function that maps (params, source) to the k >= 5 likeliest classes
+        of each image, the likeliest first: int Nk.
       source: ObjectNet, or some of its images.
       class_names: the classes of the model.
 
@@ -50,7 +51,7 @@ class ObjectNetEvaluator(Evaluator):
     """
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source
-    # Whether an ImageNet class is right for a class of the source.
+    # Entry (y, c): whether ImageNet class c is right for class y of the source.
     Y = len(source.class_names)
     self._right_YC = np.zeros((Y, _NUM_IMAGENET_CLASSES), bool)
     for label, class_name in enumerate(source.class_names):
@@ -70,7 +71,7 @@ class ObjectNetEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns `accuracy`, `top5_accuracy` and `examples`."""
+    """Returns `accuracy`, `top5_accuracy` and the number of `examples`."""
     top_Nk = self._top(params, self._source)[:, :5]
     right_Nk = self._right_YC[self._source.labels()[:, None], top_Nk]
     right_Nk = right_Nk[features.is_read(top_Nk)]

@@ -1,4 +1,4 @@
-"""Draws attention and filters during training, for dashboards."""
+"""Draws attention and filters during training, for TensorBoard and wandb."""
 
 import importlib.util
 from typing import Any, Self
@@ -63,7 +63,9 @@ class PicturesEvaluator(Evaluator):
     """Builds the evaluator of a split of the run's data.
 
     Raises:
-      ImportError: if neither W&B is configured nor TensorBoard installed.
+      ImportError: if W&B is not configured and TensorBoard is not installed.
+      ValueError: if the model lacks attention between all tokens, or the split
+        has fewer images than the entry's `images`.
     """
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
@@ -81,7 +83,7 @@ class PicturesEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns pictures uint8 HWC by name; empty except in process 0."""
+    """Returns pictures uint8 HWC by name in process 0, {} in others."""
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():

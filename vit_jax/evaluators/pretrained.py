@@ -10,7 +10,7 @@
   vit.rollout(images, of='dog')            # Bhw
 
 An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
-take one image or a list. They apply the checkpoint's preprocessing. An
+take one image or a list of images, and apply the checkpoint's preprocessing. An
 unreadable image raises UnreadableImage, which names the file.
 """
 
@@ -41,7 +41,10 @@ def load(path: str | os.PathLike) -> 'TrainedModel':
 class TrainedModel:
   """A trained model with its preprocessing and class names.
 
-  `class_names` may be empty. Images are resized to `image_size`, (H, W).
+  Attributes:
+    checkpoint: the opened checkpoint.
+    class_names: C names; may be empty.
+    image_size: (H, W) that images are resized to.
   """
 
   def __init__(self, checkpoint: opening.Checkpoint):
@@ -60,19 +63,21 @@ class TrainedModel:
   ) -> list[list[tuple[str, float]]]:
     """Returns the likeliest classes of each image, the likeliest first.
 
-    A result has `topk` pairs (name, probability), or fewer if there are fewer
-    classes. The training loss decides between softmax and sigmoid. A class
-    without a name is called by its number.
+    The list of an image has `topk` pairs (name, probability), or fewer if there
+    are fewer classes. A class without a name has its number as name.
+    Probabilities are the softmax of the logits, or their sigmoid if the model
+    was trained with the sigmoid loss.
 
     Args:
-      images: one or many.
+      images: an image or a list of images.
       topk: number of classes.
       on_bad_image: 'error', or 'skip' to return an empty list for an unreadable
         image.
 
     Raises:
-      UnreadableImage: for an unreadable image, unless skipped; names the file.
-      ValueError: for an invalid `on_bad_image` or a `topk` below 1.
+      UnreadableImage: if an image is unreadable and `on_bad_image` is 'error'.
+      ValueError: if an argument is invalid, the model does not classify images,
+        or a logit is not finite.
     """
     if on_bad_image not in ('error', 'skip'):
       raise ValueError(
@@ -86,7 +91,7 @@ class TrainedModel:
   def stream(
     self, images: Any, topk: int = 5
   ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
-    """Yields the result of `predict`, or the error, for each image."""
+    """Yields the list of `predict` for each image, or an UnreadableImage."""
     if topk < 1:
       raise ValueError(f'topk is {topk}; it must be 1 or more.')
     for logits_C in self._logits(images):
@@ -98,7 +103,13 @@ class TrainedModel:
       yield [(self.checkpoint.class_name(c), float(p_C[c])) for c in most_k]
 
   def logits(self, images: Any) -> np.ndarray:
-    """Returns logits float32 BC; raises ValueError if any is not finite."""
+    """Returns logits, float32 BC.
+
+    Raises:
+      UnreadableImage: if an image is unreadable.
+      ValueError: if the model does not classify images, or a logit is not
+        finite.
+    """
     return np.stack([*map(_readable, self._logits(images))])
 
   def _logits(self, images: Any) -> Iterator[Any]:
@@ -114,11 +125,15 @@ class TrainedModel:
   def features(
     self, images: Any, layer: str = 'pre_logits', patches: bool = False
   ) -> np.ndarray:
-    """Returns the representation at a `features.layer`, float32 BD.
+    """Returns the representation at a layer (see `features.layer`), float32 BD.
 
     With `patches`, returns the tokens of the patches, BhwD, without the class
     token and registers. The layer is then 'block_N', or by default the
     normalised output of the last layer.
+
+    Raises:
+      UnreadableImage: if an image is unreadable.
+      ValueError: if the layer is unknown.
     """
     if (layer, patches) not in self._layers:
       make = features.patches if patches else features.layer
@@ -131,10 +146,13 @@ class TrainedModel:
     )
 
   def attention(self, images: Any) -> list[Any]:
-    """Returns the softmax weights of each layer, the first layer first.
+    """Returns the softmax weights BNLL of each layer, from the first.
 
-    Weights are BNLL, with the class token and registers before the patches. For
-    an axial model they are dicts with 'row', BhNww, and 'column', BwNhh.
+    The class token and registers come before the patches.
+
+    Raises:
+      UnreadableImage: if an image is unreadable.
+      ValueError: if the model lacks attention between all tokens.
     """
     layers = attention_maps.Layers(
       self.checkpoint.model,
@@ -143,13 +161,20 @@ class TrainedModel:
         jnp.stack([*map(_readable, self._each(images, jnp.asarray))])
       ),
     )
-    found = (jax.device_get(x) for x in layers.attention())
-    return [x['all'] if 'all' in x else x for x in found]
+    return [jax.device_get(x) for x in layers.attention()]
 
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    `of` restricts it to a class, by number or name; None for no restriction.
+    Args:
+      images: an image or a list of images.
+      of: name or number of the class to explain; None for rollout without a
+        class.
+
+    Raises:
+      UnreadableImage: if an image is unreadable.
+      ValueError: if the model lacks attention between all tokens, or the class
+        is unknown.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 
@@ -203,7 +228,7 @@ def _readable(found: Any) -> Any:
 
 
 def _listed(images: Any) -> list[tuple[Any, str]]:
-  """Returns a list of one or many images with their names."""
+  """Returns one or many images as a list of (image, name for messages)."""
   is_batch = isinstance(images, list | tuple) or np.ndim(images) == 4
   return [
     (x, os.fspath(x) if isinstance(x, str | os.PathLike) else f'number {i}')

@@ -18,12 +18,14 @@ from vit_jax.data import cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
-# Penalties to try, for standardised features and the mean loss: from nearly no
-# penalty to one that leaves little but the class means.
+# Penalties to try, for standardised features and the mean loss. The lowest
+# hardly changes the weights; the highest leaves little more than the
+# differences between class means.
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
-# A fit ends when the largest entry of the mean loss's gradient is below this.
-# Probabilities are then accurate to about 1e-4; float32 reaches 1e-8.
+# A fit ends when the largest entry of the gradient of the mean loss is below
+# this. Probabilities are then accurate to about 1e-4. (In float32 gradients
+# reach 1e-8.)
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 
@@ -36,8 +38,8 @@ class Probe:
 
   Attributes:
     l2: penalty.
-    heldout_accuracy: accuracy on a tenth of the training set, after training on
-      the rest; NaN if the penalty was given.
+    heldout_accuracy: accuracy on a held-out tenth of the training set, after
+      training on the rest; NaN if the penalty was given.
     accuracy: accuracy on the test set, after training on the whole training
       set.
     iterations: number of L-BFGS iterations in the last fit.
@@ -68,24 +70,38 @@ def fit_probe(
   l2_grid: Sequence[float] = L2_GRID,
   tolerance: float = TOLERANCE,
 ) -> Probe:
-  """Chooses the penalty, fits all training examples, measures on the test set.
+  """Fits a logistic regression to all training examples, and measures it.
 
-  Minimises over W and b
+  The fit minimises over W and b
 
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
   with standardised features x, by L-BFGS. This is scikit-learn's
-  `LogisticRegression` with C = 1 / (N l2). The penalty has the best accuracy on
-  a tenth of the training set, see `hold_out`; ties go to the higher penalty.
-  Penalties are tried from high to low, each fit starting from the previous one.
+  `LogisticRegression` with C = 1 / (N l2). The penalty is the one with the best
+  accuracy on a held-out tenth of the training set (see `hold_out`). If several
+  penalties are equally good, it is the highest of them. Penalties are tried
+  from high to low, and each fit starts from the result of the previous fit.
 
-  All processes call it with the same arrays, which are sharded over the mesh's
-  batch axes. If `l2_grid` has one penalty, it is used. Features must be finite,
-  labels in [0, num_classes).
+  All processes must call it with the same arrays, which are sharded over the
+  mesh's batch axes.
+
+  Args:
+    features_ND: training features; finite.
+    labels_N: training labels in [0, num_classes).
+    test_MD: test features; finite.
+    test_labels_M: test labels.
+    num_classes: C.
+    mesh: the device mesh.
+    l2_grid: penalties to choose from. A single penalty is used without a trial.
+    tolerance: maximum gradient entry at the end of a fit.
+
+  Raises:
+    ValueError: if there are fewer than ten training examples to choose a
+      penalty.
   """
   mean_D, std_D = ridge.moments(features_ND)
-  # The difference is computed in float64, block by block, since means may be
-  # large compared with deviations.
+  # Differences are computed in float64, because means may be large compared
+  # with deviations. Blocks save memory.
   x_ND = np.empty(features_ND.shape, np.float32)
   for i in range(0, len(x_ND), _BLOCK):
     x_ND[i : i + _BLOCK] = (features_ND[i : i + _BLOCK] - mean_D) / std_D
@@ -139,7 +155,7 @@ def fit_probe(
 
 
 def hold_out(labels_N: np.ndarray) -> np.ndarray:
-  """Marks about a tenth of every class as the held-out part, bool N.
+  """Selects about a tenth of the examples of every class to hold out, bool N.
 
   Raises:
     ValueError: if there are fewer than ten examples.
@@ -157,7 +173,7 @@ def hold_out(labels_N: np.ndarray) -> np.ndarray:
 
 
 def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
-  # By default accelerators multiply float32 at lower precision, and then the
+  # By default accelerators multiply float32 at a lower precision, at which the
   # gradient would not reach the tolerance.
   product_NC = jnp.dot(
     x_ND, params['kernel'], precision=jax.lax.Precision.HIGHEST
@@ -219,7 +235,10 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Pads rows, equal in all processes, and shards them over the batch axes."""
+  """Shards an array over the batch axes, after padding its rows with zeros.
+
+  The array must be equal in all processes.
+  """
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x
   return jax.make_array_from_callback(

@@ -27,7 +27,7 @@ _IMAGE_NAME = re.compile(r'(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+')
 
 
 class RealEvaluator(Evaluator):
-  """Measures top-1 accuracy against ReaL's labels and the original ones."""
+  """Measures top-1 accuracy against ReaL's labels and the original labels."""
 
   fixed_metrics = {'accuracy': 'highest', 'original_accuracy': 'highest'}
 
@@ -42,9 +42,9 @@ class RealEvaluator(Evaluator):
 
     Args:
       name: prefix of the metrics.
-      top: maps (params, source) to the classes of each image, the likeliest
-        first: int Nk.
-      source: ImageNet validation images, all or some, in any order, with
+      top: function that maps (params, source) to the k >= 1 likeliest classes
+        of each image, the likeliest first: int Nk.
+      source: all or some ImageNet validation images, in any order, with
         ImageNet's 1,000 classes in ImageNet's order.
       labels_path: path of real.json.
 
@@ -62,7 +62,12 @@ class RealEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Raises an error if the file of labels is missing or damaged."""
+    """Checks the file of labels.
+
+    Raises:
+      FileNotFoundError: if the file is missing.
+      ValueError: if the file is not ReaL's.
+    """
     del name
     read_labels(entry.labels)
 
@@ -102,10 +107,12 @@ class RealEvaluator(Evaluator):
 def real_accuracy(
   predictions_N: np.ndarray, labels: Sequence[Sequence[int]]
 ) -> tuple[float, int]:
-  """Returns the accuracy by ReaL, and the number of images with labels.
+  """Returns the accuracy by ReaL's labels, and the number of scored images.
+
+  Images with empty lists of labels are not scored.
 
   Raises:
-    ValueError: if no image has a label, or the lengths differ.
+    ValueError: if all lists are empty, or the lengths differ.
   """
   right = [
     int(prediction) in classes
@@ -127,8 +134,8 @@ def check_imagenet(name: str, class_names: Sequence[str]) -> None:
       f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "
       f'have {len(class_names)}. Set evaluators.{name}.on=False.'
     )
-  # Folders named by words, or by numbers without leading zeros, sort in a
-  # different order from WordNet ids, so predictions would be misread.
+  # ImageNet's classes are sorted by WordNet id. If words, or numbers without
+  # leading zeros, are in sorted order, it is not ImageNet's order.
   are_ids = all(re.fullmatch(r'n\d{8}|\d{3,}', n) for n in class_names)
   are_sorted = list(class_names) == sorted(class_names)
   if are_ids != are_sorted:
@@ -170,7 +177,7 @@ def read_labels(path: str) -> list[list[int]]:
 def _numbers_and_labels(
   name: str, source: Source
 ) -> tuple[list[int], np.ndarray]:
-  """Returns the number of each image, from 1, and its original class."""
+  """Returns the number of each image, from 1, and its label in the source."""
 
   def read(index: int) -> tuple[int, int]:
     record = source[index]

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 # Penalties to try on standardised features. The squared singular values of the
-# features sum to N D: 2^21 for 25 shots of 100 classes at D = 1024. Higher
-# penalties do not change the ranking of the classes. Lower penalties only
-# affect directions that are rounding noise in float32 features.
+# features sum to N D, which is 2^21 for 25 shots of 100 classes at D = 1024.
+# Above this grid the ranking of the classes does not change any more. Below it,
+# the penalty only affects directions that are rounding noise in float32
+# features.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
-# Number of examples that choose the penalty. An accuracy of 75 % then has a
-# standard error of 1.4 %, and the difference between two penalties far less.
+# Maximum number of examples that choose the penalty. With 1,000 examples, an
+# accuracy of 75 % has a standard error of 1.4 %, and the difference between two
+# penalties has a much smaller error.
 LEFT_OUT = 1000
 
 # Rows of features converted to float64 at a time.
@@ -34,7 +36,7 @@ def check_finite(split: str, x_ND: np.ndarray) -> None:
 
 
 def one_vs_rest(labels_N: np.ndarray, num_classes: int) -> np.ndarray:
-  """Returns float64 NC, 1 for an example's class and -1 for the others."""
+  """Returns targets float64 NC: 1 for an example's class, -1 for others."""
   y_NC = np.full((len(labels_N), num_classes), -1.0)
   y_NC[np.arange(len(labels_N)), labels_N] = 1.0
   return y_NC
@@ -43,8 +45,8 @@ def one_vs_rest(labels_N: np.ndarray, num_classes: int) -> np.ndarray:
 def moments(x_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns mean and standard deviation of features, float64 D.
 
-  A feature that varies by less than the rounding of its mean in float32 counts
-  as constant, with a deviation of 1 to divide by.
+  The deviation is 1 for a feature that varies by less than the rounding of its
+  mean in float32. Such features count as constant.
   """
   mean_D = x_ND.mean(axis=0, dtype=np.float64)
   squares_D = np.zeros_like(mean_D)
@@ -64,8 +66,8 @@ def accuracy(
 ) -> float:
   """Returns the share of examples whose label maximises (x - mean) W + b.
 
-  Computes in float64, because means may be large compared with the differences
-  between classes. Takes a block of rows at a time to save memory.
+  Computes in float64, because means may be large compared with differences
+  between classes.
   """
   correct = 0
   for i in range(0, len(x_ND), _BLOCK):
@@ -82,21 +84,24 @@ class Ridge:
 
     W = (X'X + l2)^-1 X'Y = X' (X X' + l2)^-1 Y.
 
-  One eigendecomposition of the smaller of X'X and X X' serves every l2. It has
-  the eigenvalues v and the eigenvectors A of X'X, or B of X X'. With B = X A or
-  A = X'B, and T = B'Y, W = A (T / (v + l2)), and the fitted values are
-  B (T / (v + l2)).
+  One eigendecomposition of the smaller of X'X (primal) and X X' (dual) serves
+  every l2. It has the eigenvalues v, and the eigenvectors A of X'X or B of
+  X X'. Let B = X A (primal) or A = X'B (dual), and T = B'Y. Then
+  W = A (T / (v + l2)). In the primal form, B (T / (v + l2)) are the fitted
+  values; in the dual form, they are the residuals divided by l2.
 
   Leave-one-out predictions need no new fits (PRESS, Allen 1974). The residual
   of a left-out example x is r / d, where r is its residual in the full fit and
-  d = 1 - 1/N - x' (X'X + l2)^-1 x; the term 1/N comes from the intercept.
+  d = 1 - 1/N - x' (X'X + l2)^-1 x. The term 1/N comes from the intercept.
   """
 
   def __init__(self, x_ND: np.ndarray, y_NC: np.ndarray):
-    """Takes features standardised by `moments`, and targets.
+    """Computes the decomposition of features and targets, in float64.
 
-    Computes in float64. Without standardisation, large eigenvalues could have
-    rounding errors above the penalty.
+    Args:
+      x_ND: features, standardised by `moments`. Otherwise rounding errors of
+        large eigenvalues could exceed the penalty.
+      y_NC: targets.
     """
     x_ND = np.asarray(x_ND, np.float64)
     self._x_mean_D, self._y_mean_C = x_ND.mean(axis=0), y_NC.mean(axis=0)
@@ -124,7 +129,10 @@ class Ridge:
   def leave_one_out(
     self, l2: float, rows_M: np.ndarray | slice = slice(None)
   ) -> np.ndarray:
-    """Predicts each example from a fit to all others, float64 MC."""
+    """Predicts each example from a fit to all other examples, float64 MC.
+
+    `rows_M` are the examples to predict.
+    """
     b_MR, y_MC = self._b_NR[rows_M], self._y_NC[rows_M]
     inverse_R = 1 / (self._v_R + l2)
     r_MC, d_M = b_MR @ (inverse_R[:, None] * self._t_RC), b_MR**2 @ inverse_R
@@ -139,11 +147,11 @@ def choose_l2(
 ) -> float:
   """Returns the penalty with the best leave-one-out accuracy.
 
-  Ties go to the lower leave-one-out squared error. At most `LEFT_OUT` evenly
-  spaced examples are left out, each in turn.
+  Among penalties of equal accuracy, the lowest leave-one-out squared error
+  decides. At most `LEFT_OUT` evenly spaced examples are left out in turn.
 
   Args:
-    ridge: fitted to targets of `one_vs_rest`.
+    ridge: decomposition with the targets of `one_vs_rest`.
     labels_N: the classes of its examples.
     l2_grid: penalties to choose from.
   """

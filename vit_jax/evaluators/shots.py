@@ -15,8 +15,9 @@ from vit_jax.data.cores import usable_cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import features
 
-# The only penalty of big_vision's protocol, and the one for one shot per class.
+# The penalty of big_vision's protocol, also used for one shot per class.
 FIXED_L2 = 2.0**10
+# The constant feature and the addend of deviations in big_vision's protocol.
 _BIAS = 100.0
 _EPSILON = 1e-5
 
@@ -40,9 +41,15 @@ def plan(
 ) -> dict[tuple[int, int], np.ndarray]:
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
-  The draws never change between versions. The 5 shots of a seed are among its
-  10 shots, and other values of `shots` and `seeds` do not change a draw.
-  `class_names` are used in messages.
+  The draws never change between versions. A draw depends only on k and the
+  seed, and the 5 shots of a seed are among its 10 shots.
+
+  Args:
+    labels_N: labels of the training examples.
+    num_classes: C.
+    shots: values of k.
+    seeds: number of seeds.
+    class_names: C names for messages, or empty.
 
   Returns:
     The positions of k * C examples by (k, seed), int64, ordered by class.
@@ -85,15 +92,15 @@ class Shots:
 
   If `l2` is 'choose', features are standardised by the mean and deviation of
   the shots. Leave-one-out accuracy on the shots chooses the penalty from
-  `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving
-  one out removes its class, so the penalty is 2^10 instead.
+  `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving an
+  example out removes its class, so the penalty is 2^10 instead.
 
-  'fixed' is the protocol of big_vision's `fewshot_lsr.py`. Features are
-  centred and divided by their deviation + 1e-5. A constant feature of 100
-  replaces the intercept. The penalty is always 2^10.
+  If `l2` is 'fixed', the protocol is that of big_vision's `fewshot_lsr.py`.
+  Features are centred and divided by their deviation + 1e-5. A constant feature
+  of 100 replaces the intercept. The penalty is always 2^10.
 
   Attributes:
-    rows_R: the positions of all shots, each once, ascending.
+    rows_R: the positions of all shots without repeats, in ascending order.
   """
 
   def __init__(
@@ -106,7 +113,11 @@ class Shots:
     seeds: int,
     l2: str,
   ):
-    """Draws the shots as `plan` does."""
+    """Draws the shots; see `plan`.
+
+    Raises:
+      ValueError: if `l2` is unknown, or `plan` cannot draw the shots.
+    """
     if l2 not in FITS:
       raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")
     self._fit, self._num_classes = FITS[l2], len(class_names)
@@ -117,9 +128,16 @@ class Shots:
   def evaluate(
     self, features_RD: np.ndarray, test_MD: np.ndarray
   ) -> list[Result]:
-    """Fits a linear classifier to every draw and measures it.
+    """Fits a linear classifier to every draw and measures its accuracy.
 
-    Images that the `Extractor` could not read are left out.
+    Leaves out images that the `Extractor` could not read.
+
+    Args:
+      features_RD: features of the images `rows_R`.
+      test_MD: features of the test images.
+
+    Raises:
+      ValueError: if a feature of a readable image is not finite.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
@@ -136,8 +154,8 @@ class Shots:
       accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
       return Result(*draw, penalty, accuracy)
 
-    # Parallel eigendecompositions on few cores each are faster than in
-    # sequence on all cores.
+    # Parallel eigendecompositions on a few cores each are faster than
+    # successive ones on all cores.
     cores = usable_cores()
     workers = min(cores, len(self._plan))
     with (
@@ -181,6 +199,7 @@ def _fit_fixed(
   return FIXED_L2, mean_D, w_EC[:-1] / std_D[:, None], _BIAS * w_EC[-1]
 
 
-# Functions by value of `l2`. Each maps shots, labels and the number of classes
-# to the penalty and the classifier for `ridge.accuracy`.
+# Functions by value of `l2`. Each takes features, labels and the number of
+# classes. It returns the penalty and the last three arguments of
+# `ridge.accuracy`.
 FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}

@@ -1,4 +1,4 @@
-"""Training objectives. `objective` defines their interface."""
+"""Training objectives. The module `objective` defines their interface."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from vit_jax.models.fields import check_value
 from vit_jax.register import Register
 
-if TYPE_CHECKING:  # objectives are imported when a config names them
+if TYPE_CHECKING:  # at runtime, an objective is imported on first use
   from vit_jax.objectives.objective import Objective
 
 # Objective classes by `config.objective.name`.

@@ -35,7 +35,7 @@ class Classification(Objective):
     loss_name: 'softmax' (cross-entropy) or 'sigmoid' (binary cross-entropies
       summed over the classes, the loss of the ImageNet-21k checkpoints). Both
       are averaged over examples.
-    label_smoothing: share of the label that is spread evenly over all classes.
+    label_smoothing: share of each label that is spread evenly over all classes.
     mixup: alpha of mixup's Beta distribution; 0 disables mixup.
     cutmix: alpha of CutMix's Beta distribution; 0 disables CutMix. If both are
       on, each batch uses one of them.
@@ -99,8 +99,8 @@ class Classification(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: if the data have no labels or a single class, or several
-        labels per image where one is expected.
+      ValueError: if the data have fewer than two classes, or have several
+        classes per image although the objective or a field needs one.
     """
     names, several = facts.class_names, facts.several_labels
     check_classes(config, facts, self.one_class)
@@ -191,10 +191,11 @@ class Classification(Objective):
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the examples of a raw batch whose `mask` is 1.
+    """Returns sums over the examples of a batch whose `mask` is 1.
 
     Labels are neither smoothed nor mixed, so that losses of different recipes
-    can be compared.
+    can be compared. For images with several labels, also returns `rows` for
+    `measure_rows`.
     """
     del fixed
     logits_BC, _ = self.model.apply(
@@ -210,7 +211,11 @@ class Classification(Objective):
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns the metrics `map` and `f1` for images with several labels."""
+    """Returns the metrics `map` and `f1` of images with several labels.
+
+    `map` is mean average precision over classes, `f1` the mean F1 at a
+    probability of 0.5.
+    """
     found = several_labels.measures(rows['labels'], rows['scores'], 0.0)
     return {'map': found.mean_ap, 'f1': found.mean_f1}
 
@@ -230,7 +235,7 @@ class Classification(Objective):
     )
 
   def _labels(self, batch: Batch) -> jax.Array:
-    """Returns the labels of a raw batch as float32 BC."""
+    """Returns the labels of a batch as float32 BC."""
     if self.several_labels:
       return batch['label'].astype(jnp.float32)
     return jax.nn.one_hot(batch['label'], self.model.num_classes)

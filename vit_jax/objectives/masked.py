@@ -1,7 +1,8 @@
 """Masked patch prediction (section 4.6 and appendix B.1.2 of the paper).
 
 The model predicts the colours of corrupted patches. The paper reports results
-for the target 'mean_colour'; 'downsized' was as good, 'pixels' slightly worse.
+for the target 'mean_colour'. It found 'downsized' as good, and 'pixels'
+slightly worse.
 """
 
 import dataclasses
@@ -33,6 +34,10 @@ class MaskedPatches(Reconstruction):
   Attributes:
     model: model that predicts every patch.
     images: image preprocessing and augmentation.
+    rate: share of the patches that are corrupted.
+    mask: share of the corrupted patches that the mask token replaces.
+    other: share of the corrupted patches that another patch replaces. The
+      remaining corrupted patches stay unchanged; the model predicts them too.
     class_names: always empty.
   """
 
@@ -44,7 +49,6 @@ class MaskedPatches(Reconstruction):
   mask: float = field(
     0.8, 'Share of corrupted patches set to the mask token.', valid='[0, 1]'
   )
-  # The model also predicts the corrupted patches that stay unchanged.
   other: float = field(
     0.1, 'Share of corrupted patches set to another patch.', valid='[0, 1]'
   )
@@ -87,9 +91,9 @@ class MaskedPatches(Reconstruction):
     """Draws the corruption of one image of at least two patches.
 
     Returns:
-      The kind of each patch and the index of another patch to replace it; both
-      int32 L. The kind is `MASKED`, `OTHER` or `SAME` for the share `rate` of
-      the patches (at least one), and `KEPT` for the rest.
+      The kind of each patch, and the index of the patch that replaces it if its
+      kind is `OTHER`; both int32 L. The kind is `MASKED`, `OTHER` or `SAME` for
+      the share `rate` of the patches (at least one), and `KEPT` for the rest.
     """
     key_rank, key_kind, key_other = jax.random.split(key, 3)
     count = max(1, round(self.rate * patches))
@@ -111,8 +115,8 @@ class MaskedPatches(Reconstruction):
   ) -> jax.Array:
     """Returns the mean loss over the corrupted patches of each image, B.
 
-    The loss is the cross-entropy in nats for colours and the squared error for
-    pixels, averaged over the predictions for a patch.
+    The loss of a patch is the mean over its predictions: of the cross-entropy
+    in nats for colours, or of the squared error for pixels.
     """
     predicted, _ = self.model.apply(
       {'params': params},
@@ -136,9 +140,9 @@ def target(
 ) -> jax.Array:
   """Returns the prediction targets of every patch.
 
-  A colour is 64 r + 8 g + b, where r, g and b are the upper three bits of the
-  mean red, green and blue. Integer arithmetic gives the same targets on all
-  machines.
+  A colour is the integer 64 r + 8 g + b, where r, g and b are the upper three
+  bits of the mean red, green and blue. Integer arithmetic gives the same
+  targets on all machines.
 
   Args:
     model: model that defines the target and the grid.
@@ -167,7 +171,7 @@ def cells(x_BHWC: jax.Array, h: int, w: int) -> jax.Array:
 
 
 def colours(pixels_BLX: jax.Array) -> jax.Array:
-  """Returns the colour index, 0 to 511, of each part's mean colour."""
+  """Returns the mean colour of each part as an integer from 0 to 511, BL."""
   B, L, X = pixels_BLX.shape
   pixels_BLXC = pixels_BLX.reshape(B, L, X // 3, 3).astype(jnp.int32)
   red_BL, green_BL, blue_BL = jnp.moveaxis(

@@ -37,9 +37,9 @@ class Facts:
   Attributes:
     class_names: C names by label; empty if the data have no labels.
     examples: number of examples per epoch.
-    several_labels: whether an image may have any number of classes, even 0.
-    class_counts: number of examples of each class, if `loss.class_weights`
-      needs them, else empty.
+    several_labels: whether an image may have several classes, or no class.
+    class_counts: number of examples of each class if `loss.class_weights` is
+      set, else empty.
   """
 
   class_names: tuple[str, ...]
@@ -48,7 +48,8 @@ class Facts:
   class_counts: tuple[int, ...] = ()
 
 
-# Config fields that need class labels, with their "off" values.
+# Config fields that only objectives with class labels use, with their "off"
+# values.
 OF_CLASSES: Mapping[str, Any] = {
   'data.erasing': 0.0,
   'data.train_size': '',
@@ -64,23 +65,25 @@ OF_CLASSES: Mapping[str, Any] = {
 class Objective:
   """Base class of objectives.
 
-  Its defaults suit most objectives: images without labels, one image per
-  example, no teacher and no state. Subclasses are frozen dataclasses.
+  By default an objective uses images without labels, one image per example, and
+  has neither a teacher nor a state. Subclasses are frozen dataclasses.
 
   Attributes:
     defaults: fields of `config.objective` except `name`, with their defaults.
     valid: valid values of these fields, as `fields.check_value` takes them.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
-    trained: class of the model that is trained, if there is only one. If it
-      extends another model, such as ViT, `config.model` names that model, and
-      the added fields are fields of `config.objective`.
-    result: entry of the objective's state that is the result of training, such
-      as a momentum teacher; empty for the parameters. Evaluators measure it,
-      and checkpoints open with it. It has the names and shapes of the
-      parameters.
-    metrics: metrics that `evaluate` sums, except `examples`, and whether higher
-      or lower means are better. The first one is the main metric.
+    trained: the model class, if the objective needs a certain one. A subclass
+      of another model class, such as ViT, adds fields to it. `config.model`
+      then describes the base model, and `config.objective` has the added
+      fields.
+    result: name of an entry of the objective's state that is the result of
+      training, such as a momentum teacher; empty if the result is the
+      parameters. Evaluators measure the result, and checkpoints are opened with
+      it. The entry has the names and shapes of the parameters.
+    metrics: 'highest' or 'lowest' (which mean is better), by the name of each
+      metric that `evaluate` sums, except `examples`. The first metric is the
+      main metric.
     model: the model that checkpoints are opened with.
     images: image preprocessing and augmentation.
     class_names: C names; empty if the objective does not classify.
@@ -100,9 +103,9 @@ class Objective:
   class_names: tuple[str, ...]
 
   def __init_subclass__(cls) -> None:
-    """Adds the declared fields to those of the base class."""
+    """Adds the fields of the subclass to `defaults` and `valid`."""
     super().__init_subclass__()
-    # These are still Field objects: the decorator `dataclass` runs later.
+    # Fields are still Field objects, because `dataclass` runs later.
     own = {
       name: x
       for name, x in vars(cls).items()
@@ -116,7 +119,7 @@ class Objective:
 
   @classmethod
   def _model_fields(cls) -> dict[str, dataclasses.Field[Any]]:
-    """Returns the fields that `trained` adds to the class that it extends."""
+    """Returns the fields that `trained` adds to its base model class."""
     model: Any = cls.trained
     if not hasattr(model and model.__base__, 'kind'):
       return {}
@@ -125,7 +128,7 @@ class Objective:
 
   @classmethod
   def options(cls, config: ConfigDict) -> dict[str, Any]:
-    """Returns the values of the declared fields as arguments of `cls`."""
+    """Returns the fields of `config.objective` that are arguments of `cls`."""
     names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
     return {
       name: tuple(value) if isinstance(value, list) else value
@@ -138,7 +141,7 @@ class Objective:
     """Returns the objective of a config, before its data are opened.
 
     Raises:
-      ValueError: for invalid fields.
+      ValueError: if a field is invalid.
       FileNotFoundError: if a checkpoint is missing.
     """
     return cls(**cls._arguments(config, image_size))
@@ -179,7 +182,7 @@ class Objective:
   ) -> Callable[[Record, np.random.Generator], Example]:
     """Returns the function from a record to a training example.
 
-    Worker processes receive it through cloudpickle.
+    Worker processes receive this function through cloudpickle.
     """
     return transforms.WithoutLabel(self.images.train_transform())
 
@@ -200,23 +203,27 @@ class Objective:
     return {'image': self.images.batch_shape(size)}
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the possible (H, W) of a training batch, all equally likely."""
+    """Returns the possible sizes (H, W) of images in a training batch.
+
+    All sizes are equally likely.
+    """
     *_, H, W, _ = self.batch_shapes(1)['image'].shape
     return [(H, W)]
 
   def fixed(self) -> Params:
     """Returns the parameters of a frozen model such as a teacher, or {}.
 
-    They are sharded like the model's parameters and never updated. They only
-    depend on the config, so that a resumed run has the same values.
+    These parameters are sharded like the model's parameters and never updated.
+    They must depend only on the config, so that a resumed run has the same
+    values.
     """
     return {}
 
   def new_state(self, params: Params) -> ObjectiveState:
     """Returns the initial state of the objective, which every step updates.
 
-    Examples are a momentum teacher and a centre. A tree with the names and
-    shapes of the parameters is sharded like them.
+    Examples of state are a momentum teacher and the centre of DINO. Arrays with
+    the names and shapes of parameters are sharded like the parameters.
     """
     del params
     return {}
@@ -245,9 +252,10 @@ class Objective:
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns the training loss, its metrics, and the input of `next_state`.
+    """Returns the training loss, and a pair of metrics and `seen`.
 
-    Gradient accumulation averages these inputs over the microbatches.
+    `seen` is an argument of `next_state`. Gradient accumulation averages `seen`
+    over the microbatches.
     """
     del state
     loss, metrics = self.loss(params, fixed, batch, key)
@@ -269,8 +277,9 @@ class Objective:
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a batch whose `mask` is 1.
 
-    The sums are named as in `metrics`; `examples` is the number of these
-    examples.
+    The sums have the names of `metrics`, and `examples` is the number of
+    examples. An objective with `measure_rows` also returns `rows`, a dict of
+    arrays BX that includes `mask`.
     """
     raise NotImplementedError
 
@@ -278,7 +287,7 @@ class Objective:
     """Returns metrics that are not means over examples.
 
     Args:
-      rows: the arrays BX that `evaluate` returned under `rows`, concatenated
+      rows: the arrays of `rows` from `evaluate`, except `mask`, concatenated
         over all examples: NX.
     """
     del rows
@@ -300,7 +309,8 @@ def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
     one_class: whether an image must have exactly one class.
 
   Raises:
-    ValueError: if they cannot; names the data and the objective.
+    ValueError: if the data have fewer than two classes, or several classes per
+      image although `one_class` is true.
   """
   names, learned = facts.class_names, config.objective.name
   if len(names) < 2:

@@ -11,13 +11,13 @@ from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
 
 
 class Reconstruction(Objective):
-  """Learns to predict hidden parts of an image, which subclasses choose."""
+  """Learns to predict hidden parts of an image. Subclasses choose the parts."""
 
   unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Returns normalised images, and which of their parts are hidden.
+    """Returns normalised images, and arrays that describe the hidden parts.
 
     Args:
       images_BHWC: uint8 images.
@@ -33,7 +33,7 @@ class Reconstruction(Objective):
     Args:
       params: parameters of the model.
       batch: the result of `hide`.
-      key: key for dropout; None for no dropout.
+      key: random key for dropout; None disables it.
     """
     raise NotImplementedError
 

@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Measures(NamedTuple):
-  """Metrics for C classes, where an image may have any number of them.
+  """Metrics for C classes, where an image may have any number of classes.
 
   Attributes:
     ap_C: average precision of each class; 0 if no image has the class.
-    f1_C: F1 of each class at the threshold; 0 if it is 0 / 0.
+    f1_C: F1 of each class at the threshold; 0 if F1 is undefined (0 / 0).
     images_C: number of images that have the class.
     mean_ap: mean of `ap_C` (scikit-learn's `macro`).
     mean_f1: mean of `f1_C`.
@@ -30,7 +30,7 @@ class Measures(NamedTuple):
 def measures(
   labels_NC: np.ndarray, scores_NC: np.ndarray, threshold: float
 ) -> Measures:
-  """Compares 0/1 labels with scores. A score above `threshold` means 1."""
+  """Compares 0/1 labels with scores; a score above `threshold` predicts 1."""
   from sklearn import metrics  # takes a second to import
 
   labels_NC, scores_NC = np.asarray(labels_NC) > 0, np.asarray(scores_NC)

@@ -1,4 +1,4 @@
-"""The teacher's checkpoint."""
+"""Opens the checkpoint of an objective's teacher."""
 
 import functools
 
@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
 
-# Prefix of paths in the folder of a run's stages; see `sweeps.stages`.
+# Prefix of paths to the stages of a run; see `sweeps.stages`.
 STAGES = 'stages/'
 
 
@@ -32,5 +32,5 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: str) -> opening.Checkpoint:
-  """Opens a teacher; cached, because a config is checked before it is used."""
+  """Opens a teacher; cached, because checks open it before training does."""
   return opening.open_checkpoint(path)

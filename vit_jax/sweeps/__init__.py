@@ -2,7 +2,7 @@
 
 from vit_jax.register import Register
 
-# Keys are values of `config.report`, the kind of tables that a sweep writes.
+# Report classes by `config.report`. A report writes the tables of a sweep.
 REPORTS = Register(
   'report',
   {

@@ -16,9 +16,9 @@ from vit_jax.models import variants
 
 RUNS = 'runs'
 
-# The name of an axis, and its values: a label and the fields that it sets.
+# The name of an axis, and its values. A value is a label and config fields.
 Axis = tuple[str, tuple[tuple[str, dict[str, Any]], ...]]
-# One value of each axis: labels by the names of the axes, and all fields.
+# One value of each axis: labels by the name of the axis, and all config fields.
 Combination = tuple[dict[str, str], dict[str, Any]]
 
 
@@ -30,7 +30,7 @@ class Cell:
     labels: labels by the name of the axis.
     config: config of this run, without a sweep.
     workdir: folder of this run.
-    chosen: values that tuning has chosen, by field.
+    chosen: values of the tuned fields, by field.
   """
 
   labels: dict[str, str]
@@ -69,8 +69,8 @@ def add_axes(
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
   If the config already has an axis of the same field, the new values replace
-  its values. An axis of the sweep may set `tune.axes`, such as learning rates
-  per data set; these axes are changed too.
+  its values. An axis of the sweep may itself set `tune.axes`, such as learning
+  rates per data set; the new values of `tunes` apply to those axes too.
 
   Raises:
     ValueError: if a text has another format, a field is unknown, or a value is
@@ -105,10 +105,10 @@ def _extended(
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Checks that fields set by hand are not set by an axis too.
+  """Checks that no axis sets a field that is also set on the command line.
 
   Raises:
-    ValueError: if an axis sets one of them; says how to set it.
+    ValueError: if an axis sets one of `fields`. The message says what to do.
   """
   grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
@@ -133,9 +133,9 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
-  """Returns the runs of a config's sweep in order, before tuning.
+  """Returns the runs of a config's sweep in order, without tuned fields.
 
-  `choosing.entries` adds the tuned fields.
+  `choosing.entries` adds tuned fields.
 
   Raises:
     ValueError: if axes, labels or values are invalid.
@@ -161,7 +161,7 @@ def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
   """Checks that no two axes set the same field or share a name.
 
   Raises:
-    ValueError: if two axes do; names both.
+    ValueError: if two axes do. The message names both.
   """
   owners: dict[str, str] = {}
   for found in (*axes, *tune_axes):
@@ -169,20 +169,25 @@ def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
       if field in owners:
         raise ValueError(
           f'Two axes set {field}: {owners[field]!r} and {found[0]!r}. Remove '
-          'one.'
+          'one of them.'
         )
       owners[field] = found[0]
 
 
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
-  """Sets the fields of a value of an axis in a config."""
+  """Sets the fields of an axis's value in a config."""
   config_lib.override(config, {k: str(v) for k, v in fields.items()})
 
 
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
-  """Returns the workdir of a run: WORKDIR/KIND/LABEL_LABEL.
+  """Returns the folder of a run, such as WORKDIR/runs/lr=0.001_seed=0.
 
   Characters of labels that are unusual in paths become `-`.
+
+  Args:
+    workdir: the workdir of the sweep.
+    kind: name of the folder with all runs, such as 'runs'.
+    labels: labels of the run by the name of the axis.
   """
   slugs = (re.sub(r'[^\w.=+-]+', '-', label) for label in labels.values())
   slugs = (re.sub(r'\.(?!\d)', '', slug).strip('-') for slug in slugs)
@@ -200,13 +205,13 @@ def seed_axes(config: ConfigDict) -> list[str]:
 
 
 def sets_only(found: Axis, field: str) -> bool:
-  """Whether an axis sets this field and no others."""
+  """Whether an axis sets this field and no other field."""
   return {key for _, fields in found[1] for key in fields} == {field}
 
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Prefixes the messages of errors with `what` they are about."""
+  """Prefixes messages of errors with `what`, the subject of the error."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:
@@ -214,7 +219,7 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fields(found: Axis) -> set[str]:
-  """Returns the fields that an axis sets, including those of its models."""
+  """Returns the fields that an axis sets, including the fields of its models."""
   fields = set()
   for _, entry in found[1]:
     fields |= set(entry)

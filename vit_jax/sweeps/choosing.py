@@ -33,9 +33,9 @@ class Group:
 
   Attributes:
     labels: labels of the runs on all axes except the seed.
-    candidates: combinations to choose from; without tuning a single one that
-      sets no fields.
-    trials: one per candidate; empty if there is a single candidate.
+    candidates: combinations of tuned values to choose from. Without tuning
+      there is a single candidate, which sets no fields.
+    trials: a trial of each candidate; empty if there is a single candidate.
   """
 
   labels: dict[str, str]
@@ -53,8 +53,9 @@ class PlannedRun:
 
   Attributes:
     labels: labels by the name of the axis of the sweep.
-    group: the group that tunes it.
-    runs: one per candidate of the group; only the chosen one is run.
+    group: the group of runs that are tuned together.
+    runs: the run with each candidate of the group. Only the run with the chosen
+      candidate is trained.
   """
 
   labels: dict[str, str]
@@ -129,17 +130,19 @@ def _trial(
 
 
 def metric_of(config: ConfigDict) -> tuple[str, Best]:
-  """Returns the metric that compares trials, and whether higher is better.
+  """Returns the metric that compares trials, and 'highest' or 'lowest'.
+
+  'highest' means that higher values are better.
 
   Raises:
-    ValueError: if the config does not name an objective.
+    ValueError: if the config's objective is unknown.
   """
   (name, best), *_ = objective_type(config).metrics.items()
   return f'val/{name}', best
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Checks that `tune.val` is held out, and that trials stay in `data.split`.
+  """Checks that trials do not train on `tune.val`, and stay in `data.split`.
 
   `count` returns the number of examples of a split.
 
@@ -153,7 +156,7 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
     if 0 < _shared(whole, part, count) < _shared(part, part, count):
       raise ValueError(
         f'{part!r} has images that are not in data.split {whole!r}. Set '
-        'tune.train and tune.val to two parts of it.'
+        'tune.train and tune.val to two parts of data.split.'
       )
   name = config.best_metric.split('/')[0]
   reported = config.evaluators.get(name, {}).get('split', '')
@@ -166,10 +169,10 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
 
 
 def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
-  """Returns how many examples two splits share, judging by their names.
+  """Returns the number of examples that two splits share, by their names.
 
-  It cannot detect that two names, such as 'test' and 'validation', mean the
-  same images.
+  It cannot detect that two names, such as 'test' and 'validation', stand for
+  the same images.
   """
   pattern = r'([\w-]+)(?:\[[^\]]*\])?'
   ours, theirs = (set(re.findall(pattern, split)) for split in (first, second))
@@ -184,9 +187,9 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
 
 
 def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
-  """Returns the index of the best trial; ties go to the first.
+  """Returns the index of the best trial, the first among equal trials.
 
-  Ignores trials that diverged or whose metric is NaN; returns None if no trial
+  Ignores trials that diverged or whose metric is NaN. Returns None if no trial
   is left.
   """
   metric, good = metric_of(group.trials[0].config)
@@ -208,7 +211,8 @@ def csv_text(
   Args:
     groups: all groups of the sweep.
     results: contents of result.json by the folder of a run.
-    choices: chosen candidates by group; None if all diverged.
+    choices: index of the chosen candidate by group; None if all candidates
+      diverged.
   """
   runs = []
   for group in groups:

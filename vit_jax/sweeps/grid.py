@@ -23,7 +23,7 @@ class GridRun:
   Attributes:
     labels: labels by the name of the axis.
     workdir: folder of this run.
-    result: the content of its result.json; None until it has finished.
+    result: content of its result.json; None until the run has finished.
   """
 
   labels: dict[str, str]
@@ -39,12 +39,13 @@ class GridRun:
 class GridReport:
   """The runs of a sweep as a table.
 
-  The first axis gives the rows, the second the columns. Further axes multiply
-  the rows. Runs that differ only in the seed are averaged.
+  The first axis gives the rows, the second axis the columns. With more axes, a
+  row is a combination of their values. Runs that differ only in the seed are
+  averaged.
 
   Attributes:
     axes: all labels by the name of the axis.
-    averaged: names of the seed axes.
+    averaged: names of the axes that only set the seed.
     metric: the metric in the table, at the best or last step of each run.
     runs: all runs, finished or not.
   """
@@ -75,12 +76,12 @@ class GridReport:
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Returns the columns of the CSV after the metrics, as functions."""
+    """Returns functions of a result that compute the last columns of the CSV."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 
   def markdown(self) -> str:
-    """Returns the table; cells without runs are n/a."""
+    """Returns the table; a cell without runs is n/a."""
     n = max(len(self.values(runs)) for runs in self.groups.values())
     rows = []
     for row in self.rows:
@@ -96,7 +97,7 @@ class GridReport:
     return f'{self.metric} {self.when()}{unit}{self._counted(n)}.'
 
   def _counted(self, n: int) -> str:
-    """Describes how many runs a mean has, and how many have finished."""
+    """Describes the number of runs in a mean, and of finished runs."""
     text = ''
     if n > 1:
       text += f', mean ± standard deviation of n = {n} runs'
@@ -131,13 +132,13 @@ class GridReport:
     return [found[name] for found in metrics if name in found]
 
   def label(self, run: GridRun, *apart: str) -> str:
-    """Joins a run's labels on all axes except seed axes and `apart`."""
+    """Joins a run's labels on all axes except `averaged` and `apart`."""
     names = {*self.averaged, *apart}
     return ', '.join(v for k, v in run.labels.items() if k not in names)
 
   @functools.cached_property
   def groups(self) -> dict[tuple[str, str], list[GridRun]]:
-    """The runs of each row and column."""
+    """Runs by row and column."""
     groups: dict[tuple[str, str], list[GridRun]] = {}
     for run in self.runs:
       row = self.label(run, self.column_axis)
@@ -180,7 +181,7 @@ def csv_text(
   lines = [[*names, *chosen, 'status', *metrics, *counts, 'folder']]
   lines += [
     [
-      # The value in a label: 0.001 for lr=0.001 on the axis optimizer.lr.
+      # The label lr=0.001 of the axis optimizer.lr becomes 0.001.
       *(
         label.removeprefix(f'{name.rpartition(".")[2]}=')
         for name, label in run.labels.items()
@@ -197,12 +198,12 @@ def csv_text(
 
 
 def diverged(runs: Sequence[GridRun]) -> int:
-  """Returns how many runs have diverged."""
+  """Returns the number of runs that have diverged."""
   return sum(run.status == 'diverged' for run in runs)
 
 
 def why_missing(runs: Sequence[GridRun]) -> str:
-  """Returns the cell text if none of the runs has the metric."""
+  """Returns the text of a cell whose runs lack the metric."""
   states = {run.status for run in runs}
   if not states or 'done' in states:
     return 'n/a'
@@ -213,7 +214,7 @@ def why_missing(runs: Sequence[GridRun]) -> str:
 
 
 def moments(values: Sequence[float]) -> tuple[float, float | None]:
-  """Returns mean and standard deviation; None as deviation of one value."""
+  """Returns mean and standard deviation; of a single value, (mean, None)."""
   # Unlike `statistics.stdev`, np.std accepts NaN.
   deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
   return statistics.mean(values), deviation
@@ -225,7 +226,11 @@ def mean_text(
   lost: int,
   number: Callable[[float], str],
 ) -> str:
-  """Formats mean ± standard deviation; notes missing and diverged runs."""
+  """Formats mean ± standard deviation.
+
+  Notes the number of values if it is not `usual_n`, and the number `lost` of
+  diverged runs.
+  """
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)

@@ -64,10 +64,10 @@ class KnownData:
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
-  """Checks all runs and trials before the first one starts.
+  """Checks all runs and trials before the first run starts.
 
   Raises:
-    ValueError: if a run cannot work; the message names the first such run.
+    ValueError: if a run cannot work. The message names the first such run.
   """
   for entry in entries:
     facts.of(entry.runs[0])
@@ -81,7 +81,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
-  """Returns the result of a run; None if it has not finished.
+  """Returns the result of a run, or None if the run has not finished.
 
   Raises:
     ValueError: if the result belongs to a different run.

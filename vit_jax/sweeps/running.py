@@ -1,14 +1,14 @@
 """Run a sweep, with tuning.
 
 Each combination of the axes in `config.sweep` is a run in WORKDIR/runs/, which
-`train` starts and resumes like any other. Runs that differ only in the seed are
-a group. Before the first run of a group, the trials of `config.tune` run in
-WORKDIR/tune/. The runs of the group then use the best candidate.
+`train` starts and resumes like any other run. Runs that differ only in the seed
+are a group. Before the first run of a group, the trials of `config.tune` run in
+WORKDIR/tune/. The runs of the group then use the best combination of values.
 
 A finished run leaves result.json and is not run again. So the same command
 resumes a sweep, and a command with more values on an axis runs only the new
-values. After every run, results.csv, table.md and, with tuning, tune.csv are
-written to WORKDIR.
+values. After every run, the sweep writes results.csv, table.md and, with
+tuning, tune.csv to WORKDIR.
 """
 
 import json
@@ -45,7 +45,7 @@ def run(
 ) -> None:
   """Runs the remaining runs of a config's sweep, one after the other.
 
-  If a run diverges, it is recorded as diverged and the next one starts.
+  If a run diverges, its result says so, and the next run starts.
 
   Args:
     config: a config with a `sweep` or `tune.axes`.
@@ -54,8 +54,8 @@ def run(
     report: the kind of tables.
 
   Raises:
-    ValueError: if a run cannot work or its folder has a different run, before
-      any run starts; or if another sweep uses the workdir.
+    ValueError: before any run starts, if a run cannot work, its folder has a
+      different run, or another sweep uses the workdir.
     Diverged: at the end, if all candidates of a group diverged.
     Preempted: after SIGTERM, once the state is saved.
   """
@@ -74,7 +74,7 @@ def run(
     # notice is checked here too.
     with preemption_notice(between_runs=True) as preempted:
       for trained, cell in enumerate(sweep.turns()):
-        # Several processes must agree when to stop, which they do in each run.
+        # Several processes agree when to stop inside each run, not here.
         if trained and jax.process_count() == 1 and preempted():
           raise Preempted('Preempted: every run so far is saved.')
         sweep.train(cell)
@@ -92,7 +92,7 @@ class _Sweep:
     start_over: bool,
     report: type[grid.GridReport],
   ):
-    """Plans all runs and reads the results of finished ones.
+    """Plans all runs and reads the results of finished runs.
 
     Raises:
       ValueError: if a run cannot work or cannot be resumed.
@@ -115,16 +115,19 @@ class _Sweep:
         self._results[cell.workdir] = result
     processes.refuse_unlike(
       lambda: [x.workdir in self._results for x in self._trials + possible],
-      f'The processes see different finished runs in {workdir}. Put it on '
-      'storage that all of them share; if it is there, run the same command '
-      'again.',
+      f'The processes see different finished runs in {workdir}. Put the '
+      'workdir on storage that all processes share. If it is there already, '
+      'run the same command again.',
     )
     self._choices: dict[choosing.Group, int | None] = {}
     for group in self._groups:
       self._choose(group)
 
   def turns(self) -> Iterator[Cell]:
-    """Yields the remaining runs in order; train each before asking for more."""
+    """Yields the remaining runs in order.
+
+    Train each run before asking for the next, which may depend on its result.
+    """
     for entry in self._entries:
       yield from self._left(entry.group.trials)
       if cell := self._chosen(entry):
@@ -134,7 +137,7 @@ class _Sweep:
     return [cell for cell in cells if cell.workdir not in self._results]
 
   def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
-    """Returns the run with the chosen candidate; None if none is chosen."""
+    """Returns the run with the chosen candidate, or None before the choice."""
     choice = self._choices.get(entry.group)
     return None if choice is None else entry.runs[choice]
 
@@ -157,7 +160,7 @@ class _Sweep:
       return
     choice: int | None = 0
     if group.trials:
-      # Only the first process has metrics, so it decides for all.
+      # Only the first process has metrics, so it decides for all processes.
       results = [self._results[trial.workdir] for trial in group.trials]
       choice = choosing.best(group, results)
       sent = np.int32(-1 if choice is None else choice)
@@ -243,15 +246,15 @@ class _Sweep:
       raise Diverged(
         f'All candidates diverged for {", ".join(lost)}. Run the same command '
         'with more values, such as lower learning rates in '
-        '--tune=optimizer.lr=...; it tries only the new ones.'
+        '--tune=optimizer.lr=...; it tries only the new values.'
       )
 
 
 def _measured(cell: Cell, status: str) -> dict[str, Any]:
   """Returns the metrics of the reported step, and the number of steps.
 
-  The reported step is the last one, or with early stopping the evaluated step
-  with the best `best_metric`; ties go to the first.
+  The reported step is the last step. With early stopping it is the first
+  evaluated step with the best `best_metric`.
   """
   table = cell.workdir / 'metrics.csv'
   # The table is missing if an earlier stage of the run diverged.

@@ -1,9 +1,9 @@
 """Train a run in stages, such as a teacher before its student.
 
-`config.stages` lists the stages in order. A stage is the config with some
-fields changed, in WORKDIR/stages/NAME. The last stage is the config itself, in
-WORKDIR. Each stage is a run like any other, so the same command resumes
-wherever it was stopped.
+`config.stages` lists the stages in order. A stage trains the config with some
+fields changed, in WORKDIR/stages/NAME. The last stage trains the config itself,
+in WORKDIR. Each stage is a run like any other run, so the same command resumes
+the stage that was stopped.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from vit_jax.training.preemption import Preempted, preemption_notice
 def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Trains or resumes all stages of a config and then the config itself.
 
-  Arguments and errors are as in `train.train`.
+  `train.train` documents the arguments and errors.
   """
   if config.stages and config.extend:
     raise ValueError(
@@ -51,10 +51,12 @@ def check(config: ConfigDict) -> CheckedConfig:
     The config of the last stage, the run itself.
 
   Raises:
-    ValueError: if a stage cannot work; names stage, field and value.
+    ValueError: if a stage cannot work. The message names the stage and the
+      field.
   """
   for name, fields in config.stages:
-    # Keeps `stages`, which tell that a teacher is yet to be trained.
+    # The copy keeps `stages`, so that checks do not open a teacher that an
+    # earlier stage will train.
     stage = config.copy_and_resolve_references()
     with axes.naming(f'stage {name}'):
       axes.set_fields(stage, fields)
@@ -69,7 +71,7 @@ def _checked(config: ConfigDict) -> CheckedConfig:
 
 
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
-  """Returns the config and the folder of every stage; the run itself is last.
+  """Returns the config and the workdir of every stage; the run itself is last.
 
   The seeds of the stages are derived from the seed of the config.
 
@@ -88,7 +90,7 @@ def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
 
 
 def elapsed_s(config: ConfigDict, workdir: str) -> float:
-  """Returns the seconds that a run has taken so far, with its stages."""
+  """Returns the wall seconds of a run and its stages so far."""
   total_s = 0.0
   for _, place in runs(config, workdir):
     folder = absolute(place) / saving.FOLDER
@@ -101,7 +103,7 @@ def elapsed_s(config: ConfigDict, workdir: str) -> float:
 
 
 def _refuse_unknown(config: ConfigDict) -> None:
-  """Raises ValueError for a field that names an unknown or later stage."""
+  """Raises ValueError if a field names an unknown or later stage."""
   before: list[str] = []
   for name, fields in (*config.stages, ('', config_lib.flatten(config))):
     for field, value in fields.items():
@@ -112,14 +114,14 @@ def _refuse_unknown(config: ConfigDict) -> None:
         not value.endswith('.npz') and value.removeprefix(STAGES) not in before
       ):
         raise ValueError(
-          f'{field} is {value!r}. It must name an earlier stage; they are: '
-          f'{", ".join(before) or "none"}.'
+          f'{field} is {value!r}. It must name an earlier stage. Earlier '
+          f'stages: {", ".join(before) or "none"}.'
         )
     before.append(name)
 
 
 def _alone(config: ConfigDict, workdir: str, fields: dict) -> ConfigDict:
-  """Returns a config without stages, with full paths to earlier stages."""
+  """Returns a config with `fields` set, and stages replaced by their paths."""
   stage = config.copy_and_resolve_references()
   stage.stages = ()
   axes.set_fields(stage, fields)
