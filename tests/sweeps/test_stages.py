@@ -113,7 +113,7 @@ def test_a_stage_that_there_is_not_yet_is_refused_first(tmp_path):
   (first, fields), *others = config.stages
   config.stages = ((first, fields), ('student_1', {'teacher': name}))
   with pytest.raises(
-    ValueError, match=f"'{name}'.* earlier stage; they are: teacher"
+    ValueError, match=f"'{name}'.* earlier stage. Earlier stages: teacher"
   ):
     stages.train(config, str(tmp_path))
   config.stages, config.teacher = ((first, fields), *others), 'stages/techer'

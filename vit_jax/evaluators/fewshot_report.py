@@ -25,7 +25,7 @@ _NEIGHBOURS = f'{K} nearest neighbours'
 
 
 class ProbeResult(NamedTuple):
-  """A linear probe on all training examples: penalty, and accuracy in [0, 1]."""
+  """A linear probe on all training examples. Accuracy is from 0 to 1."""
 
   l2: float
   accuracy: float

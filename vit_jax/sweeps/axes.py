@@ -219,7 +219,7 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fields(found: Axis) -> set[str]:
-  """Returns the fields that an axis sets, including the fields of its models."""
+  """Returns the fields that an axis sets, and those of its model variants."""
   fields = set()
   for _, entry in found[1]:
     fields |= set(entry)

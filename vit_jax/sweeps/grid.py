@@ -76,7 +76,7 @@ class GridReport:
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Returns functions of a result that compute the last columns of the CSV."""
+    """Returns the last columns of the CSV: functions of a result, by name."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 
