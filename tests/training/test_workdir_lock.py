@@ -167,4 +167,4 @@ def test_where_nothing_can_be_locked_a_run_is_warned_and_goes_on(
 
   monkeypatch.setattr(workdir_lock.fcntl, 'lockf', lockf)
   with workdir_lock.held(str(tmp_path)):
-    assert 'not supported): Do not start a second run' in caplog.text
+    assert 'not supported). Do not start a second run' in caplog.text
