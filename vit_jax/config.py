@@ -125,11 +125,11 @@ def base() -> ConfigDict:
       # `best_metric`; 0 disables this.
       'patience': 0,
       'data': {
-        # 'digits', a folder with one sub-folder per class, a folder of images
-        # (for objectives without labels), a CSV file with the columns file and
-        # label, a TFDS name, a VTAB task such as 'vtab/dtd', or
-        # 'hf://datasets/OWNER/NAME'. For detection: 'digits_canvas', or a
-        # folder with COCO annotations.
+        # The data set: 'digits', a TFDS name, a VTAB task such as 'vtab/dtd',
+        # or 'hf://datasets/OWNER/NAME'. Your own images: a folder with one
+        # sub-folder per class, or a CSV file with the columns file and label.
+        # Objectives without labels also take a folder of images. For
+        # detection: 'digits_canvas', or a folder with COCO annotations.
         'name': 'digits',
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
@@ -262,8 +262,8 @@ def base() -> ConfigDict:
       'model': variants.defaults('vit') | variants.fields('b16'),
       # For classification: softmax or sigmoid cross-entropy, label smoothing,
       # and the alphas of mixup and CutMix (with both, each batch uses one).
-      # class_weights is '', or 'balanced' to weight each example by N / (C n),
-      # where n of the N examples have its class and C is the number of classes.
+      # class_weights is '' or 'balanced'. 'balanced' weights each example by
+      # N / (C n), where n of the N examples have its class, of C classes.
       'loss': {
         'name': 'softmax',
         'class_weights': '',
@@ -309,8 +309,8 @@ def base() -> ConfigDict:
         # (('^head/', 10.0),): the first expression that matches a parameter's
         # path scales its learning rate.
         'lr_scales': (),
-        # Layer-wise decay: the learning rate of a layer is that of the next
-        # layer times this factor. For fine-tuning, 0.65 to 0.9.
+        # Layer-wise decay: each layer's learning rate is the next layer's
+        # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
         # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
         # Step t, counted from 0, uses min(polyak, (1 + t) / (10 + t)), so that
@@ -514,7 +514,7 @@ def parse_argument(
   if len(positional) > len(defaults):
     raise ValueError(
       f'{argument!r} has {len(positional)} values without a key; at most '
-      f'{len(defaults)} are expected. Write the others as key=value.'
+      f'{len(defaults)} are expected. Write further values as key=value.'
     )
   known = flatten(base())
   for part in positional:

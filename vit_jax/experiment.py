@@ -1,4 +1,4 @@
-"""The parts of a training run, built from a config without allocating arrays.
+"""The parts of a training run. Building an `Experiment` allocates no arrays.
 
 Training, `plan`, `bench` and the checks of sweeps build the same experiment
 from a config and the facts of its data. So they make the same checks and

@@ -49,7 +49,8 @@ MODEL = {
   'pool': 'gap',
 }
 # A checkpoint with at most this many parameters is trained like a new model,
-# but at a lower learning rate. At a new model's rate, its accuracy falls.
+# but at a lower learning rate. At the rate of a new model, a checkpoint loses
+# accuracy.
 SMALL = 5_000_000
 # Optimizer, learning rate and layer-wise decay of a new model, a small
 # checkpoint and a large checkpoint.
@@ -195,8 +196,8 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to measure the speed of training for a `total` in minutes.
-      If false (for evaluation), `total` becomes one step and the file is not
-      written.
+      If false (for evaluation), such a `total` becomes one step, and the file
+      is not written.
 
   Raises:
     ValueError: if the data or `total` are invalid.
@@ -259,7 +260,7 @@ def _choose(
         'data.train_size': '',
       }
   trial = config.copy_and_resolve_references()
-  # Measures speed with the strongest augmentation, which is the slowest.
+  # Measures speed with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)

@@ -87,7 +87,7 @@ def test_staircase_divides_by_ten_at_every_milestone():
   ('args', 'message'),
   [
     (('staircase', 1, 10), 'optimizer.milestones has 0 entries'),
-    (('linear', 1, 10, (5,)), 'the other decays none'),
+    (('linear', 1, 10, (5,)), 'other decays need an empty list'),
     (('linear', 10, 10), 'warm-up of 10 steps does not fit a run of 10'),
     (('linear', 11, 10), 'shorten optimizer.warmup or lengthen total'),
   ],

@@ -95,7 +95,8 @@ def evaluate(
   split = split or benchmarks.usual_splits(config.name)[1]
   source: Any = bad_images.open_checked(config, split)
   if not source.several_labels:
-    sources.labelled(source, f'{config.name} {split}')  # refuses others
+    # Raises ValueError if the data lack labels.
+    sources.labelled(source, f'{config.name} {split}')
   class_C = classes.same_classes(
     checkpoint, source.class_names, config.class_order
   )

@@ -107,10 +107,10 @@ class Parts:
     """Opens a split of the training data set.
 
     Raises:
-      ValueError: if its classes differ from those of the training split, if it
-        has classes of objects and the objective learns one class per image, or
-        if `data.split` joins splits that may contain it under another name
-        (such as `val` for `test`).
+      ValueError: if its classes differ from the classes of the training split,
+        or it has classes of objects and the objective learns one class per
+        image. Also if `data.split` joins splits that may contain it under
+        another name, such as `val` for `test`.
     """
     data = self.config.data
     if '+' in data.split:

@@ -83,7 +83,7 @@ class PicturesEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns pictures uint8 HWC by name in process 0, {} in others."""
+    """Returns pictures uint8 HWC by name; {} in processes other than 0."""
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():

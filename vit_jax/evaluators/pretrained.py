@@ -29,7 +29,7 @@ from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
-# Batches are padded to the next of these sizes; each size compiles once.
+# Batches are padded to one of a few sizes, because each size compiles once.
 _BATCH_SIZES = (1, 4, 16, 32)
 
 

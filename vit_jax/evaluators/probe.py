@@ -77,10 +77,10 @@ def fit_probe(
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
   with standardised features x, by L-BFGS. This is scikit-learn's
-  `LogisticRegression` with C = 1 / (N l2). The penalty is the one with the best
-  accuracy on a held-out tenth of the training set (see `hold_out`). If several
-  penalties are equally good, it is the highest of them. Penalties are tried
-  from high to low, and each fit starts from the result of the previous fit.
+  `LogisticRegression` with C = 1 / (N l2). The penalty with the best accuracy
+  on a held-out tenth of the training set is chosen (see `hold_out`), the higher
+  one of equally good penalties. Penalties are tried from high to low, and each
+  fit starts from the result of the previous fit.
 
   All processes must call it with the same arrays, which are sharded over the
   mesh's batch axes.

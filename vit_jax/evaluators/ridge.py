@@ -16,8 +16,8 @@ import numpy as np
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
 # Maximum number of examples that choose the penalty. With 1,000 examples, an
-# accuracy of 75 % has a standard error of 1.4 %, and the difference between two
-# penalties has a much smaller error.
+# accuracy of 75 % has a standard error of 1.4 %. The error of a difference
+# between two penalties is much smaller.
 LEFT_OUT = 1000
 
 # Rows of features converted to float64 at a time.
@@ -91,7 +91,7 @@ class Ridge:
   values; in the dual form, they are the residuals divided by l2.
 
   Leave-one-out predictions need no new fits (PRESS, Allen 1974). The residual
-  of a left-out example x is r / d, where r is its residual in the full fit and
+  of a left-out example x is r / d. Here r is its residual in the full fit, and
   d = 1 - 1/N - x' (X'X + l2)^-1 x. The term 1/N comes from the intercept.
   """
 

@@ -95,7 +95,7 @@ class Shots:
   `ridge.L2_GRID`; the test set is not used. With one shot per class, leaving an
   example out removes its class, so the penalty is 2^10 instead.
 
-  If `l2` is 'fixed', the protocol is that of big_vision's `fewshot_lsr.py`.
+  If `l2` is 'fixed', classifiers are fit as in big_vision's `fewshot_lsr.py`.
   Features are centred and divided by their deviation + 1e-5. A constant feature
   of 100 replaces the intercept. The penalty is always 2^10.
 

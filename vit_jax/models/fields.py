@@ -9,7 +9,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# An interval such as '[0, 1)', or a tuple of all valid values.
+# The valid values of a field: an interval such as '[0, 1)', or a tuple of all
+# valid values.
 Valid = str | tuple[Any, ...]
 # The default of a field that has no default and must be given.
 REQUIRED = dataclasses.MISSING
@@ -29,7 +30,7 @@ def field(
   Args:
     default: default value, or `REQUIRED`.
     doc: description in one sentence.
-    valid: valid values, as `check_value` takes them; empty for any.
+    valid: valid values (see `Valid`); empty if all values are valid.
     multiple: number that must divide the value.
     unless: name of another field. If that field is set (not 0, False or empty),
       this field must keep its default.

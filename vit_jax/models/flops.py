@@ -89,7 +89,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def _conv_multiply_adds(eqn: Any) -> int:
-  """Returns the multiply-adds of a convolution, without those of padding."""
+  """Returns the multiply-adds of a convolution, without products of padding."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape

@@ -2,7 +2,7 @@
 
 Dimension letters in this package: `B` batch, `H W` pixels, `h w` patch grid,
 `L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP, `C` classes,
-`X` one or all layers. Parameter names are those of the published .npz files.
+`X` one or all layers. Parameters have the names of the published .npz files.
 """
 
 import functools

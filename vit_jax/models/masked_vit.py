@@ -80,7 +80,7 @@ class MaskedViT(ViT):
       )
     if self.grid(image_size) == (1, 1):
       raise ValueError(
-        'The image is a single patch, which cannot be predicted from others. '
+        'The image is a single patch, which other patches cannot predict. '
         'Choose a smaller model.patch_size or a larger data.image_size.'
       )
 
@@ -101,7 +101,7 @@ class MaskedViT(ViT):
     Args:
       images_BHWC: images in [-1, 1].
       train: whether to apply dropout, which needs the random key 'dropout'.
-      capture: as `ViT` takes it.
+      capture: see `ViT`.
       corruption: the kind of each patch (`KEPT`, `MASKED`, `OTHER` or `SAME`)
         and, for `OTHER`, the index of the patch that replaces it; both
         integers BL.

@@ -53,9 +53,9 @@ class Model(nn.Module):
     task_params: top-level names of the parameters that belong to the task (the
       head), not the body.
     optional_params: parameter names of optional parts, by the field that
-      switches the part on. When a model starts from a checkpoint, optional
-      parameters that only the model has are initialised, and optional
-      parameters that only the checkpoint has are dropped.
+      switches the part on. If a model starts from a checkpoint that lacks these
+      parameters, they are initialised. If only the checkpoint has them, they
+      are dropped.
     compute_fields: fields that change the computation but not the parameters.
     loops: groups of layers that a scan stacks.
     depth_loop: the loop over the layers that `depth` counts, or None.
@@ -90,7 +90,7 @@ class Model(nn.Module):
 
   @classmethod
   def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-    """Returns the fields of the model, without those of every Flax module."""
+    """Returns the fields of the model, except `parent` and `name` of Flax."""
     return tuple(
       field
       for field in dataclasses.fields(cls)
@@ -99,7 +99,7 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """What the model predicts.
+    """The task of the model.
 
     'classes', 'objects', 'masks' (classes of pixels), 'pixels' or 'patches'.
     """

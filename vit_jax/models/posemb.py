@@ -50,9 +50,12 @@ class PositionEmbedding(nn.Module):
 def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
   """Returns fixed sine-cosine embeddings (1, h * w, D), float32.
 
-  Each row is [sin(x f), cos(x f), sin(y f), cos(y f)] with column x, row y and
-  the D/4 frequencies f_i = 10000^(-i / (D/4 - 1)). "Better plain ViT baselines"
-  (2205.01580) and MoCo v3 use these embeddings.
+  The embedding of the patch in column x and row y is
+
+    [sin(x f), cos(x f), sin(y f), cos(y f)]
+
+  with the D/4 frequencies f_i = 10000^(-i / (D/4 - 1)). "Better plain ViT
+  baselines" (2205.01580) and MoCo v3 use these embeddings.
   """
   y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
   i = np.arange(D // 4)
@@ -93,9 +96,9 @@ def rotation(
   """Returns cosines and sines (h * w, K / 2) of 2-D rotary embeddings.
 
   These are the embeddings of RoFormer (2104.09864) in two dimensions. The query
-  and key of a token at (y, x) consist of K/2 pairs of numbers. For j < K/4, the
-  pair j is rotated by the angle y f_j, and the pair j + K/4 by the angle x f_j,
-  where f_j = theta^(-j / (K/4)). In row i of h rows, the coordinate y is
+  and key of a token at (y, x) consist of K/2 pairs of numbers. For j < K/4, let
+  f_j = theta^(-j / (K/4)). Pair j is rotated by the angle y f_j, and pair
+  j + K/4 by the angle x f_j. In row i of h rows, the coordinate y is
 
     i side / h                 if `side` is above 0 (EVA-02 2303.11331, ViT-5),
                                where `side` is the grid's side in training

@@ -1,10 +1,10 @@
 """Array layouts for the TPU compiler, and their measured gains.
 
-A TPU stores an array's last axis along the 128 lanes of its registers and the
-axis before it in tiles of 8 or 16 rows. Arrays that do not fill lanes and tiles
-are padded, and copied when they are read and written. These layouts change
-neither parameters nor results. Percentages are the time saved per training
-step, unless stated.
+A TPU stores an array's last axis along the 128 lanes of its registers, and the
+axis before the last in tiles of 8 or 16 rows. Arrays that do not fill lanes and
+tiles are padded, and copied when they are read and written. The layouts of this
+package avoid this, and change neither parameters nor results. Percentages are
+the time saved per training step, unless stated otherwise.
 
 Heads. Arrays whose last axes are heads N and a head dimension K of 64 or 80
 leave up to half of the lanes empty:
@@ -23,8 +23,8 @@ leave up to half of the lanes empty:
   be copied: 4 % for H/14.
 - `attention` computes logits with queries last, B N L Q, forward and backward.
   The compiler chooses this layout anyway. The forward pass sums exponentials by
-  a product with ones (`sum_keys`). The compiler estimates a gain of 6 % of a
-  layer of L/16 on v5e and 7 % on v6e, but it overestimates the cost of sums.
+  a product with ones (`sum_keys`). For a layer of L/16, the compiler estimates
+  a gain of 6 % on v5e and 7 % on v6e, but it overestimates the cost of sums.
   Its analysis of the schedule gives 0 % and 2 % (docs/results/tpu.md).
 
 Other layouts:

@@ -131,7 +131,7 @@ PUBLISHED = {
 
 
 def fields(variant: str) -> dict[str, Any]:
-  """Returns the fields of a variant, as `build` takes them.
+  """Returns the model fields of a variant, which are arguments of `build`.
 
   Names of variants:
 
@@ -198,7 +198,12 @@ def _fields(variant: str) -> dict[str, Any]:
 
 
 def _stem(depth: str, stride: int) -> dict[str, Any]:
-  """Returns a hybrid's fields for tokens of `stride` pixels a side."""
+  """Returns the stem and patch size of a hybrid, as fields.
+
+  Args:
+    depth: depth of the stem; '' for only the root.
+    stride: number in the hybrid's name, such as 16 in r50+b16.
+  """
   if not depth and stride > 1:
     # The stem is only the root. The names in AugReg count the stride of the
     # root's convolution, but not the stride of its pooling: a token of R+Ti/16
@@ -232,7 +237,7 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
   Args:
     before: fields of the previous model.
-    variant: as `fields` takes it.
+    variant: name of a variant; see `fields`.
 
   Raises:
     ValueError: if the variant is unknown.
@@ -304,7 +309,7 @@ def build_model(
   """Returns a named model, as in `build_model('l16', num_classes=10)`.
 
   Args:
-    variant: as `fields` takes it.
+    variant: name of a variant; see `fields`.
     num_classes: C; 0 for a model without a head.
     image_size: (H, W) in pixels, or one number for both.
     **changes: fields of the model that differ from the variant.
@@ -331,9 +336,10 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns `config.model` for the model that has the body of `model`.
+  """Returns the fields that a `config.model` needs to build this model.
 
-  The values are those of `model`, for the fields that its body has.
+  A model that extends ViT, such as `MaskedViT`, gives the fields of ViT. The
+  objective adds the other fields.
   """
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}

@@ -140,7 +140,7 @@ def target(
 ) -> jax.Array:
   """Returns the prediction targets of every patch.
 
-  A colour is the integer 64 r + 8 g + b, where r, g and b are the upper three
+  A colour is the integer 64 r + 8 g + b. Here r, g and b are the upper three
   bits of the mean red, green and blue. Integer arithmetic gives the same
   targets on all machines.
 

@@ -70,7 +70,7 @@ class Objective:
 
   Attributes:
     defaults: fields of `config.objective` except `name`, with their defaults.
-    valid: valid values of these fields, as `fields.check_value` takes them.
+    valid: valid values of these fields; see `fields.check_value`.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
     trained: the model class, if the objective needs a certain one. A subclass

@@ -219,7 +219,7 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fields(found: Axis) -> set[str]:
-  """Returns the fields that an axis sets, and those of its model variants."""
+  """Returns the fields that an axis sets, directly or by a model variant."""
   fields = set()
   for _, entry in found[1]:
     fields |= set(entry)

@@ -26,8 +26,8 @@ class Durations:
 def durations_of(config: ConfigDict, examples: int) -> Durations:
   """Returns the config's durations in steps.
 
-  A warm-up in percent leaves at least one step after it. A run of fewer than
-  four `log_every` is logged about ten times instead.
+  A warm-up in percent leaves at least one step after it. A run shorter than
+  4 * `log_every` is logged about ten times instead.
 
   Raises:
     ValueError: if a value is invalid, or values contradict each other.

@@ -29,7 +29,7 @@ def global_batches(
   """Yields the batches of `loader.eval_batches` as global arrays.
 
   Raises:
-    Preempted: after SIGTERM, in a run that handles it.
+    Preempted: after SIGTERM, if a `preemption_notice` is open.
   """
   from vit_jax.data import loader  # imports Grain; `predict` does not need it
 
@@ -54,10 +54,10 @@ def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
 def layer(model: Model, name: str) -> Function:
   """Returns the function that computes a layer's representation, float32 BD.
 
-  The name is 'pre_logits' (the input of the head), 'logits', or 'block_N' (the
-  output of layer N, or of stage N of a ResNet, from 0). The output of a layer
-  is its class token if the model has a class token, otherwise the mean over all
-  positions.
+  The name is 'pre_logits' (the input of the head), 'logits' or 'block_N'. N is
+  the number of a layer, or of a ResNet's stage, from 0. A block gives the class
+  token of the layer's output if the model has a class token, otherwise the mean
+  over all positions.
 
   Raises:
     ValueError: if the layer is unknown.
@@ -197,8 +197,8 @@ class Extractor:
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
-    The row of an unreadable image is -inf, or -1 if values are integers. If
-    `description` is not empty, a progress bar is shown.
+    The row of an unreadable image is filled with -inf, or with -1 if values are
+    integers. If `description` is not empty, a progress bar is shown.
     """
     rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):

@@ -67,9 +67,9 @@ def peak_flops(device: jax.Device) -> float | None:
 
   TPU figures are Google's "peak compute per chip (bf16)" from the pages under
   https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, divided by the
-  JAX devices of a chip. NVIDIA's are the BFLOAT16 Tensor Core figures of the
-  data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx, l4,
-  l40s) without sparsity, which are half of the printed figures in most sheets.
+  JAX devices of a chip. NVIDIA figures are those for BFLOAT16 Tensor Cores in
+  the data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx,
+  l4, l40s). They are without sparsity, so most sheets print twice as much.
   Some TPUs have two entries: the kind that the device reports, and its alias in
   JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
   """
@@ -117,7 +117,9 @@ class TpuChip:
   network_bytes_per_s: float = 0
 
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
-    """Returns the total bandwidth of a chip's links, one way.
+    """Returns the total bandwidth, one way, of the chip with the fewest links.
+
+    A chip has two links along a ring. At the ends of another axis it has one.
 
     Args:
       axes: chips of the slice in each direction.
@@ -135,16 +137,16 @@ class TpuChip:
 # Facts by name of the topology.
 # Clocks: for v2 and v3, Norrie et al., "The design process for Google's
 # training chips: TPUv2 and TPUv3", 2021; for v4, Jouppi et al., ISCA 2023; for
-# the others, the rate at which all multipliers reach the peak above.
+# newer chips, the rate at which all multipliers reach the peak above.
 # Memory and links: Google's pages under
 # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. A link has half
 # of a chip's bidirectional bandwidth, divided by the number of its links. v2
 # and v3 have 496 and 656 Gbit/s per link (Norrie et al.).
 # Rings: a pod's whole axis of 16 chips (v3: 32), or cubes of 4 x 4 x 4 (the
 # same pages, and Jouppi et al.).
-# Network: two adapters of 100 Gbit/s for the 8 chips of a host of v5e, four of
-# 200 on v6e, 50 Gbit/s per chip on v5p (https://cloud.google.com/tpu/docs/v6e
-# and .../v5p).
+# Network: for the 8 chips of a host, v5e has two adapters of 100 Gbit/s, and
+# v6e four of 200 Gbit/s. v5p has 50 Gbit/s per chip. (Sources:
+# https://cloud.google.com/tpu/docs/v6e and .../v5p.)
 TPU_CHIPS = {
   'v2': TpuChip(700e6, 16, 62e9, 16),
   'v3': TpuChip(940e6, 32, 82e9, 32),

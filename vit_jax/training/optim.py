@@ -47,8 +47,8 @@ def schedule(
   if bool(milestones_steps) != (decay == 'staircase'):
     raise ValueError(
       f'optimizer.decay is {decay!r} and optimizer.milestones has '
-      f'{len(milestones_steps)} entries: staircase takes one or more, the '
-      'other decays none.'
+      f'{len(milestones_steps)} entries. staircase needs at least one entry; '
+      'the other decays need an empty list.'
     )
   if warmup_steps >= total_steps:
     raise ValueError(
@@ -242,9 +242,9 @@ def new_adapters(
 ) -> Any:
   """Returns the parameters that LoRA trains: adapters and task parameters.
 
-  The path of an adapter is that of its kernel; see `adapters.merged`. As in
-  peft, A is uniform in (-D^-0.5, D^-0.5), where D is the number of inputs, and
-  B is 0.
+  Adapters replace their kernel: the kernel's path leads to A and B (see
+  `adapters.merged`). As in peft, A is uniform in (-D^-0.5, D^-0.5), where D is
+  the number of inputs, and B is 0.
 
   Raises:
     ValueError: if the pattern matches no kernel of the layers.
@@ -319,7 +319,7 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
   """Returns LAMB's scaling of updates by the norm of their kernels.
 
   An update u of a kernel w becomes u |w| / |u| (1904.00962, algorithm 2 with
-  the identity as phi), and stays u if either norm is 0. As in the code of DeiT
+  the identity as phi). It stays u if |u| or |w| is 0. As in the code of DeiT
   III, only parameters with weight decay are scaled. Layers stacked for a scan
   have separate norms.
   """

@@ -74,8 +74,8 @@ def refuse_unlike(
 ) -> None:
   """Raises in all processes if their `see` results differ.
 
-  Otherwise the processes would take different steps next, and each would wait
-  for the others for ever.
+  Otherwise the processes would take different steps next, and all would wait
+  for each other without end.
 
   Args:
     see: function that returns numbers of at most 32 bits, equally many in each

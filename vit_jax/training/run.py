@@ -291,7 +291,7 @@ class Run:
     return self._log.last()
 
   def close(self) -> None:
-    """Closes the log, after an error or SIGTERM too.
+    """Closes the log after an error or SIGTERM, if `finish` did not close it.
 
     Waits only a few seconds for dashboards, because the machine may stop soon,
     and other processes wait only `processes.MEET_S`.

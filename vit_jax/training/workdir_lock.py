@@ -116,7 +116,7 @@ def _locked(path: epath.Path) -> Iterator[None]:
     try:
       # lockf, because children of a killed process would still hold a flock.
       fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # POSIX allows either
+    except (BlockingIOError, PermissionError):  # POSIX allows both errors
       f.seek(0)
       raise _Held(
         f'Another run is in the workdir {path.parent}: {f.readline().strip()}. '

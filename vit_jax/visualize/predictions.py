@@ -114,9 +114,11 @@ def colours_of(
 ) -> np.ndarray:
   """Converts predictions or targets of one image to patches, uint8 LPPC.
 
-  `values` have the shape and meaning of the result of
-  `objectives.masked.target`, without the batch. `shape` is that of a patch,
-  (P, P, 3).
+  Args:
+    model: the model, which defines the target.
+    images: preprocessing of the model.
+    values: one image's predictions or targets; see `objectives.masked.target`.
+    shape: shape of a patch, (P, P, 3).
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':

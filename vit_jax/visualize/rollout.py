@@ -9,8 +9,8 @@ where A is a layer's attention matrix, combined over heads. The map is the
 average of R's rows, weighted by `Layers.read_BL`: the class token's row, or the
 mean of the patches' rows if the model averages patches.
 
-To explain a class, the weights are multiplied by the gradients of the class's
-logit, and negative products are set to 0 (Chefer et al., 2103.15679). After
+To explain a class (Chefer et al., 2103.15679), the weights are multiplied by
+the gradients of the class's logit, and negative products are set to 0. After
 heads are combined, A is divided by its largest row sum in the image, since
 logits have an arbitrary scale. The row with the largest sum then weighs as much
 as the residual connection.

@@ -209,8 +209,8 @@ def attention(
 
   return Section(
     'Attention of every head',
-    f'What {token} attends to. Each map has its own scale, from 0 to its '
-    'largest weight.',
+    f'Attention from {token} to all patches. Each map has its own scale, from '
+    '0 to its largest weight.',
     {'maps': np.stack(found), 'files': subject.files},
     [*map(of, subject.photographs, found)],
   )
@@ -234,9 +234,9 @@ def distance(subject: Subject) -> Section:
   mean_XN = sum_XN / n
   return Section(
     'Mean attention distance',
-    'Mean distance between a patch and the patches that it attends to, in '
-    'pixels of the image, weighted by attention and averaged over '
-    f'{n} {"image" if n == 1 else "images"} (figures 7 and 11 of the paper).',
+    'Mean distance between a patch and the patches that it attends to, '
+    'weighted by attention (figures 7 and 11 of the paper). It is in pixels '
+    f'and averaged over {n} {"image" if n == 1 else "images"}.',
     {'all': mean_XN},
     [
       Figure(
@@ -249,11 +249,11 @@ def distance(subject: Subject) -> Section:
 def first_filters(subject: Subject) -> Section:
   """Principal components of the patch embedding (figure 7).
 
-  A ResNet or hybrid has its first convolution instead. Array: `components`
-  (count, P, P, RGB), each of length 1.
+  For a ResNet or hybrid, these are components of the first convolution. Array:
+  `components` (count, P, P, RGB), each of length 1.
 
   Raises:
-    ValueError: if the model has neither.
+    ValueError: if the model has neither of these kernels.
   """
   name, kernel = filters.first_kernel(subject.checkpoint.params)
   components = filters.principal_components(kernel, filters.COMPONENTS)
