@@ -173,7 +173,10 @@ class Classification(Objective):
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and its metrics."""
+    """Returns the mean loss of an augmented batch, and its metrics.
+
+    For images of `data.train_size`, position embeddings are interpolated.
+    """
     del fixed
     images = self.images
     if images.train_size:

@@ -18,7 +18,8 @@ RUNS = 'runs'
 
 # The name of an axis, and its values. A value is a label and config fields.
 Axis = tuple[str, tuple[tuple[str, dict[str, Any]], ...]]
-# One value of each axis: labels by the name of the axis, and all config fields.
+# One value of each axis: labels by the name of the axis, and the config fields
+# that the values set.
 Combination = tuple[dict[str, str], dict[str, Any]]
 
 
@@ -211,7 +212,7 @@ def sets_only(found: Axis, field: str) -> bool:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Prefixes messages of errors with `what`, the subject of the error."""
+  """Raises errors again as ValueError, with `what` in front of the message."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:
