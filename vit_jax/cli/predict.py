@@ -15,7 +15,7 @@ probability. --out is a folder for pictures with painted classes, and for PNG
 files of class indices.
 
 The command reports unreadable files on standard error and processes the other
-files. The exit status is then 1.
+files. If a file is unreadable, the exit status is 1.
 """
 
 import argparse

@@ -97,7 +97,7 @@ def _best_of(name: str, meta: dict[str, Any]) -> str:
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
   """Returns the config fields in which runs differ, and each run's value."""
-  # A run that is older than a field behaves as with the field's default.
+  # A run that is older than a config field behaves as with its default.
   defaults = config_lib.flatten(config_lib.base())
   configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
   fields = sorted(set().union(*configs))

@@ -24,8 +24,8 @@ from vit_jax.training import sharding
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
 # A fit ends when the largest entry of the gradient of the mean loss is below
-# this. Probabilities are then accurate to about 1e-4. (In float32 gradients
-# reach 1e-8.)
+# this. Probabilities are then accurate to about 1e-4. (In float32, the entry
+# can fall to 1e-8.)
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 
