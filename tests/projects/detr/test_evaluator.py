@@ -368,6 +368,15 @@ def test_refusals_of_the_evaluator(parts):
     )
 
 
+def test_a_split_of_crowds_alone_is_refused(parts, monkeypatch):
+  source = parts.source('test')
+  objects = dict(source.objects(0))
+  objects['crowd'] = np.ones(len(objects['labels']), bool)
+  monkeypatch.setattr(type(source), 'objects', lambda self, index: objects)
+  with pytest.raises(ValueError, match='split=test has no objects to measure'):
+    coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry_of('test'))
+
+
 def test_rows_of_masks_are_there_where_these_are_measured():
   plain, both = (
     coco_ap.CocoEvaluator.metrics(entry_of('test', masks=masks), None)

@@ -121,7 +121,7 @@ def test_a_border_of_255_is_no_object(root, capsys):
   assert command.main([str(root)]) == 0
   out, err = capsys.readouterr()
   assert '5 images, 10 objects' in out
-  assert 'a border and left out, in 5 of 5 masks' in err
+  assert '255 in 5 of 5 masks are left out as borders' in err
   written = json.loads((root / 'instances.json').read_text())
   assert [x['id'] for x in written['annotations']] == [*range(1, 11)]
   # Alone it is the object, and 255 objects are numbered up to it.

@@ -430,7 +430,7 @@ def test_parameters_and_gflops_are_the_published_ones(variant):
     ({'width': 60}, 'model.width 60 is not a multiple of model.heads'),
     (
       {'masks': True, 'backbone_layers': (1, 1, 1)},
-      'has 3 stages: use at least 1, and 4 for model.masks',
+      'has 3 stages. Use at least 1, and at least 4 with model.masks',
     ),
     ({'backbone_layers': ()}, 'model.backbone_layers has 0 stages'),
     (

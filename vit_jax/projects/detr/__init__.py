@@ -1,1 +1,1 @@
-"""DETR (arXiv 2005.12872): objects and their boxes and masks."""
+"""DETR (2005.12872): detection of objects with boxes and masks."""

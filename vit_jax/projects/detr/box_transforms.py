@@ -2,7 +2,7 @@
 
 This follows DETR's code (2005.12872). An image is cropped at random, resized to
 one of several short sides with its aspect ratio kept, and flipped at random. It
-fills the upper left corner of the array; the rest is padding.
+is placed in the upper left corner of the array; the rest of the array is 0.
 """
 
 import dataclasses
@@ -28,18 +28,21 @@ class BoxTransform(transforms.PerStep):
 
   Attributes:
     image_size: (H, W) of the arrays.
-    max_objects: M, the rows of objects.
-    short_sides: lengths that the short side of an image is resized to, unless
-      the image would exceed the array. Evaluation uses the last one. If empty,
-      images are as large as fits into the array.
+    max_objects: M, the number of rows for objects.
+    short_sides: possible lengths of the short side of a resized image. An image
+      that would exceed the array becomes smaller. Training draws a length,
+      evaluation uses the last one. If empty, images are as large as fits into
+      the array.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
     crop_sides: short sides that an image is resized to before the random crop;
       if empty, images are never cropped.
-    crop: smallest and largest side of the crop in pixels.
-    flip: whether images are flipped horizontally at random.
-    buckets: how many shapes the arrays of a batch may have. `short_sides` are
-      divided evenly among the buckets. The shape of a bucket is `image_size`
-      scaled by its longest short side, rounded up to multiples of 32.
+    crop: smallest and largest side of the random crop, in pixels of the image
+      after that resize.
+    flip: whether images are flipped horizontally with probability 1/2.
+    buckets: number of different array shapes; all images of a batch are in the
+      same bucket. `short_sides` are divided evenly among the buckets. A bucket
+      whose longest short side is a share s of the longest one of all has arrays
+      of s times `image_size`, rounded up to multiples of 32.
   """
 
   image_size: tuple[int, int]
@@ -52,16 +55,20 @@ class BoxTransform(transforms.PerStep):
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Returns the transform for all images of a batch, of a random bucket.
+    """Draws a bucket, and returns the transform for all images of a batch.
 
-    Each short side is as likely as without buckets.
+    Buckets are drawn so that each short side is as likely as without buckets.
+    With one bucket, returns this transform.
     """
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch for each of the equally likely short sides."""
+    """Returns the possible (H, W) of a training batch, all equally likely.
+
+    There is one for each short side; with one bucket, only `image_size`.
+    """
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -84,20 +91,26 @@ class BoxTransform(transforms.PerStep):
   ) -> dict[str, np.ndarray]:
     """Turns a record into an example.
 
+    Boxes are clipped to the crop. Crowds and objects outside the crop are
+    dropped.
+
     Args:
-      record: has `image`, `name`, `boxes` (x0, y0, x1, y1 in pixels) float32
-        N4, `labels` int32 N, and optionally `crowd` bool N.
+      record: has `image`, `name`, and `boxes` and `labels` as
+        `BoxedSource.objects` returns them; optionally `crowd`. With
+        `mask_stride` also `masks` and `size`.
       rng: generator of this example; None for evaluation.
 
     Returns:
-      `image` uint8 HWC; `size`, its (height, width) without padding; `boxes`
-      float32 M4, (cx, cy, w, h) as shares of `size`; `labels` int32 M, -1 in
-      rows without an object; and with `mask_stride` also `masks` bool Mhw.
+      `image`: uint8 HWC.
+      `size`: int32 2, the (height, width) of the image without padding.
+      `boxes`: float32 M4, (cx, cy, w, h) as shares of `size`.
+      `labels`: int32 M; -1 in rows without an object, which come last.
+      `masks`: bool Mhw; only with `mask_stride`.
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: The record lacks boxes, it has more than `max_objects`, or an
-        object lacks the mask that `mask_stride` asks for.
+      ValueError: The record lacks boxes, more than `max_objects` objects are
+        left, or an object lacks its mask and `mask_stride` is set.
     """
     if 'boxes' not in record:
       raise ValueError(
@@ -120,8 +133,8 @@ class BoxTransform(transforms.PerStep):
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
-    # Rows and columns of the original image that are nearest to those of the
-    # resized image; masks are sampled there.
+    # For each row and column of the resized image, the nearest one of the
+    # original image. Masks are sampled there.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -163,10 +176,16 @@ class BoxTransform(transforms.PerStep):
     kept: np.ndarray,
     pixels: tuple[np.ndarray, np.ndarray],
   ) -> np.ndarray:
-    """Returns the masks of the objects that are kept, bool Mhw.
+    """Returns the masks of the kept objects, bool Mhw.
 
-    Each mask pixel is sampled at the middle of its `mask_stride`^2 image
-    pixels.
+    Each mask pixel covers `mask_stride`^2 image pixels, and is sampled at the
+    middle one.
+
+    Args:
+      record: the record.
+      kept: indices of the kept objects.
+      pixels: for each row and column of the resized image, the row and column
+        of the original image.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2
@@ -182,8 +201,8 @@ class BoxTransform(transforms.PerStep):
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Draws a crop, in pixels of the original image.
 
-    `crop` counts pixels of the image resized to one of `crop_sides`. The crop
-    is mapped back to the original, so that one resize replaces two.
+    The crop is drawn in an image that is resized to one of `crop_sides`, and
+    then mapped back to the original. So the image is resized once, not twice.
     """
     scale = _one(self.crop_sides, rng) / min(height, width)
     starts, sides = [], []
@@ -197,7 +216,7 @@ class BoxTransform(transforms.PerStep):
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:
-  """Returns the segmentation of each object of a record.
+  """Returns the segmentation of each object of a record; crowds may have None.
 
   Raises:
     ValueError: An object that is not a crowd lacks its mask.

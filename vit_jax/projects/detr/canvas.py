@@ -1,4 +1,4 @@
-"""Synthetic detection data: scikit-learn's digits placed on a canvas."""
+"""Synthetic detection data: scikit-learn's digits on black canvases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,24 +21,30 @@ _ATTEMPTS = 100
 
 
 def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
-  """Opens a split of `digits_canvas`."""
+  """Opens a split of `digits_canvas`; ignores the name."""
   del name
   digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
   return DigitsCanvas(digits, split, split_seed)
 
 
 class DigitsCanvas(Source):
-  """One to three digits of random size and place on 48x48 pixels.
+  """Canvases of 48x48 pixels with one to three digits of random size and place.
 
   The split `train` has 10,000 canvases and `test` has 500. A canvas depends
-  only on its number and `split_seed`. Canvases of `test` use the test digits of
-  `Digits`. Digits do not overlap.
+  only on its number and `split_seed`. Canvases of a split use the digits of the
+  same split of `Digits`. Digits do not overlap.
   """
 
   class_names = tuple('0123456789')
 
   def __init__(self, digits: Mapping[str, Any], split: str, split_seed: int):
-    """Selects the canvases of `split`; `digits` are `Digits` by split."""
+    """Selects the canvases of a split.
+
+    Args:
+      digits: `Digits` of the splits `train` and `test`, by name.
+      split: split string, see `splits.select`.
+      split_seed: seed of all canvases.
+    """
     self._positions = splits.select(split, _CANVASES, 'digits_canvas')
     self._digits, self._seed = digits, split_seed
 
@@ -51,7 +57,7 @@ class DigitsCanvas(Source):
     return {'image': image, 'name': f'digits_canvas/{position}'} | objects
 
   def objects(self, index: int) -> Mapping[str, np.ndarray]:
-    """Returns the objects of a record."""
+    """Returns the objects of a record; see `BoxedSource`."""
     return self._made(int(self._positions[index]))[1]
 
   def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Folders of images with objects, annotated in COCO's JSON or as Pascal VOC.
+"""Reads folders of images with objects, annotated as COCO or as Pascal VOC.
 
-Three layouts of COCO's JSON are read:
+Annotations as COCO have one of three layouts:
 - COCO: `annotations/instances_train2017.json` with its images in `train2017/`,
   `images/train2017/` or `images/`, and likewise for val2017 and other splits.
 - One file: `instances.json` with its images in `images/` or beside it. Label
@@ -9,7 +9,7 @@ Three layouts of COCO's JSON are read:
 - Roboflow: `train/_annotations.coco.json` with its images beside it, and
   likewise for `valid/`.
 
-`voc` reads the layout of Pascal VOC.
+The module `voc` describes and reads the layout of Pascal VOC.
 """
 
 import collections
@@ -30,27 +30,32 @@ from vit_jax.projects.detr import segments, voc
 
 _log = logging.getLogger(__name__)
 
-_LISTED = 20  # most problems that a message lists
+_LISTED = 20  # maximum number of problems that a message lists
 _HIGHEST_ID = 10_000
-_IDS = (int, str)  # compared with type(), since isinstance(True, int)
+# Compared with type(x), because isinstance(True, int) is true.
+_IDS = (int, str)
 _ROBOFLOW = '_annotations.coco.json'
-# The class name of unused category ids, as in published models.
+# The class name of unused category ids, as in published DETR models.
 NO_NAME = 'N/A'
 
 
 def open_annotated(
   name: str, split: str, split_seed: int
 ) -> 'CocoFolder | None':
-  """Opens a split of a folder; None if the folder lacks annotation files."""
+  """Opens a split of a folder; returns None if it has no annotation files."""
   root = pathlib.Path(name).expanduser()
   files = _annotations(root)
   return CocoFolder(root, files, split, split_seed) if files else None
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns annotation files by split; 'all' if one file holds all images."""
+  """Returns annotation files by split.
+
+  The only key is 'all' if one file holds all images. Split names lose their
+  year, unless two names differ only in the year.
+  """
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
-    # Any program may write a result.json; Label Studio also writes images/.
+    # Other programs write result.json too, so images/ must exist beside it.
     if (root / name).is_file() and (
       name != 'result.json' or (root / 'images').is_dir()
     ):
@@ -76,8 +81,9 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
 class CocoFolder(Source):
   """A source of images with objects, from a folder.
 
-  A class is a category id, from 0 to the highest one, as in DETR (2005.12872).
-  COCO's 80 categories have ids up to 90; unused ids are named `NO_NAME`.
+  As in DETR (2005.12872), a label is a category id, and there is a class for
+  each id from 0 to the highest one. Unused ids get the class name `NO_NAME`:
+  COCO's 80 categories have ids up to 90.
   """
 
   def __init__(
@@ -89,13 +95,18 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them becomes `test`. The names of
-    splits in `annotations/` lose their year, unless two names differ only in
-    the year.
+    If one file holds all images, a fifth of them becomes `test`. A split that
+    is not needed and has wrong annotations is skipped with a warning.
+
+    Args:
+      root: the folder.
+      files: annotation files by split, or under 'all'.
+      split: split string, see `splits.select`.
+      split_seed: seed of the shuffling, and of the fifth.
 
     Raises:
-      ValueError: Annotations of the split are wrong; the message lists them.
-        Other splits with wrong annotations are skipped with a warning.
+      ValueError: The split is missing, its annotations are wrong (the message
+        lists them), or two files name a category id differently.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -142,13 +153,13 @@ class CocoFolder(Source):
     return {**record, **self.objects(index)}
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns the objects of a record."""
+    """Returns the objects of a record; see `BoxedSource`."""
     image = dict(self._images[index])
     del image['file']
     return image | {'masks': json.loads(image['masks'])}
 
   def fingerprint(self) -> str:
-    """Returns a hash of paths, sizes and modification times of the files."""
+    """Returns a hash of the files' paths, sizes and modification times."""
     files = (image['file'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
 
@@ -178,12 +189,18 @@ def _log_counts(
 def _read(
   root: pathlib.Path, path: pathlib.Path, modified_ns: int
 ) -> tuple[dict[int, str], list[dict[str, Any]]]:
-  """Returns the categories and images of a file.
+  """Returns category names by id, and images as `_image` makes them.
 
   The cache lets all splits of a file share one read.
 
+  Args:
+    root: the folder.
+    path: annotation file, or a path of `voc.splits`.
+    modified_ns: time of the last change, so that the cache reads a changed file
+      again.
+
   Raises:
-    ValueError: if entries are wrong; lists them.
+    ValueError: if entries are wrong; the message lists them.
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
@@ -193,8 +210,8 @@ def _read(
   ]
   if not all(isinstance(x, list) for x in lists) or not all(lists[:2]):
     raise ValueError(
-      f"{path} needs COCO's lists images, categories and annotations in one "
-      'object, with at least one image and one category.'
+      f'{path} is not a COCO file: it needs an object with the lists images, '
+      'categories and annotations, and at least one image and one category.'
     )
   images, categories, annotations = ([*map(_plain, x)] for x in lists)
   _refuse(path, 'image', images, _image_problem)
@@ -212,7 +229,7 @@ def _read(
     ((most, times),) = collections.Counter(values).most_common(1)
     if times > 1:
       raise ValueError(
-        f'{path} has {times} entries with the {what} {most}: keep one of them.'
+        f'{path} has {times} entries with the {what} {most}. Keep one of them.'
       )
   sizes = {x['id']: _size(x, files[x['id']]) for x in images}
   check = functools.partial(_annotation_problem, sizes=sizes, names=names)
@@ -235,16 +252,16 @@ def _json(path: pathlib.Path) -> Any:
 
 
 def _plain(entry: Any) -> Any:
-  """Normalises an entry: drops nulls and degenerate polygons, unifies ids.
+  """Normalises an entry of a list.
 
-  Annotation tools write ids and sizes as 1, 1.0 or '1', and some write polygons
-  of two points, which have no area.
+  Drops nulls. Converts ids and sizes to int, because some tools write 1.0 or
+  '1'. Drops polygons of fewer than three points, which have no area.
   """
   if not isinstance(entry, dict):
     return entry
   entry = {key: value for key, value in entry.items() if value is not None}
   for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
-    # Text such as '007' stays, since it may be a different id from 7.
+    # '007' stays text, because it may be another id than 7.
     if re.fullmatch(r'(0|[1-9]\d{0,14})(\.0)?', str(entry.get(key))):
       entry[key] = int(float(entry[key]))
   if isinstance(polygons := entry.get('segmentation'), list):
@@ -260,7 +277,10 @@ def _refuse(
   entries: Sequence[Any],
   check: Callable[[dict[str, Any]], str],
 ) -> None:
-  """Raises ValueError, listing the entries in which `check` finds a problem."""
+  """Raises ValueError if there are wrong entries, and lists them.
+
+  `check` describes the problem of an entry; '' means that it is valid.
+  """
   problems = []
   for x in entries:
     if not isinstance(x, dict):
@@ -317,7 +337,7 @@ def _implausible(
   annotations: Sequence[Mapping[str, Any]],
   sizes: Mapping[Any, tuple[int, int]],
 ) -> str:
-  """Returns why the boxes as a whole look wrong, or '' if they look right."""
+  """Returns why the annotations as a whole look wrong; '' if they do not."""
   if not annotations:
     return ''
   if all(x.get('iscrowd') for x in annotations):
@@ -356,8 +376,8 @@ def _image(
 ) -> dict[str, Any]:
   """Returns an image with its objects, as `CocoFolder` keeps it in memory.
 
-  `masks` is the JSON of all segmentations, since Python lists would take five
-  times as much memory, in every worker.
+  It has `file` and the entries of `BoxedSource.objects`, but `masks` is JSON:
+  Python lists would take five times as much memory in every worker process.
   """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)
   boxes_N4 = boxes_N4.reshape(-1, 4)
@@ -386,5 +406,5 @@ def _image_folder(
   for place in places:
     if image_files.find(place, file).exists():
       return place
-  # The first image may be missing: take a folder that exists.
+  # If the first image is missing, the image check reports it later.
   return next(x for x in places if x.is_dir())

@@ -23,11 +23,11 @@ class Detections(NamedTuple):
   """The objects detected in an image, sorted by probability.
 
   Attributes:
-    labels_N: classes.
-    scores_N: their probabilities.
+    labels_N: class numbers, int32.
+    scores_N: probabilities of these classes, float32.
     boxes_N4: (x0, y0, x1, y1) in pixels of the image, clipped to it.
-    masks_NHW: masks, bool, at the resolution of the image; None if the
-      checkpoint does not predict masks.
+    masks_NHW: bool, at the resolution of the image; None if the checkpoint does
+      not predict masks.
   """
 
   labels_N: np.ndarray
@@ -40,15 +40,20 @@ class Detector:
   """Runs a DETR checkpoint on one photograph at a time."""
 
   def __init__(self, checkpoint: Checkpoint, threshold: float):
-    """Takes a checkpoint and the lowest probability of a reported object."""
+    """Prepares a detector.
+
+    Args:
+      checkpoint: a DETR checkpoint.
+      threshold: lowest probability of objects to return.
+    """
     self._checkpoint, self._threshold = checkpoint, threshold
     self._likeliest = jax.jit(self._outputs)
 
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
     """Returns an image, uint8 HWC with EXIF orientation, and its detections.
 
-    The model sees a copy that is resized to fit into the checkpoint's image
-    size.
+    The model sees a copy that fits into the checkpoint's image size, turned
+    upright for upright images.
 
     Raises:
       UnreadableImage: if the file cannot be decoded.
@@ -86,9 +91,12 @@ class Detector:
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns `scores` Q, `labels` Q, `boxes` Q4, and `mask_logits` Qhw if any.
+    """Returns the likeliest class of each query, its probability and its box.
 
-    Boxes are corners as shares of the image; mask logits cover the canvas.
+    Returns:
+      `labels` Q; `scores` Q; `boxes` Q4, corners as shares of the image without
+      padding; and, if the model has masks, `mask_logits` Qhw, which cover the
+      padded canvas.
     """
     logits_1QC, aux = predicted(
       self._checkpoint.model,
@@ -109,8 +117,10 @@ def find(
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
   """Yields for each file a list of (class, probability, x0, y0, x1, y1).
 
-  A list has the objects above the threshold, likeliest first. For an unreadable
-  file the error is yielded. Pictures are written into the folder `out`.
+  Objects of at least the probability `threshold` are listed, likeliest first.
+  Boxes are in pixels of the image, rounded to 0.1. For an unreadable file the
+  error is yielded. With `out`, writes a picture of the objects of each image
+  into this folder, `objects-NAME.png`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))
@@ -135,7 +145,10 @@ def find(
 def picture(
   shown_HWC: np.ndarray, found: Detections, names: tuple[str, ...]
 ) -> bytes:
-  """Returns a PNG of an image with boxes, masks, names and probabilities."""
+  """Returns a PNG of an image with boxes, masks, names and probabilities.
+
+  `names` are the names of all classes.
+  """
   if found.masks_NHW is not None:
     shown_HWC = shown_HWC.copy()
     for label, mask_HW in zip(found.labels_N, found.masks_NHW, strict=True):

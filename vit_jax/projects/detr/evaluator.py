@@ -1,4 +1,4 @@
-"""Average precision of boxes and masks, as COCO measures it."""
+"""COCO's average precision of boxes and masks, and panoptic quality."""
 
 import contextlib
 import dataclasses
@@ -21,18 +21,20 @@ from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
-# The rows of COCO's table, in COCO's order. Average precision: over IoUs of .5
-# to .95, at .5, at .75, and by object size (up to 32^2 pixels, up to 96^2,
-# larger). Average recall: with 1, 10 and 100 boxes per image, and by size.
+# The rows of COCO's table, in COCO's order. AP, average precision, is averaged
+# over IoU thresholds of .5 to .95; AP50 and AP75 have one threshold. Small
+# objects have up to 32^2 pixels, medium ones up to 96^2. AR, average recall, is
+# for at most 1, 10 and 100 detections per image, and by object size.
 ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
 )
 # Prefix of the rows for masks.
 MASKS = 'mask_'
-# Detections of an image: labels, scores, boxes (x0, y0, x1, y1) in pixels,
-# masks as RLE (empty if only boxes are measured), and for panoptic quality the
-# annotated and the detected segments (None if only boxes are measured).
+# Detections of an image: labels, scores, boxes (x0, y0, x1, y1) in pixels, and
+# masks as RLE. The last entry is a pair for panoptic quality, of annotated and
+# detected segments. If only boxes are measured, the masks are empty and the
+# pair is None.
 Found = tuple[
   np.ndarray,
   np.ndarray,
@@ -44,14 +46,18 @@ Found = tuple[
 
 @dataclasses.dataclass
 class CocoEvaluator(Evaluator):
-  """Measures the boxes, and optionally the masks, of every image of a split.
+  """Measures the detections of a model in every image of a split.
+
+  The metrics are average precision and recall of boxes. With masks, they are
+  also average precision and recall of masks, and panoptic quality.
 
   Attributes:
     name: prefix of the metrics.
     objects: the annotated objects of each image.
-    detect: returns the indices B of a batch's images, scores BQ, classes BQ,
-      corners BQ4 as shares of the image, and image sizes B2 on the canvas. If
-      masks are measured, it also returns mask logits BQhw on the canvas.
+    detect: returns for a batch the indices B of its images (-1 for padding),
+      scores BQ, classes BQ, corners BQ4 as shares of the image, and image sizes
+      B2 without padding. If masks are measured, it also returns mask logits
+      BQhw, which cover the canvas.
     batches: returns the batches of the split.
     canvas: (H, W) of the padded images.
   """
@@ -72,7 +78,11 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns the names of COCO's rows, for masks too if they are measured."""
+    """Returns the names of all metrics; all are better if higher.
+
+    With masks, these are COCO's rows for boxes and for masks, and panoptic
+    quality, else only the rows for boxes.
+    """
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
@@ -83,8 +93,8 @@ class CocoEvaluator(Evaluator):
 
     Raises:
       ValueError: the objective does not detect objects; the entry asks for
-        masks that the model does not predict; the data lack boxes; or
-        `best_metric` names an object size that the split lacks.
+        masks that the model does not predict; the data lack boxes; the split
+        has no objects; or `best_metric` names an object size that it lacks.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -104,7 +114,7 @@ class CocoEvaluator(Evaluator):
         f'The images of {entry.split} have no boxes. Set data.name to a folder '
         "with COCO's instances.json, or to digits_canvas."
       )
-    # Masks are dropped unless they are measured, to save memory.
+    # To save memory, masks are kept only if they are measured.
     objects = [
       {
         k: x
@@ -115,7 +125,12 @@ class CocoEvaluator(Evaluator):
     ]
     best = parts.config.best_metric.removeprefix(f'{name}/')
     rows = average_precision(objects, {})
-    if not rows or best.removeprefix(MASKS) in {*ROWS} - rows.keys():
+    if not rows:
+      raise ValueError(
+        f'evaluators.{name}.split={entry.split} has no objects to measure. '
+        'Choose a split with objects that are not crowds.'
+      )
+    if best.removeprefix(MASKS) in {*ROWS} - rows.keys():
       raise ValueError(
         f'best_metric is {name}/{best}, but evaluators.{name}.split has no '
         'object of that size. Choose another metric or split.'
@@ -141,16 +156,17 @@ class CocoEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns COCO's rows under this evaluator's name.
+    """Returns the metrics, each named `{name}/{row}`; see `metrics`.
 
     Rows for object sizes that the split lacks are left out.
     """
     found: dict[int, Found] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
-    # Only one batch ahead: the masks of a whole split would fill the memory.
+    # Only one batch ahead, because the masks of more would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
-    # Skipped (unreadable) images have no detections and are not measured.
+    # Unreadable images were skipped, so they have no detections. They must not
+    # count as images in which no object was found.
     kept = sorted(found)
     objects = [self.objects[i] for i in kept]
     found = {i: found[index] for i, index in enumerate(kept)}
@@ -212,6 +228,10 @@ def average_precision(
     found: detections by the index of the image; may lack images.
     kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask is measured
       as if its whole box were the mask.
+
+  Returns:
+    The values of `ROWS`, without rows for object sizes that do not occur. It is
+    empty if there are no objects except crowds.
   """
   from hotcoco import COCO, COCOeval
 
@@ -248,14 +268,14 @@ def average_precision(
         for i, x in enumerate(objects)
       ],
       'categories': [{'id': label, 'name': str(label)} for label in labels],
-      # Ids start at 1, since COCO's code takes 0 for an unmatched object.
+      # Ids start at 1, because 0 means "not matched" in COCO's code.
       'annotations': [{'id': i} | x for i, x in enumerate(wanted, 1)],
     }
   )
   measured = COCOeval(truth, truth.loadRes(given), kind)
-  # COCOeval prints a table.
+  # Hides the table that COCOeval prints.
   with contextlib.redirect_stdout(io.StringIO()):
     measured.run()
-  # -1 means that the split lacks objects of that size.
+  # -1 means that there are no objects of that size.
   rows = zip(ROWS, measured.stats, strict=True)
   return {row: float(value) for row, value in rows if value >= 0}

@@ -1,9 +1,8 @@
 """Read and write DETR directories of Hugging Face's transformers.
 
 The model is `DetrForObjectDetection` or, with masks, `DetrForSegmentation`. The
-panoptic head has the array names of the original code, the transformer those of
-transformers. The backbone is timm's, with the names of torchvision, or
-transformers' own.
+arrays of the backbone have the names of torchvision if it is timm's ResNet, or
+of transformers' ResNet. The panoptic head has the names of the original code.
 """
 
 import os
@@ -29,6 +28,8 @@ from vit_jax.checkpoints.formats.table import Entry, Shapes
 from vit_jax.checkpoints.formats.torchvision import Rules
 from vit_jax.models.variants import STAGES
 
+# Namings of arrays: DETR's original code, transformers with timm's ResNet, and
+# transformers with its own ResNet.
 ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
 
 _LEAVES = torchvision.LEAVES | {'query_embed': '.weight'}
@@ -80,8 +81,8 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
   Args:
     name: name of the parameter in our model.
-    naming: `ORIGINAL`, `TIMM` or `OWN`, by the backbone's names.
-    prefix: start of all keys except those of the panoptic head.
+    naming: `ORIGINAL`, `TIMM` or `OWN`.
+    prefix: start of all keys except the keys of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name
@@ -100,7 +101,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
 
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns the `table` of a `File`, for this naming; see `key_of`."""
+  """Returns the `table` of a `table.File`; see `key_of` for the arguments."""
 
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
@@ -111,7 +112,7 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
       if naming != ORIGINAL or projection not in _QKV:
         found.append(table.one(key_of(name, naming, prefix), name, layout))
       elif projection == 'query':
-        # The original code has one array for queries, keys and values.
+        # The original code joins queries, keys and values in one array.
         key = key_of(f'{attention}/in_proj/{leaf}', naming, prefix)
         key = key.replace('in_proj.', 'in_proj_')
         names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
@@ -121,7 +122,7 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
   return entries
 
 
-# Mean and std of ImageNet; short and long side of published models' images.
+# Mean and std of ImageNet, and the published models' short and long sides.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (800, 1333)
 HEADS = 8
@@ -143,7 +144,11 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory; `config` is its config.json."""
+  """Reads a directory; `config` is its config.json.
+
+  Raises:
+    ValueError: if the model is not supported.
+  """
   arrays = tensors.read_folder(path)
   naming = TIMM
   if any('.embedder.embedder.' in key for key in arrays):
@@ -177,10 +182,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def lookup_of(
   path: str, arrays: table.Flat, naming: str
 ) -> tuple[archive.Lookup, str]:
-  """Returns a lookup of arrays by parameter name, and the prefix of most keys.
-
-  The panoptic head has no prefix; see `key_of`.
-  """
+  """Returns a lookup of arrays by parameter name, and `key_of`'s prefix."""
   prefix = 'detr.' if any(key.startswith('detr.') for key in arrays) else ''
   lookup = archive.Lookup(
     path, arrays, lambda name: key_of(name, naming, prefix), 'DETR'
@@ -218,7 +220,10 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
-  """Returns the preprocessing of a directory, and its image size (H, W)."""
+  """Returns the preprocessing of a directory, and its image size (H, W).
+
+  Both are as published if preprocessor_config.json is missing.
+  """
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
@@ -253,7 +258,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   )
   if not fields['num_classes']:
     raise ValueError(
-      'transformers has no DETR without classes: use --head=keep.'
+      'transformers has no DETR without classes. Use --head=keep.'
     )
   naming = TIMM if fields['dilation'] else OWN
   task = 'Segmentation' if fields['masks'] else 'ObjectDetection'
@@ -301,13 +306,17 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     return []
   return [
     'transformers stores only the shorter and the longer side of images. If '
-    f'this checkpoint is read back, its images have {short}x{long} pixels '
-    f'instead of {H}x{W}.'
+    f'you open the written directory, its image size is {short}x{long} instead '
+    f'of {H}x{W}.'
   ]
 
 
 def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'."""
+  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'.
+
+  Raises:
+    ValueError: if it is dilated and timm has no such ResNet.
+  """
   layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
   stages = range(1, len(layers) + 1)
   if not fields['dilation']:

@@ -1,7 +1,7 @@
 """DETR's backbone, and the layers of its encoder and decoder (2005.12872).
 
 LayerNorm follows each residual sum (post-norm, appendix A.3). Q is the number
-of queries; `models.layers` lists the other dimension letters.
+of queries. `models.layers` lists the other dimension letters.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,12 @@ EPSILON = 1e-5  # of LayerNorm
 class PostNormLayer(nn.Module):
   """Base of encoder and decoder layers: attention and MLP with post-norm.
 
-  Dropout is applied to attention weights, in the MLP, and to every branch.
+  Dropout is applied to attention weights, to the hidden units of the MLP, and
+  to the output of every branch.
 
   Attributes:
     of: an object with the fields of `DETR`.
-    capture: see `DETR.__call__`.
+    capture: names of the values to return; see `DETR.__call__`.
   """
 
   of: Any
@@ -52,7 +53,9 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries after attention, and the captured weights or None.
+    """Returns the queries BQD after attention, and its weights.
+
+    The weights BNQL are None unless 'attention' is captured.
 
     Args:
       name: name of the attention module.
@@ -60,7 +63,7 @@ class PostNormLayer(nn.Module):
       queries: tokens BQD and their positions. Positions are added to queries
         and keys, not to values.
       seen: tokens BLD that are attended to, and their positions.
-      mask_B1L: true for tokens that may be attended to.
+      mask_B1L: true for tokens that may be attended to; None for all.
       key: random key for dropout; None disables dropout.
     """
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
@@ -82,7 +85,7 @@ class PostNormLayer(nn.Module):
     return self.norm(y_BQD, norm), weights_BNQL
 
   def mlp(self, x_BLD: Array, norm: str, key: Array | None) -> Array:
-    """Returns the tokens after the MLP."""
+    """Returns the tokens BLD after the MLP; `norm` names its LayerNorm."""
     key_hidden, key_branch = _split(key, 2)
     init: dict[str, Any] = {
       'kernel_init': nn.initializers.xavier_uniform(),
@@ -95,7 +98,7 @@ class PostNormLayer(nn.Module):
     return self.norm(x_BLD + y_BLD, norm)
 
   def norm(self, x: Array, name: str) -> Array:
-    """Returns LayerNorm of the last dimension."""
+    """Applies LayerNorm to the last axis."""
     return nn.LayerNorm(EPSILON, dtype=self.of.dtype, name=name)(x)
 
 
@@ -110,7 +113,7 @@ class EncoderLayer(PostNormLayer):
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer, and the captured values."""
+    """Returns the tokens BLD after this layer, and the captured values."""
     key_attention, key_mlp = _split(key, 2)
     x = constrain(x_BLD, 'BLD'), places_BLD
     x_BLD, weights_BNLL = self.attend(
@@ -122,7 +125,7 @@ class EncoderLayer(PostNormLayer):
 
 
 class DecoderLayer(PostNormLayer):
-  """Self-attention of queries, cross-attention to the image, then an MLP."""
+  """Self-attention of queries, cross-attention to the image, and an MLP."""
 
   @nn.compact
   def __call__(
@@ -134,10 +137,18 @@ class DecoderLayer(PostNormLayer):
     places_BLD: Array,
     mask_B1L: Array | None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens of the queries, twice: also as `outputs` in a dict.
+    """Returns the query tokens BQD after this layer, and a dict.
 
-    `queries_1QD` are the learned positions of the queries, shared by all
-    images. `places_BLD` are the positions of `memory_BLD`; B may be 1.
+    The dict has the same tokens as `outputs`, so that the loop over layers
+    returns them for every layer.
+
+    Args:
+      x_BQD: tokens of the queries.
+      key: random key for dropout; None disables dropout.
+      queries_1QD: learned positions of the queries, the same for all images.
+      memory_BLD: the encoder's output.
+      places_BLD: positions of `memory_BLD`; B may be 1.
+      mask_B1L: true for tokens that may be attended to; None for all.
     """
     key_self, key_cross, key_mlp = _split(key, 3)
     x = constrain(x_BQD, 'BLD'), queries_1QD
@@ -161,15 +172,15 @@ def _split(key: Array | None, n: int) -> Sequence[Array | None]:
 class PlainBackbone(nn.Module):
   """Stages of 3x3 convolutions; each halves the resolution.
 
-  It suits images that are too small for the stem of a ResNet, and has no
-  pretrained weights. With `dilation` the last stage keeps its resolution.
+  It suits images that are too small for the stem of a ResNet. It has no
+  pretrained weights. With `dilation`, the last stage keeps the resolution.
   """
 
   of: Any  # the fields of DETR
 
   @nn.compact
   def __call__(self, x_BHWC: Array) -> list[Array]:
-    """Returns the outputs of the stages, BhwC, from half resolution down."""
+    """Returns the outputs of the stages, BhwC, finest first."""
     maps = []
     x = x_BHWC
     for i, units in enumerate(self.of.backbone_layers):

@@ -2,8 +2,10 @@
 
 Files are paired by stem, as in the Penn-Fudan data: `images/a.png` belongs to
 `masks/a.png` or `masks/a_mask.png`. A mask pixel is 0 for background, or the
-number of its object. All objects have one class. As in Pascal VOC, 255 marks a
-border, which is not an object, unless 254 or no other number occurs too.
+number of its object. All objects have one class.
+
+As in Pascal VOC, 255 marks a border, which is left out. But if any mask has the
+number 254, or if 255 is the only number of all masks, 255 is an object.
 """
 
 import logging
@@ -26,10 +28,15 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
   Boxes include an object's outermost pixels; masks are compressed RLE.
 
+  Args:
+    root: the folder with `images/` and `masks/`.
+    class_name: name of the only class.
+
   Raises:
-    ValueError: there are no images, or a mask is missing, invalid or of another
-      size than its image.
-    OSError: a file cannot be read.
+    ImportError: hotcoco is not installed.
+    UnreadableImage: an image or a mask cannot be decoded.
+    ValueError: there are no images, a mask is missing or invalid, or its size
+      differs from its image's.
   """
   segments.require_library('COCO from masks')
   from hotcoco import mask as coco_mask
@@ -50,7 +57,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   for i, (stem, path) in enumerate(bar, 1):
     numbers_HW = numbers(masks[stem])
     height, width = numbers_HW.shape
-    # Training applies the EXIF orientation, so sizes are compared after it.
+    # Training applies the EXIF orientation, so the decoder's size is compared.
     image = decode.open_image(decode.read_file(str(path)), str(path))
     if (image.height, image.width) != (height, width):
       raise ValueError(
@@ -77,7 +84,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   if _BORDER in found and found != {_BORDER} and 254 not in found:
     objects = [x for x in annotations if x['id'] != _BORDER]
     _log.warning(
-      'Pixels of 255 are taken for a border and left out, in %d of %d masks.',
+      'Pixels of 255 in %d of %d masks are left out as borders.',
       len(annotations) - len(objects),
       len(images),
     )
@@ -90,6 +97,11 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
 
 def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
+  """Returns the images of a folder by stem, which loses the suffix `end`.
+
+  Raises:
+    ValueError: several images have the same stem.
+  """
   found = image_files.by_stem(place)
   for first, *others in found.values():
     if others:
@@ -104,13 +116,13 @@ def numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the object number of each pixel of a mask file, int64 HW.
 
   Raises:
+    UnreadableImage: The file cannot be decoded.
     ValueError: The file is a JPEG, or has several channels.
-    OSError: The file cannot be read.
   """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
   one_number = image.mode in ('1', 'L', 'P', 'I', 'I;16')
-  # JPEG compression changes pixel values.
+  # JPEG compression would change the numbers.
   if image.format in ('JPEG', 'MPO') or not one_number:
     raise ValueError(
       f'{path} is a {image.format} of mode {image.mode}. Save masks as PNG '
@@ -122,9 +134,11 @@ def numbers(path: pathlib.Path) -> np.ndarray:
 def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   """Returns the object numbers of a mask.
 
+  Edge pixels are pixels that touch another object, but no pixel of their own
+  number. If most numbers occur mainly in edge pixels, the mask is antialiased.
+
   Raises:
-    ValueError: the mask looks antialiased: most numbers occur mainly in edge
-      pixels, which touch another object but no pixel of their own number.
+    ValueError: the mask looks antialiased.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]

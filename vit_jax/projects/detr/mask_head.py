@@ -14,12 +14,19 @@ from vit_jax.projects.detr import segments
 Array = jax.Array
 
 EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
-# Number of feature maps, each finer than the encoder's, that refine the masks.
+# Number of the backbone's feature maps that refine the masks. Each one is finer
+# than the map that the encoder reads.
 FINER = 3
 
 
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
-  """Resizes the axes from `axis` on to `size`, as PyTorch's 'nearest' does."""
+  """Resizes axes by nearest neighbour, as PyTorch's mode 'nearest' does.
+
+  Args:
+    x: an array.
+    size: new lengths of the axes.
+    axis: the first of these axes.
+  """
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:
@@ -30,15 +37,15 @@ def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
 
 
 def channels(width: int) -> tuple[int, ...]:
-  """Returns the output channels of `MaskHead`'s convolutions after the first.
+  """Returns the output channels of `MaskHead`'s convolutions.
 
-  The last convolution, which gives the logits, is not counted.
+  The first convolution and the last one, which gives the logits, are left out.
   """
   return tuple(width // 2**i for i in range(1, FINER + 2))
 
 
 class AttentionMap(nn.Module):
-  """Attention weights of each query and head, without values."""
+  """Attention weights of each query and head; values are not computed."""
 
   heads: int
   dtype: Any = jnp.float32
@@ -49,7 +56,7 @@ class AttentionMap(nn.Module):
   ) -> Array:
     """Returns weights BQLN, which sum to 1 over L and N for each query.
 
-    The mask is true for tokens that may be attended to.
+    `mask_B1L` is true for tokens that may be attended to; None for all.
     """
     B, Q, D = queries_BQD.shape
     shape = (self.heads, D // self.heads)
@@ -65,8 +72,9 @@ class AttentionMap(nn.Module):
 class JoinedConv(nn.Module):
   """3x3 convolution of image features concatenated with attention maps.
 
-  Its parameters are those of `nn.Conv`. The features are the same for all
-  queries, so their part of the sum, nearly all of the work, is computed once.
+  It has the parameters of `nn.Conv`. A convolution is a sum over its input
+  channels. The features are the same for all queries, so their part of the sum,
+  nearly all of the work, is computed once.
   """
 
   dtype: Any = jnp.float32
@@ -94,7 +102,7 @@ class JoinedConv(nn.Module):
 
 
 class MaskHead(nn.Module):
-  """Convolutions that turn a query's attention map into a mask."""
+  """Convolutions that turn the attention maps of each query into a mask."""
 
   dtype: Any = jnp.float32
 
@@ -107,7 +115,7 @@ class MaskHead(nn.Module):
     Args:
       x_BhwD: the encoder's input features.
       seen_BQhwN: attention weights of the queries over the cells of `x_BhwD`.
-      finer: feature maps BhwC of the backbone, each finer than the one before.
+      finer: `FINER` feature maps BhwC of the backbone, coarsest first.
     """
     B, Q = seen_BQhwN.shape[:2]
     init: dict[str, Any] = {

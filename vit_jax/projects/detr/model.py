@@ -4,7 +4,9 @@ This follows "End-to-End Object Detection with Transformers" (2005.12872) and
 reproduces the outputs of the original code. A transformer encodes the last
 feature map of a backbone. A fixed number of learned queries attend to the
 encoded map. Each query predicts one object: its class or "no object", its box
-and, with `masks`, its mask. `layers` lists the dimension letters.
+and, with `masks`, its mask.
+
+Q is the number of queries. `models.layers` lists the other dimension letters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +43,7 @@ class BoxHead(nn.Module):
 
   @nn.compact
   def __call__(self, x_XBQD: Array) -> Array:
-    """Returns boxes XBQ4: centre x and y, width and height, in [0, 1]."""
+    """Returns boxes (cx, cy, w, h) in [0, 1], float32 XBQ4."""
     D = x_XBQD.shape[-1]
     x = x_XBQD.astype(jnp.float32)
     for i, features in enumerate((D, D, 4)):
@@ -51,7 +53,7 @@ class BoxHead(nn.Module):
 
 
 def linear(x: Array, features: int, name: str) -> Array:
-  """Returns a dense layer's outputs, initialised as PyTorch does."""
+  """Applies a dense layer that is initialised as PyTorch does."""
   bound = x.shape[-1] ** -0.5
 
   def bias_init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -66,7 +68,7 @@ class DETR(Model):
   """Maps images to a class, a box and optionally a mask for every query."""
 
   kind: ClassVar[str] = 'detr'
-  # The box head is not listed: it does not depend on the classes.
+  # The box head is not listed, because it does not depend on the classes.
   task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
     'masks': ('bbox_attention', 'mask_head')
@@ -90,8 +92,8 @@ class DETR(Model):
   dropout: float = field(
     0.1, 'Dropout rate of encoder and decoder.', valid='[0, 1)'
   )
-  masks: bool = field(False, 'Predict masks too; needs four stages.')
-  backbone: str = field('resnet', "'plain': tiny images.", valid=BACKBONES)
+  masks: bool = field(False, 'Predict masks too; needs 4 stages.')
+  backbone: str = field('resnet', "'plain' for tiny images.", valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(
     (3, 4, 6, 3), 'Residual units (plain: layers) per stage.', valid=DEPTHS
   )
@@ -115,7 +117,7 @@ class DETR(Model):
     return ()
 
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the last layer's logits, boxes BQ4 and mask logits."""
+    """Returns the last layer's logits, boxes and, with masks, mask logits."""
     found = super().outputs(outputs, aux) | {'boxes': aux['boxes'][-1]}
     if self.masks:
       found['mask_logits'] = aux['mask_logits']
@@ -145,7 +147,7 @@ class DETR(Model):
 
   @property
   def stride(self) -> int:
-    """Pixels of the image per cell of the backbone's output, along a side."""
+    """Image pixels per cell of the last feature map, along a side."""
     stages = len(self.backbone_layers)
     first = 1 if self.backbone == 'plain' else 2
     return 2 ** (first + stages - 1 - self.dilation)
@@ -170,8 +172,8 @@ class DETR(Model):
     stages = len(self.backbone_layers)
     if not stages or (self.masks and stages <= mask_head.FINER):
       raise ValueError(
-        f'model.backbone_layers has {stages} stages: use at least 1, and '
-        f'{mask_head.FINER + 1} for model.masks.'
+        f'model.backbone_layers has {stages} stages. Use at least 1, and at '
+        f'least {mask_head.FINER + 1} with model.masks.'
       )
     made = (self.width + self.heads, *mask_head.channels(self.width))
     if self.masks and any(C % min(8, C) if C else True for C in made):
@@ -199,21 +201,23 @@ class DETR(Model):
         images are not padded. Even an image that is all padding has finite
         outputs.
       train: whether to apply dropout, which needs the random key 'dropout'.
-      capture: values of each encoder layer to return too: 'blocks' (its tokens,
-        X x BLD) and 'attention' (the softmax weights, X x BNLL).
+      capture: values of each encoder layer to return: 'blocks' (its tokens,
+        XBLD) and 'attention' (the softmax weights, XBNLL).
 
     Returns:
-      Logits BQC of the last layer, whose last class means "no object", or the
-      tokens of the queries BQD if `num_classes` is 0; and a dict with
+      Logits of the last layer, BQ(C + 1), where the last class means "no
+      object"; or the tokens of the queries BQD if `num_classes` is 0; and a
+      dict with
         boxes: XBQ4 of the X decoder layers, (cx, cy, w, h) as shares of the
           image without padding.
-        logits: XBQC of every decoder layer.
-        mask_logits: BQhw of the last layer, at 1/4 resolution with a ResNet.
+        logits: XBQ(C + 1) of every decoder layer, unless `num_classes` is 0.
+        mask_logits: BQhw of the last layer, only with `masks`; at 1/4
+          resolution with a ResNet of four stages.
         positions: BhwD, the position embeddings.
         tokens: BLD, the encoder's output.
-        pre_logits: BQD, the tokens of the queries.
-      and the captured values. Tokens have `dtype`; logits, boxes and masks are
-      float32.
+        pre_logits: BQD, the last layer's tokens of the queries.
+      and the captured values. Tokens have `dtype`; logits, boxes, mask logits
+      and positions are float32.
     """
     if isinstance(images_BHWC, Sequence):
       maps = images_BHWC
@@ -271,7 +275,7 @@ class DETR(Model):
     capture: tuple[str, ...],
     key: Array | None,
   ) -> tuple[Array, Array, dict[str, Any]]:
-    """Returns encoded tokens, tokens of each decoder layer, and captures."""
+    """Returns encoded tokens, query tokens by layer, and captured values."""
     B, _, D = x_BLD.shape
     loop: dict[str, Any] = {
       'heads': self.heads,
@@ -322,9 +326,17 @@ def predicted(
   size_B2: Array,
   **more: Any,
 ) -> tuple[Array, dict[str, Any]]:
-  """Applies a model to padded uint8 images, whose own sizes are `size_B2`.
+  """Applies a model to padded images; returns its outputs.
 
   Padding is set to 0 after normalisation, as in the original code.
+
+  Args:
+    model: a `DETR`.
+    params: its parameters.
+    normalize: normalises uint8 images to float32.
+    images_BHWC: uint8 images.
+    size_B2: (height, width) of each image without padding.
+    **more: more arguments of `model.apply`.
   """
   is_padding_BHW = padding(size_B2, images_BHWC.shape[1:3])
   images_BHWC = jnp.where(

@@ -1,9 +1,9 @@
 """DETR's set-prediction objective (2005.12872).
 
-Every query predicts a class or "no object", and a box. Bipartite matching
-assigns each object to one query (equation 1). Matched queries learn the class
-and box of their object, the other queries learn "no object" (equation 2). Each
-decoder layer is matched separately.
+Every query predicts a class or "no object", a box and optionally a mask.
+Bipartite matching assigns each object to one query (equation 1). Matched
+queries learn the class, box and mask of their object, the other queries learn
+"no object" (equation 2). Each decoder layer is matched separately.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.projects.detr.model import DETR, predicted
 
-_SIDE, _ANY = '[1, inf)', '[0, inf)'  # valid sides, and weights
+_SIDE, _ANY = '[1, inf)', '[0, inf)'  # valid sides; valid weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Detection(Objective):
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
-  buckets: int = field(1, 'See `BoxTransform`; each compiles separately.')
-  max_objects: int = field(100, 'Rows for objects per image.', valid=_SIDE)
+  buckets: int = field(1, 'See `BoxTransform`; the step compiles for each.')
+  max_objects: int = field(100, 'See `BoxTransform`.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
   no_object: float = field(0.1, 'Weight of "no object".', valid='(0, inf)')
@@ -68,7 +68,8 @@ class Detection(Objective):
   dice: float = field(1.0, "Weight of the masks' dice loss.", valid=_ANY)
   # With 1, as in the original, masks take max_objects x H x W bytes per image.
   mask_stride: int = field(1, 'See `BoxTransform`.', valid=_SIDE)
-  # An auxiliary loss that helps if the backbone is trained on few images.
+  # An auxiliary loss that helps if the backbone learns from few images; see
+  # `_dense`.
   dense: float = field(0.0, 'Weight of per-cell classification.', valid=_ANY)
 
   @classmethod
@@ -87,7 +88,7 @@ class Detection(Objective):
       )
     if len(o.crop) != 2 or o.crop[1] < o.crop[0]:
       raise ValueError(
-        f'objective.crop is {o.crop}. Give its smallest side, then its largest.'
+        f'objective.crop is {o.crop}. Give its smallest and its largest side.'
       )
     if o.buckets != 1 and not 1 <= o.buckets <= len(o.short_sides):
       raise ValueError(
@@ -129,7 +130,7 @@ class Detection(Objective):
     return self.train_transform()
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns (H, W) of a batch for each of the equally likely short sides."""
+    """Returns the possible (H, W) of a batch; see `BoxTransform.sizes`."""
     return self.train_transform().sizes()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -147,10 +148,10 @@ class Detection(Objective):
     return shapes
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Adds `objects` B, the mean number of objects per image of the batch.
+    """Adds `objects` float32 B, the mean number of objects per image.
 
-    All rows have the same value. So each microbatch can divide its sums by the
-    mean over the whole batch.
+    Every row has the mean over the whole batch, so that each microbatch can
+    divide its sums by it.
     """
     del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
@@ -163,8 +164,9 @@ class Detection(Objective):
     """Returns the loss of the batch, and its unweighted terms.
 
     Sums over queries are divided by the sum of their weights in the batch, and
-    sums over objects by the number of objects. All terms except 'dense' refer
-    to the last decoder layer; 'class_accuracy' is that of matched queries.
+    sums over objects by the number of objects. The loss includes all decoder
+    layers, the terms are those of the last one. 'class_accuracy' is the
+    accuracy of matched queries, and 'dense' the result of `_dense`.
     """
     del fixed
     losses_B, parts = self._losses(params, batch, key)
@@ -184,7 +186,7 @@ class Detection(Objective):
   def predict(
     self, params: Params, batch: Batch, key: jax.Array | None = None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the model's outputs; with a key, dropout is applied."""
+    """Returns the outputs of `DETR`; with a key, dropout is applied."""
     return predicted(
       self.model,
       params,
@@ -198,7 +200,7 @@ class Detection(Objective):
   def _losses(
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns losses B and their terms B; the batch loss is the mean."""
+    """Returns losses B, whose mean is the batch's loss, and their terms B."""
     _, outputs = self.predict(params, batch, key)
     losses_B, parts = self.set_losses(outputs, batch)
     if self.dense:
@@ -215,7 +217,7 @@ class Detection(Objective):
       outputs: `logits` XBQC and `boxes` XBQ4 of X layers; with masks also
         `mask_logits` BQhw of the last layer.
       batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them,
-        and `masks` BMHW.
+        and `masks` BMhw at the resolution of `mask_stride`.
     """
     objects_B = batch['objects']
     # Without objects the sums are 0: divide by 1 instead of 0.
@@ -250,7 +252,7 @@ class Detection(Objective):
     return losses_B, parts
 
   def _matches(self, outputs: Batch, objects: Batch) -> jax.Array:
-    """Returns the query of each object in each layer, XBM."""
+    """Returns the query of each object in each layer, int32 XBM."""
     costs_XBQM = jax.vmap(set_losses.costs, (0, 0, None, None, None, None))(
       jax.lax.stop_gradient(outputs['logits']),
       jax.lax.stop_gradient(outputs['boxes']),
@@ -260,7 +262,7 @@ class Detection(Objective):
       self.giou,
     )
     X, B, Q, M = costs_XBQM.shape
-    # Images stay the outermost axis, because that axis is sharded.
+    # Images stay the outermost axis, because only that axis is sharded.
     costs_NQM = costs_XBQM.swapaxes(0, 1).reshape(B * X, Q, M)
     is_object_NM = jnp.repeat(objects['labels'] >= 0, X, axis=0)
     query_NM = set_losses.match(costs_NQM, is_object_NM)
@@ -269,10 +271,11 @@ class Detection(Objective):
   def _dense(
     self, params: Params, batch: Batch, tokens_BLD: jax.Array
   ) -> jax.Array:
-    """Returns the cross-entropy of classifying each cell of the grid, B.
+    """Returns the weighted mean cross-entropy of classifying each cell, B.
 
-    The target of a cell is the class of the smallest box around its centre.
-    Cells outside all boxes have the weight `no_object`, cells of padding 0.
+    The class head is applied to the encoder's output. The target of a cell is
+    the class of the smallest box around its centre, or "no object". Cells have
+    the weight 1 inside boxes, `no_object` outside, and 0 in the padding.
     """
     H, W = batch['image'].shape[1:3]
     h, w = self.model.grid((H, W))
@@ -306,8 +309,11 @@ def dense_classes(
 ) -> jax.Array:
   """Returns the class of the smallest box around each point, int32 L.
 
-  Points (x, y) and boxes (cx, cy, w, h) are shares of the image. Points outside
-  all boxes get the class `none`.
+  Args:
+    middle_L2: points (x, y) as shares of the image.
+    boxes_M4: boxes (cx, cy, w, h) as shares of the image.
+    labels_M: classes of the boxes; -1 for an empty row.
+    none: class of points outside all boxes.
   """
   distance_LM2 = jnp.abs(middle_L2[:, None] - boxes_M4[None, :, :2])
   is_in_LM = jnp.all(distance_LM2 < boxes_M4[None, :, 2:] / 2, axis=-1)

@@ -1,8 +1,8 @@
 """Read checkpoints of DETR's original code.
 
-The files hold only arrays. The shape of the mask head gives the number of
-heads; without a mask head it is 8. The last stage is dilated if the file name
-contains `dc5`.
+The files hold only arrays. The number of heads follows from the shape of the
+mask head; without a mask head it is 8. A model whose file name contains `dc5`
+is read with a dilated last stage, with a warning in either case.
 """
 
 import os
@@ -21,8 +21,12 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
-  """Describes a checkpoint of the original code."""
-  del config  # the original code writes no config
+  """Describes a checkpoint of the original code, which has no config.
+
+  Raises:
+    ValueError: if arrays are missing or have unexpected shapes.
+  """
+  del config
   lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
   if lookup.has(hf_format.MASKS):

@@ -1,12 +1,13 @@
 """Masks, COCO's segmentations and panoptic quality.
 
 COCO's `segmentation` of an object is a list of polygons (x and y alternate, in
-pixels) or RLE (run lengths of zeros and ones down the columns), compressed or
-not. hotcoco rasterises polygons as pycocotools does.
+pixels) or RLE. RLE lists the lengths of runs of zeros and ones, column by
+column, as numbers or compressed to text. hotcoco rasterises polygons as
+pycocotools does.
 
-Panoptic quality (1801.00868) is defined for segments that do not overlap. PQ
-(equation 1) is SQ, the mean IoU of matched segments, times RQ, the F1 score of
-the matches. hotcoco counts as COCO's panopticapi does, with one difference:
+Panoptic quality (1801.00868) is defined for segments that do not overlap. SQ is
+the mean IoU of matched segments, RQ the F1 score of the matches, and PQ = SQ RQ
+(equation 1). hotcoco counts as COCO's panopticapi does, with one difference:
 unannotated pixels are background here, and count against a segment that covers
 them.
 """
@@ -20,7 +21,7 @@ import cv2
 import numpy as np
 
 Segmentation = Sequence[Sequence[float]] | Mapping[str, Any] | np.ndarray
-# COCO's annotations of an image's segments.
+# Segments of an image as COCO's annotations.
 Written = list[dict[str, Any]]
 ROWS = ('PQ', 'SQ', 'RQ')
 # DETR's code drops segments of at most this probability, or of at most this
@@ -45,7 +46,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
   if isinstance(segmentation, Mapping):
     found, counts = segmentation.get('size'), segmentation.get('counts')
     if found != list(size):
-      return f'segmentation is RLE of size {found}, but the image {list(size)}'
+      return f'segmentation is RLE of size {found}; its image has {list(size)}'
     if isinstance(counts, str):
       return ''
     if not isinstance(counts, list) or not all(
@@ -65,7 +66,10 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
-  """Whether x is a list of numbers that fit a float; JSON integers may not."""
+  """Whether x is a list of numbers that float can hold.
+
+  JSON may have integers that are too large for it.
+  """
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
   )
@@ -74,7 +78,9 @@ def are_numbers(x: Any) -> TypeGuard[list[float]]:
 def run_lengths(
   segmentation: Segmentation, size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Returns compressed RLE, `size` and `counts` (bytes), of a segmentation.
+  """Returns a segmentation as compressed RLE.
+
+  Its entries are `size`, (height, width), and `counts`, bytes or str.
 
   Args:
     segmentation: COCO's `segmentation`, or a mask, bool HW.
@@ -94,7 +100,10 @@ def run_lengths(
 def mask(
   segmentation: Segmentation | None, size: tuple[int, int]
 ) -> np.ndarray:
-  """Returns the pixels of a segmentation, bool HW; see `run_lengths`."""
+  """Returns the pixels of a segmentation, bool HW; all false for None.
+
+  See `run_lengths` for the arguments.
+  """
   if isinstance(segmentation, np.ndarray):
     return segmentation
   if not segmentation:
@@ -112,17 +121,18 @@ def in_pixels(
 ) -> np.ndarray:
   """Resizes mask logits from the padded canvas to the original image.
 
-  As in DETR's code (2005.12872), logits are interpolated linearly to the
-  canvas, and then by nearest neighbour to the image.
+  As in DETR's code (2005.12872), logits are interpolated bilinearly to the size
+  of the canvas, and then by nearest neighbour to the size of the image.
 
   Args:
-    logits_hw: float32, on the canvas.
+    logits_hw: float32, at any resolution; they cover the canvas.
     canvas: (height, width) of the model's input, with padding.
     size: (height, width) of the image inside the canvas.
     shown: (height, width) of the original image.
 
   Returns:
-    Logits float32 HW in pixels of the original image; the mask is above 0.
+    Logits float32 HW in pixels of the original image. The mask is where they
+    are above 0.
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = (
@@ -132,7 +142,15 @@ def in_pixels(
 
 
 def nearest(old: int, new: int) -> np.ndarray:
-  """Returns the old index for each new index, as PyTorch's 'nearest' does."""
+  """Returns the old index for each new index, as PyTorch's 'nearest' does.
+
+  Args:
+    old: length of an axis before resizing.
+    new: length after resizing.
+
+  Returns:
+    Indices below `old`, int64 [new].
+  """
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
   return np.minimum(at, old - 1)
@@ -142,9 +160,9 @@ class Segments(NamedTuple):
   """Non-overlapping objects of an image.
 
   Attributes:
-    index_HW: the index of each pixel's object; -1 for background.
+    index_HW: the index of each pixel's object, from 0; -1 for background.
     labels_N: class of each object.
-    crowd_N: whether a segment is a crowd of objects.
+    crowd_N: whether each object is a crowd.
   """
 
   index_HW: np.ndarray
@@ -175,16 +193,15 @@ def found(
 ) -> Segments:
   """Assigns each pixel to the query with the highest positive logit.
 
-  Unlikely objects and tiny segments are dropped, as in DETR's code. A pixel may
-  stay background here. In DETR's code it may not, since its panoptic classes
-  cover every pixel.
+  Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike
+  there, pixels without a positive logit stay background.
 
   Args:
     logits_of: returns the logits HW of a query. It is called query by query,
-      since all logits of a photograph would take gigabytes.
+      because all logits of a photograph would take gigabytes.
     scores_N: probability of each query's object.
     labels_N: class of each query's object.
-    size: (H, W).
+    size: (H, W) of the image.
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):
@@ -197,10 +214,14 @@ def found(
 
 
 def written(x: Segments, *, background: bool = False) -> Written:
-  """Returns COCO's annotations of segments; class 0 is the background.
+  """Returns segments as COCO's annotations.
 
-  Crowds of a class are merged, since panopticapi expects at most one per class
-  and image.
+  The category of class c is c + 1. Crowds of a class are merged, because
+  panopticapi expects at most one per class and image.
+
+  Args:
+    x: segments of an image.
+    background: whether to add the background as a segment of category 0.
   """
   alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
   parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
@@ -219,7 +240,7 @@ def written(x: Segments, *, background: bool = False) -> Written:
 
 
 def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
-  """Returns PQ, SQ and RQ; an empty dict if there are no objects.
+  """Returns PQ, SQ and RQ, from 0 to 1; {} if there are no objects.
 
   Args:
     images: for each image its annotated segments, with background, and its

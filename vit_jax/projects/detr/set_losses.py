@@ -1,9 +1,8 @@
 """Box utilities, bipartite matching and set losses (2005.12872).
 
 Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
-`match` assigns each object of an image to one query such that the total cost is
-minimal (equation 1). Losses are sums over an image. The caller divides them by
-the counts of the whole batch, even if the batch is split into microbatches.
+Losses are sums over an image, not means, so that the caller can divide them by
+the counts of the whole batch when the batch is split into microbatches.
 """
 
 import functools
@@ -17,7 +16,7 @@ from vit_jax.models.model import Batch
 from vit_jax.training import sharding
 
 # Replaces smaller areas in divisions, so that boxes without area have finite
-# gradients. Gradients divide by its square, which is above 0 in float32.
+# gradients. Gradients divide by its square, which float32 can represent.
 _LEAST_AREA = 1e-12
 
 
@@ -30,7 +29,7 @@ def corners(boxes_X4: jax.Array) -> jax.Array:
 
 
 def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
-  """Returns the GIoU of boxes given by their corners, in [-1, 1].
+  """Returns the GIoU of pairs of boxes, in [-1, 1]; boxes are corners.
 
   GIoU is the IoU minus the share of the smallest enclosing box that neither box
   covers (1902.09630, algorithm 1). Leading dimensions broadcast. Boxes without
@@ -53,7 +52,7 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
 def likeliest(
   logits_BQC: jax.Array, boxes_BQ4: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns each query's likeliest class except "no object", and its box.
+  """Returns each query's likeliest class except "no object", and the box.
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".
@@ -69,7 +68,7 @@ def likeliest(
 
 
 # Replaces costs that are not finite, because the search would never end with
-# them. The loss is then not finite either, and the run reports it.
+# them. The loss is not finite in that case, which the training loop reports.
 _WORST = 1e6
 
 
@@ -83,16 +82,16 @@ def costs(
 ) -> jax.Array:
   """Returns the matching cost of each query and object, float32 BQM.
 
-  It is -p(class) + l1 |difference of the boxes| - giou GIoU, with the
-  probability instead of its logarithm, as in section 3.1.
+  It is -p(class) + l1 |difference of the boxes| - giou GIoU. As in section 3.1,
+  it has the probability instead of its logarithm.
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     labels_BM: classes of objects; -1 for an empty row.
-    targets_BM4: their boxes.
-    l1: weight of the boxes' L1 distance.
-    giou: weight of their generalised IoU.
+    targets_BM4: boxes of objects, (cx, cy, w, h).
+    l1: weight of the L1 distance of the boxes.
+    giou: weight of their GIoU.
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))
   p_BQM = jnp.take_along_axis(p_BQC, jnp.maximum(labels_BM, 0)[:, None], axis=2)
@@ -106,18 +105,23 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   """Returns the query of each object, int32 BM.
 
   The assignment has the lowest total cost over the objects, and no two objects
-  share a query; M is at most Q. Empty rows must come last, and get query 0. The
-  search covers as many rows as the fullest image of this device has objects,
-  rounded up to a power of two.
+  share a query (equation 1). Empty rows get query 0.
+
+  The time depends on the fullest image of each device: the search covers its
+  number of objects, rounded up to 8, 16, 32 and so on, but at most M.
+
+  Args:
+    costs_BQM: cost of each query and object; M is at most Q.
+    is_object_BM: false for empty rows, which must come last.
   """
   _, Q, M = costs_BQM.shape
   costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
 
   def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
     is_object_B1m = is_object_BM[:, None, :m]
-    # Each empty row gets its own extra query, so that it is matched in one
-    # step. If empty rows had equal costs for all queries, the search would
-    # try the queries of all earlier empty rows first.
+    # Each empty row gets an extra query of its own, so that it is matched in
+    # one step. If it had the same cost for all queries, the search would first
+    # try the queries of all earlier empty rows.
     is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
     costs_BXm = jnp.concatenate(
       [
@@ -161,14 +165,14 @@ def box_losses(
     logits_BQC: logits of C - 1 classes and "no object".
     boxes_BQ4: predicted (cx, cy, w, h).
     query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for an empty row, and their `boxes`
-      float32 BM4.
+    objects: `labels` int32 BM, -1 for an empty row, and `boxes` float32 BM4.
     no_object: weight of the cross-entropy of queries without an object.
 
   Returns:
-    'ce': weighted cross-entropies of all queries in nats; 'l1': L1 distances of
-    the boxes; 'giou': 1 - GIoU; 'hits': matched queries whose likeliest class
-    is right.
+    ce: weighted cross-entropies of all queries in nats.
+    l1: L1 distances of the boxes of matched queries.
+    giou: 1 - GIoU of the boxes of matched queries.
+    hits: number of matched queries whose likeliest class is correct.
   """
   _, Q, C = logits_BQC.shape
   labels_BM, targets_BM4 = objects['labels'], objects['boxes']
@@ -212,8 +216,10 @@ def mask_losses(
     objects: `labels` int32 BM, -1 for an empty row, and binary `masks` BMHW.
 
   Returns:
-    'mask': focal loss with alpha .25 and gamma 2 (1708.02002), averaged over
-    pixels; 'dice': 1 - (2 |a b| + 1) / (|a| + |b| + 1).
+    mask: focal loss with alpha .25 and gamma 2 (1708.02002), averaged over
+      pixels.
+    dice: 1 - (2 |a b| + 1) / (|a| + |b| + 1), where a are the predicted
+      probabilities, b is the mask, and |x| is the sum over pixels.
   """
   labels_BM, masks_BMHW = objects['labels'], objects['masks']
   B, M, H, W = masks_BMHW.shape

@@ -1,10 +1,9 @@
 """Read folders in Pascal VOC's format: one XML file per image.
 
 The layout is `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and optionally
-`ImageSets/Main/train.txt` and other splits with one name per line. The layouts
-of labelImg are read too: `annotations/` and `images/`, or all files in one
-folder. `read` returns the same lists as COCO's JSON; the module `coco` checks
-them.
+`ImageSets/Main/train.txt` and other splits, with one NAME per line. Layouts of
+labelImg are read too: `annotations/` and `images/`, or all files in one folder.
+`read` returns the same lists as COCO's JSON, which the module `coco` checks.
 """
 
 import logging
@@ -21,9 +20,12 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns by split the `path` for `read`; 'all' if there are no split files.
+  """Returns the second argument of `read` for each split.
 
-  `trainval` is left out if train and a validation split exist.
+  It is the file with the names of a split. Without such files, the only key is
+  'all', and the argument is the folder of the XML files. The dict is empty if
+  there are no XML files. `trainval` is left out if `train` and a validation
+  split exist.
   """
   if not (files := _files(root)):
     return {}
@@ -36,9 +38,10 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  """Returns the newest modification time of the annotations.
+  """Returns the newest modification time of the files that `path` stands for.
 
-  For VOC they are all XML files, the split file and the folder of images.
+  COCO's JSON stands for itself. A path of `splits` stands for itself, all XML
+  files and the folder of images.
   """
   read = [path]
   if path.suffix != '.json':
@@ -47,16 +50,16 @@ def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
 
 
 def image_folder(root: pathlib.Path) -> pathlib.Path:
-  """Returns the folder of the images."""
+  """Returns the folder of the images: JPEGImages, images, or `root` itself."""
   folders = (root / 'JPEGImages', root / 'images')
   return next((x for x in folders if x.is_dir()), root)
 
 
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the annotation files by stem.
+  """Returns the annotation files by stem, sorted.
 
-  In a folder of images, XML files without an image of the same stem are
-  ignored: they may not be annotations.
+  If they lie in `root`, XML files without an image of the same stem are
+  ignored, because they may not be annotations.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
@@ -75,18 +78,24 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   """Returns COCO's lists for the images of a split.
 
   Classes are collected from all splits and sorted by name. VOC counts pixels
-  from 1, and a box includes its last pixels. Objects marked difficult are
-  treated as COCO's crowds: neither learned nor measured.
+  from 1, and a box includes its last pixels. Objects marked difficult become
+  COCO's crowds, which are neither learned nor measured.
+
+  Args:
+    root: the folder.
+    path: see `splits`.
 
   Raises:
-    ValueError: an XML file is missing or invalid, or several images match it.
+    ValueError: an XML file is not valid XML, a name of the split has no XML
+      file, or several images have the stem of an XML file that names none of
+      them.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)
   if path.is_file():
     text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
-    # Files of one class, such as `car_train.txt`, have a number after a name.
+    # In files of one class, such as car_train.txt, a number follows each name.
     stems = [x if x in files else x.split()[0] for x in lines if x]
     if lacking := [stem for stem in stems if stem not in files]:
       raise ValueError(
@@ -103,7 +112,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
     _log.warning(
       f'{root}: in {len(others)} of {len(stems)} XML files, <filename> names '
       f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
-      'The image with the stem of the XML file is used.'
+      'It is ignored; the image with the name of the XML file is used.'
     )
   names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
   categories = {name: i for i, name in enumerate(sorted(names - {''}))}
@@ -133,16 +142,24 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 
 
 def _image_name(stem: str, said: str, names: list[str]) -> str:
-  """Returns the image of an annotation file; `names` are images of its stem.
+  """Returns the file name of the image of an annotation file.
 
-  `<filename>` decides only if there are zero or several such images.
+  `<filename>` decides only if zero or several images have the file's stem.
+
+  Args:
+    stem: stem of the annotation file.
+    said: content of `<filename>`, or ''.
+    names: file names of the images with this stem.
+
+  Raises:
+    ValueError: if there are several images and `<filename>` names none of them.
   """
   if len(names) == 1:
     return names[0]
   if names and said not in names:
     raise ValueError(
       f'{" and ".join(names)} have the same stem, and <filename> in '
-      f'{stem}.xml names neither. Remove the wrong image.'
+      f'{stem}.xml names none of them. Remove all but one of these images.'
     )
   return said or f'{stem}.jpg'
 
@@ -162,7 +179,7 @@ def _text(x: _Element, path: str) -> str:
 
 
 def _number(x: _Element, path: str) -> Any:
-  """Returns a number, or the text if it is not a number."""
+  """Returns the number at a path, or its text if it is not a number."""
   text = _text(x, path)
   try:
     return float(text)
@@ -171,7 +188,11 @@ def _number(x: _Element, path: str) -> Any:
 
 
 def _box(x: _Element) -> list[Any]:
-  """Returns x, y, width, height; text that is not a number is kept as text."""
+  """Returns x, y, width and height of an object's box.
+
+  If a side is not a number, returns the four sides as they are, which `coco`
+  reports.
+  """
   names = ('xmin', 'ymin', 'xmax', 'ymax')
   sides = [_number(x, f'bndbox/{name}') for name in names]
   if not all(isinstance(side, float) for side in sides):

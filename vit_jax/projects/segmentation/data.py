@@ -100,8 +100,7 @@ class MaskTransform:
     """Returns `image`, uint8 HWC, and `classes`, uint8 HW.
 
     Raises:
-      UnreadableImage: The image cannot be decoded.
-      OSError: The mask file cannot be read.
+      UnreadableImage: The image or its mask file cannot be decoded.
       ValueError: The record lacks masks, or they do not fit the image or the
         classes.
     """
@@ -143,7 +142,7 @@ def classes_of(record: Record) -> np.ndarray:
   Where objects overlap, the smaller one wins. Pixels of crowds get `IGNORED`.
 
   Raises:
-    OSError: The mask file cannot be read.
+    UnreadableImage: The mask file cannot be decoded.
     ValueError: The record lacks masks, or its mask file has a wrong format.
   """
   if 'mask' in record:
