@@ -39,10 +39,11 @@ class BoxTransform(transforms.PerStep):
     crop: smallest and largest side of the random crop, in pixels of the image
       after that resize.
     flip: whether images are flipped horizontally with probability 1/2.
-    buckets: number of different array shapes; all images of a batch are in the
-      same bucket. `short_sides` are divided evenly among the buckets. A bucket
-      whose longest short side is a share s of the longest one of all has arrays
-      of s times `image_size`, rounded up to multiples of 32.
+    buckets: number of different array shapes. A bucket is a shape and its part
+      of `short_sides`, which are divided evenly. The shape is `image_size`,
+      scaled by the longest short side of the bucket relative to the longest of
+      all, and rounded up to multiples of 32. All images of a batch are in the
+      same bucket.
   """
 
   image_size: tuple[int, int]
@@ -102,7 +103,7 @@ class BoxTransform(transforms.PerStep):
 
     Returns:
       `image`: uint8 HWC.
-      `size`: int32 2, the (height, width) of the image without padding.
+      `size`: int32 [2], the (height, width) of the image without padding.
       `boxes`: float32 M4, (cx, cy, w, h) as shares of `size`.
       `labels`: int32 M; -1 in rows without an object, which come last.
       `masks`: bool Mhw; only with `mask_stride`.

@@ -95,14 +95,14 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them becomes `test`. A split that
-    is not needed and has wrong annotations is skipped with a warning.
+    If one file holds all images, a fifth of them becomes `test`. Other splits
+    than `split` are skipped with a warning if their annotations are wrong.
 
     Args:
       root: the folder.
       files: annotation files by split, or under 'all'.
       split: split string, see `splits.select`.
-      split_seed: seed of the shuffling, and of the fifth.
+      split_seed: seed that shuffles the images and selects the fifth.
 
     Raises:
       ValueError: The split is missing, its annotations are wrong (the message
@@ -261,7 +261,7 @@ def _plain(entry: Any) -> Any:
     return entry
   entry = {key: value for key, value in entry.items() if value is not None}
   for key in ('id', 'image_id', 'category_id', 'width', 'height', 'iscrowd'):
-    # '007' stays text, because it may be another id than 7.
+    # '007' stays text, because it may be a different id from 7.
     if re.fullmatch(r'(0|[1-9]\d{0,14})(\.0)?', str(entry.get(key))):
       entry[key] = int(float(entry[key]))
   if isinstance(polygons := entry.get('segmentation'), list):
@@ -406,5 +406,5 @@ def _image_folder(
   for place in places:
     if image_files.find(place, file).exists():
       return place
-  # If the first image is missing, the image check reports it later.
+  # The first image is missing, which a later check reports.
   return next(x for x in places if x.is_dir())

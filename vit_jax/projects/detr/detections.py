@@ -52,8 +52,8 @@ class Detector:
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
     """Returns an image, uint8 HWC with EXIF orientation, and its detections.
 
-    The model sees a copy that fits into the checkpoint's image size, turned
-    upright for upright images.
+    The model sees a copy that is resized to fit into the checkpoint's image
+    size. For upright images, the sides of this size are swapped.
 
     Raises:
       UnreadableImage: if the file cannot be decoded.

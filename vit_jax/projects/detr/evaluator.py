@@ -48,8 +48,8 @@ Found = tuple[
 class CocoEvaluator(Evaluator):
   """Measures the detections of a model in every image of a split.
 
-  The metrics are average precision and recall of boxes. With masks, they are
-  also average precision and recall of masks, and panoptic quality.
+  The metrics are average precision and recall of boxes. If masks are measured,
+  there are the same metrics of masks too, and panoptic quality.
 
   Attributes:
     name: prefix of the metrics.
@@ -80,8 +80,8 @@ class CocoEvaluator(Evaluator):
   ) -> Mapping[str, Best]:
     """Returns the names of all metrics; all are better if higher.
 
-    With masks, these are COCO's rows for boxes and for masks, and panoptic
-    quality, else only the rows for boxes.
+    These are COCO's rows for boxes. If masks are measured, COCO's rows for
+    masks and the panoptic quality are added.
     """
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
@@ -162,7 +162,7 @@ class CocoEvaluator(Evaluator):
     """
     found: dict[int, Found] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
-    # Only one batch ahead, because the masks of more would fill the memory.
+    # Only one batch ahead, because more mask logits would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
     # Unreadable images were skipped, so they have no detections. They must not

@@ -1,8 +1,9 @@
 """Read and write DETR directories of Hugging Face's transformers.
 
 The model is `DetrForObjectDetection` or, with masks, `DetrForSegmentation`. The
-arrays of the backbone have the names of torchvision if it is timm's ResNet, or
-of transformers' ResNet. The panoptic head has the names of the original code.
+arrays of the backbone have torchvision's names if it is timm's ResNet, else
+transformers' names. The panoptic head has the names of the original code. All
+other arrays have transformers' names.
 """
 
 import os

@@ -97,7 +97,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
 
 def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
-  """Returns the images of a folder by stem, which loses the suffix `end`.
+  """Returns the image files of a folder by stem without the suffix `end`.
 
   Raises:
     ValueError: several images have the same stem.

@@ -193,8 +193,9 @@ def found(
 ) -> Segments:
   """Assigns each pixel to the query with the highest positive logit.
 
-  Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike
-  there, pixels without a positive logit stay background.
+  Unlikely objects and tiny segments are dropped, as in DETR's code. Pixels
+  without a positive logit stay background. DETR's code leaves no background,
+  because its panoptic classes cover every pixel.
 
   Args:
     logits_of: returns the logits HW of a query. It is called query by query,
