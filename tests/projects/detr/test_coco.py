@@ -548,7 +548,7 @@ def test_the_image_of_pascal_voc_is_that_of_the_same_stem(tmp_path, caplog):
     Image.new('RGB', (40, 30)).save(root / f'JPEGImages/c.{extension}')
   touch(root / 'JPEGImages')
   with pytest.raises(
-    ValueError, match='c.jpg and c.png have .* c.xml names neit'
+    ValueError, match='c.jpg and c.png have .* c.xml names none'
   ):
     sources.open_source(str(root), 'all')
 
