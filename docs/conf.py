@@ -10,8 +10,8 @@ sys.path.insert(0, str(_DOCS.parent))
 project = 'vit_jax'
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 autodoc_typehints = 'description'
-myst_heading_anchors = 3  # of links to sections, as on GitHub
-html_theme = 'sphinx_book_theme'  # of JAX's and Optax's pages
+myst_heading_anchors = 3  # headings are link targets, as on GitHub
+html_theme = 'sphinx_book_theme'  # the theme of JAX's and Optax's sites
 html_theme_options = {'show_toc_level': 2}
 exclude_patterns = ['_build']
 
@@ -21,7 +21,7 @@ def setup(app):
 
 
 def _write_reference(app):
-  """Writes pages of what commands print about themselves."""
+  """Writes the reference pages that show the output of commands."""
   del app
   from vit_jax.__main__ import COMMANDS
 
