@@ -31,8 +31,8 @@ class BoxTransform(transforms.PerStep):
     max_objects: M, the number of rows for objects.
     short_sides: possible lengths of the short side of a resized image. An image
       that would exceed the array becomes smaller. Training draws a length,
-      evaluation uses the last one. If empty, images are as large as fits into
-      the array.
+      evaluation uses the last one. If empty, images are as large as the array
+      allows.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
     crop_sides: short sides that an image is resized to before the random crop;
       if empty, images are never cropped.

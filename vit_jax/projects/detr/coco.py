@@ -51,8 +51,8 @@ def open_annotated(
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns annotation files by split.
 
-  The only key is 'all' if one file holds all images. Split names lose their
-  year, unless two names differ only in the year.
+  If one file holds all images, the only key is 'all'. Names of splits in
+  `annotations/` lose their year, unless two names differ only in the year.
   """
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
     # Other programs write result.json too, so images/ must exist beside it.

@@ -20,7 +20,7 @@ _LEAST_SIDE = 480
 
 
 class Detections(NamedTuple):
-  """The objects detected in an image, sorted by probability.
+  """The objects detected in an image, likeliest first.
 
   Attributes:
     labels_N: class numbers, int32.
@@ -115,7 +115,7 @@ class Detector:
 def find(
   checkpoint: Checkpoint, paths: Sequence[str], threshold: float, out: str = ''
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
-  """Yields for each file a list of (class, probability, x0, y0, x1, y1).
+  """Yields for each file a list of (class name, probability, x0, y0, x1, y1).
 
   Objects of at least the probability `threshold` are listed, likeliest first.
   Boxes are in pixels of the image, rounded to 0.1. For an unreadable file the

@@ -170,7 +170,7 @@ def _split(key: Array | None, n: int) -> Sequence[Array | None]:
 
 
 class PlainBackbone(nn.Module):
-  """Stages of 3x3 convolutions; each halves the resolution.
+  """Stages of 3x3 convolutions; each stage halves the resolution.
 
   It suits images that are too small for the stem of a ResNet. It has no
   pretrained weights. With `dilation`, the last stage keeps the resolution.

@@ -53,7 +53,7 @@ class BoxHead(nn.Module):
 
 
 def linear(x: Array, features: int, name: str) -> Array:
-  """Applies a dense layer that is initialised as PyTorch does."""
+  """Applies a dense layer with PyTorch's default initialisation."""
   bound = x.shape[-1] ** -0.5
 
   def bias_init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:

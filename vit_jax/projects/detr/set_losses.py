@@ -52,7 +52,9 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
 def likeliest(
   logits_BQC: jax.Array, boxes_BQ4: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns each query's likeliest class except "no object", and the box.
+  """Returns the likeliest class of each query, its probability and its box.
+
+  "No object" is left out: it is not a class.
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".

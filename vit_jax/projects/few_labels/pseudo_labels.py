@@ -99,7 +99,7 @@ class PseudoLabels(TwoStreams):
     rows = balanced(soft_labels_NC, self.threshold, self.images_a_class)
     known = np.unique(soft_labels_NC[rows].argmax(1))
     _log.info(
-      'Soft labels: %d of %d images, of %d classes.',
+      'Soft labels of %d of %d images are used, of %d classes.',
       len(np.unique(rows)),
       len(source),
       len(known),

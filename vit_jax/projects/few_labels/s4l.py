@@ -17,9 +17,9 @@ The loss is
     + w mean max(0, m + max d(z, copies of the same image)
                       - min d(z, copies of other images)).
 
-The last mean is over all copies of both streams. Other images are taken from
-the same `objective.group` rows of the batch. These are the batch-hard triplets
-of 1703.07737, with the distances of FaceNet (1503.03832).
+The last mean is over all copies of both streams. Images are compared within
+`objective.group` rows of the batch. The maximum and the minimum select
+batch-hard triplets (1703.07737), with the distances of FaceNet (1503.03832).
 """
 
 import dataclasses

@@ -15,11 +15,11 @@ weight. The loss is
   videos = mean -log softmax(g . c' / t), where c' is c of the next shot of the
            same video and the softmax is over the next shots of all videos.
 
-"All videos" are those of the same `objective.group` rows of the batch. The
-three terms follow section 3: exemplars (see `s4l`), a shot as the mean of its
-frames, and prediction across shots by InfoNCE. The paper predicts from all
-earlier shots with an LSTM or an MLP. Here a linear layer predicts each shot
-from the shot before.
+Videos are compared within `objective.group` rows of the batch. The three terms
+follow section 3: exemplars (see `s4l`), a shot as the mean of its frames, and
+prediction across shots by InfoNCE. The paper predicts from all earlier shots
+with an LSTM or an MLP. Here a linear layer predicts each shot from the shot
+before.
 """
 
 import dataclasses
@@ -168,7 +168,7 @@ class VideoInvariances(Exemplar):
     del fixed
     images, labels = batch['image'], batch['label']
     logits_NC, aux = self._outputs(params, images, key)
-    rows = images.shape[:3]  # groups, their rows, images of a row
+    rows = images.shape[:3]  # (groups, G, 1 + S F K)
     logits = logits_NC.reshape(*rows, -1)[:, :, 0]
     labelled = jnp.mean(self._losses(logits, labels))
     y, following = (

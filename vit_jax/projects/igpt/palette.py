@@ -25,7 +25,8 @@ class Palette(NamedTuple):
 
   Attributes:
     colours_KC: float32 in [-1, 1], from dark to bright.
-    rmse: root mean square error per channel, for values from 0 to 255.
+    rmse: root mean square error of replacing the clustered pixels by their
+      nearest colours, per channel, for values from 0 to 255.
     images: number of images that pixels were taken from.
     pixels: number of pixels that were clustered.
   """
@@ -44,8 +45,8 @@ def palette(
 ) -> Palette:
   """Clusters the pixels of a data set by k-means.
 
-  If the data set is large, it takes 10,000 images, evenly spaced, and draws
-  1,000,000 of their pixels at random, always the same ones.
+  At most 10,000 images are read, evenly spaced in the data. At most 1,000,000
+  of their pixels are clustered, drawn with a fixed seed.
 
   Args:
     data: the data set, as `sources.data_config` takes it.

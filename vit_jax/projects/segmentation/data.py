@@ -1,6 +1,6 @@
 """Images with a class for every pixel, from PNG files or COCO annotations.
 
-The first kind of folder has `images/`, and `masks/` with a PNG of the same name
+A folder with PNG masks has `images/`, and `masks/` with a PNG of the same name
 for each image. `classes.txt` has the names of classes 1, 2, ..., one per line.
 A mask pixel is the number of its class, 0 for background, or 255 to be ignored.
 Both `images/` and `masks/` may have a folder for each split, such as `train/`.

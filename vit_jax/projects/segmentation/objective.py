@@ -104,9 +104,9 @@ class Segmentation(Objective):
     """Normalises images, and flips them at random together with their masks.
 
     Returns:
-      `image`: float32 BHWC; `classes`: uint8 BHW; `weights`: float32 BHW, the
-      `weights` of the whole batch. They do not depend on the division into
-      microbatches.
+      `image`: float32 BHWC; `classes`: uint8 BHW; `weights`: float32 BHW, see
+      the function `weights`. Their mean over the whole batch is 1, so that the
+      loss does not depend on the number of microbatches.
     """
     images_BHWC = self.images.normalize(batch['image'])
     # The same key draws the same flips.
@@ -121,7 +121,7 @@ class Segmentation(Objective):
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of the pixels that count, and metrics.
+    """Returns the mean loss of the pixels that are not ignored, and metrics.
 
     `pixel_accuracy` is the share of these pixels that are predicted correctly.
     """

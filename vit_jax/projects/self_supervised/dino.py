@@ -270,8 +270,8 @@ class DINO(Objective):
   def _frozen(self, params: Params, step: jax.Array) -> Params:
     """Stops gradients of the last layer during the first `freeze_steps`.
 
-    Weight decay still scales its vectors, but not their directions. The layer
-    normalises the vectors, so its outputs stay the same.
+    Weight decay still scales its vectors. The layer normalises them, so its
+    outputs stay the same.
     """
     projection = params['projection']
     last = {

@@ -52,7 +52,7 @@ class MaskedAutoencoder(Reconstruction):
 
   @property
   def images_seen(self) -> float:
-    """FLOPs of a forward pass with hidden patches, divided by one without."""
+    """FLOPs of a masked forward pass, relative to a pass over all patches."""
     size = self.images.size
     masked = flops.count(
       lambda params, batch: self._predict(params, batch, None),
@@ -69,7 +69,7 @@ class MaskedAutoencoder(Reconstruction):
 
     Returns:
       `image`: float32 BHWC; `order`: int32 BL, a random permutation of each
-      image's patches. The first `visible` patches of it are visible.
+      image's patches. Its first `visible` patches are visible.
     """
     order_BL = jax.vmap(jax.random.permutation, (0, None))(
       keys_B, self._patches
@@ -95,7 +95,7 @@ class MaskedAutoencoder(Reconstruction):
   ) -> jax.Array:
     """Returns the mean squared error over each image's hidden patches, B.
 
-    The pixels of each patch are normalised first if `normalized` is set.
+    If `normalized` is set, the target pixels of each patch are normalised.
     """
     target_BLX = cells(batch['image'], *self.model.grid(self.images.size))
     if self.normalized:
