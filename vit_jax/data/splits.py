@@ -32,9 +32,9 @@ def select(
 ) -> np.ndarray:
   """Returns the indices that a split string selects, int64, in its order.
 
-  Splits have several names, see `SAME`. `test` means `val` if `test` is missing,
-  and the other way round. This does not hold in sums: if only `test` exists,
-  `train+val` would train on it. `all` means all splits.
+  Splits have several names, see `SAME`. `test` means `val` if `test` is
+  missing, and the other way round. This does not hold in sums: if only `test`
+  exists, `train+val` would train on it. `all` means all splits.
 
   Args:
     split: the split string.
