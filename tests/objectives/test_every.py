@@ -276,6 +276,7 @@ def test_what_is_said_of_it_opens_no_data(name, monkeypatch):
 
 OF_CLASSES = {
   'data.erasing': 0.5,
+  'data.train_size': '16',
   'data.wrong_labels': 0.5,
   'loss.name': 'sigmoid',
   'loss.class_weights': 'balanced',
