@@ -5,7 +5,7 @@
   python -m vit_jax.main --config=configs/noisy_student.py:digits,compare ...
 
 The value is the data. For digits, 40 images count as labelled and the others as
-unlabelled. For a folder of small images or another data set, one image in 200
+unlabelled. For a folder of small images or another dataset, one image in 200
 counts as labelled and all count as unlabelled.
 
 A teacher learns from the labelled images and predicts labels for the others. A
@@ -25,7 +25,7 @@ alone. All generations see the same number of images.
   data.split=train[:40]            the labelled images
   objective.unlabelled=train[40:]  the unlabelled images: a split of the same
                                    data
-  objective.unlabelled_data=PATH   the unlabelled images: another data set, with
+  objective.unlabelled_data=PATH   the unlabelled images: another dataset, with
                                    or without classes
   objective.threshold=0.3          minimum probability of the likeliest class
   objective.images_a_class=0       unlabelled images per class; 0 means as many

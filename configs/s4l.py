@@ -3,7 +3,7 @@
   python -m vit_jax.main --config=configs/s4l.py:./cifar10 --workdir=...
   python -m vit_jax.main --config=configs/s4l.py:./cifar10,exemplar ...
 
-The first value is a folder of images or another data set. The second value is
+The first value is a folder of images or another dataset. The second value is
 the self-supervised task: rotation (the default) predicts the rotation of an
 image, and exemplar recognises augmented copies of the same image. One image in
 200 counts as labelled (250 of CIFAR-10), and all count as unlabelled. A batch
@@ -14,7 +14,7 @@ images.
   data.split=train[:0.5%]          the labelled images
   objective.unlabelled=train       the unlabelled images: a split of the same
                                    data
-  objective.unlabelled_data=PATH   the unlabelled images: another data set, with
+  objective.unlabelled_data=PATH   the unlabelled images: another dataset, with
                                    or without classes
   objective.weight=1.0             weight of the self-supervised loss
   model=b16                        another ViT; S4L's own is a ResNet-50 v2

@@ -5,9 +5,9 @@
 MODEL is a variant together with --config.init=CHECKPOINT, or the checkpoint
 itself. SUITE is table2 (ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers and VTAB),
 vtab (its 19 tasks), natural, specialised or structured (groups of VTAB), or
-data sets joined by +: TFDS names, vtab/TASK, folders.
+datasets joined by +: TFDS names, vtab/TASK, folders.
 
-For each data set, every learning rate of table 4 is trained on a part of the
+For each dataset, every learning rate of table 4 is trained on a part of the
 training set and measured on the rest. The best rate is then trained on the
 whole training set with three seeds. The table has their mean and deviation
 beside the published numbers. The same command resumes; table.md, results.csv
@@ -18,7 +18,7 @@ and tune.csv grow with every run.
     runs/mine,./data,data.image_size=64,total=200 steps,batch_size=64
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
-averaging 0.9999, as the paper did for its table 2. All other data sets have 384
+averaging 0.9999, as the paper did for its table 2. All other datasets have 384
 pixels.
 
 Published for L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB 72.72 %.
@@ -42,7 +42,7 @@ IMAGENET_ONLY = {
 
 
 def fields_on(config, name, suite):
-  """Returns the fields of one data set, with its grid of learning rates."""
+  """Returns the fields of one dataset, with its grid of learning rates."""
   fields = recipe.on(name) | recipe.grid(config, name)
   if name == 'imagenet2012':
     if suite == 'table2':
@@ -65,7 +65,7 @@ def get_config(argument='b16,table2'):
   tasks = {}
   for name in names:
     # The user's values override the recipe, except for evaluators that cannot
-    # work on this data set.
+    # work on this dataset.
     tasks[name] = {
       field: value
       for field, value in fields_on(config, name, suite).items()

@@ -27,7 +27,7 @@ steps of warm-up, L2 penalty 1e-4. The learning rate is divided by ten after
 
 TFDS cannot prepare ImageNet-21k. Registered users get its images from
 https://image-net.org: give their folder, with a sub-folder for each class, as
---config.data.name=/path, or your own TFDS data set of that name. Models that
+--config.data.name=/path, or your own TFDS dataset of that name. Models that
 are missing in table 3 use the row of the nearest model.
 
 Published accuracy on ImageNet after fine-tuning: L/16, 14 epochs on JFT,

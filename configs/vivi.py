@@ -3,7 +3,7 @@
   python -m vit_jax.main --config=configs/vivi.py:./cifar10,./clips ...
 
 The first value is the data whose classes are learned. For digits, 40 images
-count as labelled; for a folder of small images or another data set, one in 200.
+count as labelled; for a folder of small images or another dataset, one in 200.
 The second value is a folder with a folder of frames for each video:
 ./clips/NAME/000001.jpg and so on. A batch has as many videos as labelled
 images. Each video gives `shots` x `frames` x `copies` images, by default 8, so

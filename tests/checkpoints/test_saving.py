@@ -518,7 +518,7 @@ def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
   store.save(5, state(5), {}, {METRIC: 0.1})
   store.close()
   assert saving.steps(folder) == [3, 4, 5]
-  assert caplog.text.count('its step does not count as the best') == 3
+  assert caplog.text.count('so it cannot be the best') == 3
 
 
 def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):

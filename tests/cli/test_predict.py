@@ -143,9 +143,9 @@ def test_overflow_is_an_error_that_names_checkpoint_and_image(
   path = str(images / FILES[0])
   status, out, err = command(str(tmp_path / 'spoilt'), path, '--format=json')
   assert (status, 'NaN' in out) == (2, False)
-  assert 'spoilt/checkpoints/0 gives numbers that are not finite' in err
+  assert 'spoilt/checkpoints/0 gives outputs that are not finite' in err
   assert path in err
-  with pytest.raises(ValueError, match='numbers that are not finite for image'):
+  with pytest.raises(ValueError, match='outputs that are not finite for image'):
     confusion.evaluate(spoilt, 'digits')
 
 

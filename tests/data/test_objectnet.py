@@ -82,7 +82,7 @@ def test_images_of_border_alone_are_reported_with_others(archive, encode):
   (folder / 'e.png').write_bytes(encode(np.zeros((5, 5, 3), np.uint8)))
   source = objectnet.ObjectNet(str(archive))
   assert len(source) == 6 and source[5]['image'].shape == (1, 1, 3)
-  with pytest.raises(decode.UnreadableImage, match='nothing of 7x4 pixels'):
+  with pytest.raises(decode.UnreadableImage, match='7x4 pixels are too few'):
     source[3]
   bad = bad_images.find_bad_images(source)
   assert [(b.index, pathlib.Path(b.name).name) for b in bad] == [

@@ -1,8 +1,8 @@
-"""Low-rank adapters of kernels (LoRA, arXiv 2106.09685).
+"""Low-rank adapters for kernels (LoRA, arXiv 2106.09685).
 
-A kernel W of D inputs and E outputs becomes W + A B, with A [D, r] and B
-[r, E]. Training changes only A, B and the parameters of the task. Checkpoints
-store only these; all other parameters are read from `config.init`.
+A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
+[r, E]. Training changes only A, B and the task's parameters, such as the head.
+Checkpoints store only these. The checkpoint `config.init` has all others.
 """
 
 import os
@@ -26,12 +26,12 @@ def body_of(model: Model, params: Params) -> Params:
 
 
 def merged(body: Params, trained: Params) -> Params:
-  """Returns all parameters, with adapters added to their kernels.
+  """Returns all parameters of the model, with adapters added to their kernels.
 
   Args:
     body: result of `body_of`.
-    trained: adapters, as A and B in place of a kernel, and the task's
-      parameters.
+    trained: the trained parameters. An adapted kernel is replaced by a dict of
+      `lora_a` and `lora_b`; the task's parameters are complete.
   """
   found, trained = flatten_dict(body), flatten_dict(trained)
   for path, x in trained.items():
@@ -46,6 +46,11 @@ def merged(body: Params, trained: Params) -> Params:
 
 def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   """Returns all parameters of a checkpoint that stores adapters.
+
+  Args:
+    step_dir: folder of the checkpoint, an `epath.Path`.
+    meta: result of `saving.read_meta`.
+    model: the model of the checkpoint.
 
   Raises:
     FileNotFoundError: if the checkpoint `config.init` does not exist.

@@ -1,9 +1,10 @@
-"""Published checkpoints by short names.
+"""Short names of published checkpoints.
 
-The files are from the READMEs of google-research/vision_transformer and
-google-research/big_transfer. AugReg's checkpoints are those that the README
-recommends, and those at 224 pixels that timm's `vision_transformer.py` and
-`vision_transformer_hybrid.py` name.
+The READMEs of google-research/vision_transformer and
+google-research/big_transfer list the files. AugReg has published many more.
+This catalogue has the AugReg files that the README recommends, and the files at
+224 pixels that timm lists in `vision_transformer.py` and
+`vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple
@@ -13,9 +14,9 @@ class Published(NamedTuple):
   """A published checkpoint.
 
   Attributes:
-    model: name for `variants.fields`.
-    image_size: side of the last training's images, in pixels.
-    data: the training data sets, in the order of use.
+    model: name of the model in `variants.fields`.
+    image_size: side of the images in the last training, in pixels.
+    data: the training datasets, in the order of use.
     address: gs://BUCKET/FILE in a public bucket.
     accuracy: top-1 on ImageNet in percent; None if it is unknown.
     accuracy_from: source of the accuracy.
@@ -36,7 +37,7 @@ _BOTH = f'{_I21K}, {_I1K}'
 _VIT, _BIT = 'gs://vit_models', 'gs://bit_models'
 _README, _TABLE_5, _TIMM = 'README', 'table 5', 'timm'
 
-# Names of the paper's files, by model.
+# Names of the files of the ViT paper, by model.
 _VIT_FILES = {
   'b16': 'ViT-B_16',
   'b32': 'ViT-B_32',
@@ -48,8 +49,8 @@ _VIT_FILES = {
   'r50+l32': 'R50+ViT-L_32',
 }
 
-# Accuracies of files fine-tuned on ImageNet, and their source, by model and
-# pixels. The hybrid's accuracy was not published.
+# Accuracy and source for each file fine-tuned on ImageNet, by model and image
+# size. The accuracy of the hybrid was not published.
 _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('b16', 224): (81.2, _README),
   ('b16', 384): (83.97, _TABLE_5),
@@ -60,8 +61,8 @@ _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('r50+b16', 384): (None, ''),
 }
 
-# Model, its name in the file name, MiB, pre-training recipe, learning rate of
-# fine-tuning at 384 pixels, and accuracy after fine-tuning.
+# Columns: model, its name in the file name, size in MiB, pre-training recipe,
+# learning rate of fine-tuning at 384 pixels, accuracy after fine-tuning.
 _AUGREG = """
 ti16    Ti_16    37   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 78.22
 s32     S_32     118  aug_none-wd_0.1-do_0.0-sd_0.0    0.01 79.58
@@ -74,8 +75,8 @@ r26+s32 R26_S_32 170  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.85
 r50+l32 R50_L_32 1337 aug_medium1-wd_0.1-do_0.1-sd_0.1 0.01 85.99
 """
 
-# Model, its name in the file name, pre-training recipe, and learning rate of
-# fine-tuning at 224 pixels.
+# Columns: model, its name in the file name, pre-training recipe, learning rate
+# of fine-tuning at 224 pixels.
 _AUGREG_224 = """
 ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    0.03
 s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
@@ -89,7 +90,7 @@ r26+s32 R26_S_32 aug_light0-wd_0.03-do_0.1-sd_0.1  0.03
 r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
 """
 
-# Accuracy of the files fine-tuned on ImageNet, measured by timm.
+# Accuracy of the BiT files fine-tuned on ImageNet, measured by timm.
 _BIT_TUNED = {
   'r50x1': 80.19,
   'r50x3': 83.75,
@@ -128,7 +129,7 @@ def _all() -> dict[str, Published]:
     )
   for line in _AUGREG_224.split('\n')[1:-1]:
     model, start, recipe, lr = line.split()
-    # B/8 is missing from `_AUGREG`, because the README does not list it.
+    # Adds B/8, which the README does not list and `_AUGREG` therefore lacks.
     found.setdefault(
       f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
     )

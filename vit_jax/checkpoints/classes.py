@@ -23,9 +23,12 @@ def same_classes(
     names: class names of the data.
     class_order: `config.data.class_order` of the data.
 
+  Returns:
+    Integers [C], for the C classes of the data.
+
   Raises:
-    ValueError: if the checkpoint has no head or lacks a class, or the order of
-      the classes is ambiguous.
+    ValueError: if the checkpoint has no head or lacks a class, if several of
+      its classes share a name, or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes
@@ -61,8 +64,9 @@ def check_same(
 ) -> None:
   """Checks that a checkpoint has the classes of the data.
 
-  The same class may have two names, such as a WordNet id and a word. Two names
-  at the same position therefore match if neither is another class's name.
+  The same class may have two names, such as a WordNet id and a word. Therefore
+  two different names at the same position match, unless one of them names
+  another class on the other side.
 
   Args:
     checkpoint: the checkpoint.
@@ -70,12 +74,12 @@ def check_same(
     class_order: `config.data.class_order` of the data.
 
   Raises:
-    ValueError: if the classes differ; names the first difference.
+    ValueError: if the classes differ; the message names the first difference.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
-    'Give a checkpoint of the same classes. `python -m vit_jax.evaluate` '
-    'compares classes by their names.'
+    'Give a checkpoint with the same classes. `python -m vit_jax.evaluate` '
+    'can match classes by name.'
   )
   if C != len(names):
     raise ValueError(
@@ -95,7 +99,7 @@ def check_same(
 def _match_by_position(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str
 ) -> None:
-  """Logs the matches of class names and a checkpoint's indices.
+  """Logs which class name belongs to which class index of the checkpoint.
 
   Raises:
     ValueError: if the names are numbers whose order as text differs from their

@@ -1,8 +1,8 @@
-"""Fetches checkpoints by name: published, in a bucket, or on the hub.
+"""Fetches published checkpoints, and checkpoints in buckets and on the hub.
 
-Fetched checkpoints stay in a cache and open offline later. The cache is
-`~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`) for buckets, and
-huggingface_hub's cache for the Hugging Face hub.
+Fetched checkpoints stay in a cache, so that they can be opened offline. Files
+from buckets are in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`);
+models from the Hugging Face hub are in the cache of huggingface_hub.
 """
 
 import base64
@@ -26,7 +26,7 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.data import atomic_files
 from vit_jax.register import nearest
 
-# Serves public buckets by https, without an account.
+# Server of public buckets over https; needs no account.
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
 _CHUNK_BYTES = 1 << 24
@@ -40,15 +40,16 @@ def local(source: str) -> str:
   """Returns the local path of a checkpoint; fetches it if necessary.
 
   Args:
-    source: a name in `catalogue.PUBLISHED`, unless a path has this name;
-      gs://BUCKET/FILE; hf://ORG/MODEL or hf://ORG/MODEL@REVISION; or
-      timm://NAME.TAG. A path, or a directory in a bucket, is returned
-      unchanged.
+    source: a name in `catalogue.PUBLISHED`; gs://BUCKET/FILE; hf://ORG/MODEL or
+      hf://ORG/MODEL@REVISION; or timm://NAME.TAG. An existing path takes
+      precedence over a published name. A path, or a directory in a bucket, is
+      returned unchanged.
 
   Raises:
-    ConnectionError: if the download fails; explains how to download by hand.
+    ConnectionError: if the download fails; the message says how to download by
+      hand.
     FileNotFoundError: if the file, model or revision does not exist.
-    ImportError: if a library is not installed; names the library.
+    ImportError: if a library is not installed; the message names it.
     PermissionError: if the download needs a login.
     ValueError: if the name is invalid.
   """
@@ -74,16 +75,16 @@ def local(source: str) -> str:
 
 
 def is_name(source: str) -> bool:
-  """Whether `source` is the name of a checkpoint to fetch, not a path."""
+  """Whether `source` names a checkpoint to fetch, instead of a path."""
   return '://' in source or (
     source in PUBLISHED and not os.path.lexists(source)
   )
 
 
 def is_available(name: str) -> bool:
-  """Whether a published checkpoint is in the cache, or its server answers.
+  """Whether a published checkpoint is in the cache or can be downloaded.
 
-  Waits three seconds at most.
+  Waits at most three seconds for the server.
   """
   address = PUBLISHED[name].address
   answered = threading.Event()
@@ -95,7 +96,7 @@ def is_available(name: str) -> bool:
 
   if _copy_of(address).exists():
     return True
-  # In a thread, because DNS lookups have no timeout.
+  # A thread bounds the wait, because DNS lookups have no timeout.
   threading.Thread(target=ask, daemon=True).start()
   return answered.wait(3)
 
@@ -118,7 +119,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   """Returns the local copy of gs://BUCKET/FILE; fetches it if necessary.
 
   Args:
-    source: the file.
+    source: the address gs://BUCKET/FILE.
     copy_to: `_copy` or `_download`.
   """
   parts = source.removeprefix('gs://').split('/')
@@ -146,7 +147,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
           f'To read {source}, pip install gcsfs. Or: {by_hand} ({e})'
         ) from e
       except FileNotFoundError as e:
-        raise FileNotFoundError(f'There is no file {source}.') from e
+        raise FileNotFoundError(f'{source} does not exist.') from e
       except Exception as e:
         raise ConnectionError(
           f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
@@ -181,9 +182,10 @@ def _copy(source: str, target: pathlib.Path) -> None:
 
 
 def _download(source: str, target: pathlib.Path) -> None:
-  """Downloads a file of a public bucket; checks its size and MD5.
+  """Downloads a file of a public bucket, and checks its size and MD5.
 
-  Resumes after a broken connection if the last attempt received some bytes.
+  If the connection breaks, tries again and resumes, as long as each attempt
+  receives some bytes.
   """
   stated = Message()
   with (
@@ -203,7 +205,7 @@ def _download(source: str, target: pathlib.Path) -> None:
             file.seek(0)
             file.truncate()
             bar.reset(int(stated['Content-Length'] or 0))
-          # If the connection breaks, `read` would lose an incomplete chunk.
+          # `read` would lose an incomplete chunk when the connection breaks.
           while chunk := answer.read1(_CHUNK_BYTES):
             file.write(chunk)
             bar.update(len(chunk))
@@ -220,7 +222,7 @@ def _download(source: str, target: pathlib.Path) -> None:
       if not start < file.tell() < size_bytes:
         break
     _check_size(file.tell(), size_bytes)
-  # Files that were composed in the bucket have no MD5.
+  # A file that was joined from parts in the bucket has no MD5.
   if match := re.search('md5=([^,]+)', str(stated.get_all('x-goog-hash'))):
     with open(target, 'rb') as file:
       found = hashlib.file_digest(file, 'md5').digest()
@@ -238,7 +240,7 @@ def _from_hub(source: str, name: str) -> str:
   match = _REPOSITORY.fullmatch(name)
   if not match:
     raise ValueError(
-      f'{source} is not the name of a model. Give hf://ORG/MODEL, '
+      f'{source} is not a valid model name. Give hf://ORG/MODEL, '
       'hf://ORG/MODEL@REVISION or timm://NAME.TAG.'
     )
   repository, revision = match.groups()

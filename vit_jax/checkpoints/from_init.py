@@ -1,8 +1,8 @@
-"""Configs that take the model from their initial checkpoint.
+"""Lets a config take its model from its initial checkpoint.
 
-Config files do not open checkpoints, because that could download them. `choose`
-therefore only sets the model's name to 'from_init'. `resolve` fills in the
-model after the flags are parsed.
+Config files must not open checkpoints, because that could start a download. So
+in a config file, `choose` only sets the model's name to 'from_init'. After the
+flags are parsed, `resolve` fills in the model.
 """
 
 import dataclasses
@@ -17,16 +17,21 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Fields that are not copied: fine-tuning replaces the head, and `config.data`
-# has the image size.
+# Fields that are not copied, because fine-tuning replaces the head and
+# `config.data` determines the image size.
 _NOT_COPIED = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 
 
 def choose(config: ConfigDict, path: str) -> None:
-  """Makes a config take the model and image fields from a checkpoint.
+  """Makes a config take its model and image fields from a checkpoint.
 
-  Fields that the config or flags set later take precedence.
+  If the config file or flags set some of these fields later, their values take
+  precedence.
+
+  Args:
+    config: the config to change.
+    path: the checkpoint, as in `opening.open_checkpoint`.
   """
   open_fields: dict[str, Any] = {'dtype': placeholder(str)}
   for name in variants.ARCHITECTURES:
@@ -47,17 +52,17 @@ def choose(config: ConfigDict, path: str) -> None:
 def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
-  Rounds image sizes to multiples of the patch size.
+  Rounds image sizes to the nearest size that the model supports.
 
   Raises:
-    FileNotFoundError: as `opening.open_checkpoint`.
-    ValueError: as `opening.open_checkpoint`, or if the checkpoint's model lacks
-      a field that is set.
+    FileNotFoundError: as in `opening.open_checkpoint`.
+    ValueError: as in `opening.open_checkpoint`, or if the config sets a field
+      that the checkpoint's model lacks.
   """
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  # Takes the body's fields, because MAE and segmentation have their own models.
+  # Only the fields of the body: MAE and segmentation have their own models.
   fields = variants.config_of(checkpoint.model)
   left_out = {*_NOT_COPIED, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])
@@ -95,9 +100,9 @@ def _tiled(config: ConfigDict, size: str | None) -> str | None:
 def nearest_size(config: ConfigDict, pixels: int) -> int:
   """Returns the nearest image side that the patches tile.
 
-  For 384 pixels and patches of 14, it is 378. The smaller of two equally near
-  sides wins. Returns `pixels` if the model is not resolved yet, or if no side
-  within 64 pixels fits.
+  For example, returns 378 for 384 pixels and patches of 14. If two sides are
+  equally near, returns the smaller one. Returns `pixels` if the model is not
+  resolved yet, or if no side within 64 pixels fits.
   """
   if config.model.name == NAME:
     return pixels

@@ -35,13 +35,14 @@ class Checkpoint:
   Attributes:
     path: path of the checkpoint.
     model: the model.
-    params: its parameters, float32 NumPy arrays, with layers unrolled or
-      stacked as `model.scan` says.
+    params: the model's parameters, float32 NumPy arrays. Layers are stacked if
+      `model.scan` is set, else unrolled.
     image_size: (H, W) in pixels for which the model has position embeddings.
     preprocessing: how to resize and normalise images.
-    class_names: C names; empty if the checkpoint does not store them.
-    loss: training loss of the head, 'softmax' or 'sigmoid'. The function of
-      this name turns logits into probabilities.
+    class_names: a name for each class; empty if the checkpoint does not store
+      names.
+    loss: training loss of the head, 'softmax' or 'sigmoid'. `probabilities`
+      applies the function of the same name.
   """
 
   path: str
@@ -76,7 +77,7 @@ class Checkpoint:
     return self.images.eval_transform()
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
-    """Normalises images with values from 0 to 255."""
+    """Normalises images with values from 0 to 255; returns float32."""
     return self.images.normalize(images_BHWC)
 
   def class_name(self, index: int) -> str:
@@ -99,11 +100,12 @@ class Checkpoint:
   def class_index(self, text: str | int) -> int:
     """Returns the index of a class, given its name or index.
 
-    Accepts the names that `class_name` returns. Text is first compared with the
-    names, because classes may be named by digits.
+    Accepts the names that `class_name` returns. A text such as '7' is compared
+    with the class names first, because a class may have a number as its name.
 
     Raises:
-      ValueError: if the class is unknown or the name is ambiguous.
+      ValueError: if the class is unknown, the name is ambiguous, or the model
+        has no head.
     """
     self.check_head()
     names, C = self.class_names, self.model.num_classes
@@ -136,7 +138,7 @@ class Checkpoint:
       )
 
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
-    """Returns logits BC, or the representation BD if the model has no head.
+    """Returns logits [B, C], or the representation [B, D] without a head.
 
     Args:
       images_BHWC: RGB images of `image_size`, with values from 0 to 255.
@@ -144,26 +146,31 @@ class Checkpoint:
     return self._apply(self.on_device, images_BHWC)
 
   def check_finite(self, outputs: np.ndarray, image: str) -> None:
-    """Checks that outputs are finite.
+    """Checks that the outputs of the model are finite.
+
+    Args:
+      outputs: outputs of the model, of any shape.
+      image: name of the image, for the message.
 
     Raises:
-      ValueError: if they are not; names the checkpoint and the image.
+      ValueError: if an output is not finite; the message names the checkpoint
+        and the image.
     """
     if not np.all(np.isfinite(outputs)):
       raise ValueError(
-        f'{self.path} gives numbers that are not finite for {image}. Its '
+        f'{self.path} gives outputs that are not finite for {image}. Its '
         'parameters are damaged, or too large for the dtype of the model.'
       )
 
   def probabilities(self, logits_BC: jax.typing.ArrayLike) -> jax.Array:
-    """Returns class probabilities, by softmax or sigmoid as `loss` says."""
+    """Returns class probabilities [B, C], by softmax or sigmoid; see `loss`."""
     if self.loss == 'sigmoid':
       return jax.nn.sigmoid(logits_BC)
     return jax.nn.softmax(logits_BC)
 
   @functools.cached_property
   def on_device(self) -> dict[str, Any]:
-    """The parameters on the default device, copied at the first access."""
+    """The parameters on the default device; copied on the first access."""
     return jax.device_put(self.params)
 
   @functools.cached_property
@@ -192,14 +199,18 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   """Opens a checkpoint and detects its format.
 
   Args:
-    path: a workdir (opens the newest step, or with `early_stopping` the best
-      step); a folder `checkpoints/STEP`; a file or directory in a foreign
-      format; or a name that `fetch.local` fetches. A `Checkpoint` is returned
-      unchanged. If training kept a Polyak average, the average is opened.
+    path: a workdir; a folder `checkpoints/STEP` in a workdir; a file or
+      directory in a foreign format; or a name that `fetch.local` fetches. In a
+      workdir, opens the newest step, or the best step if `early_stopping` was
+      set. If training kept a Polyak average of the parameters, opens the
+      average. A `Checkpoint` is returned unchanged.
 
   Raises:
     FileNotFoundError: if the path does not exist.
-    ValueError: if it is not a checkpoint, or is damaged.
+    ValueError: if it is not a checkpoint, is damaged, or has an unsupported
+      model.
+
+  Also raises the errors of `fetch.local` and `recognise.read`.
   """
   if isinstance(path, Checkpoint):
     return path
@@ -222,8 +233,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
     return _open_step(folder / str(_step_of(folder)))
   if '://' in os.fspath(place):
     raise ValueError(
-      f'{path} is not a workdir. Folders in other formats are only read from '
-      'disk. Copy it to the disk first.'
+      f'{path} is not a workdir. Checkpoints in other formats must be on disk. '
+      'Copy it to the disk first.'
     )
   return _open_foreign(os.fspath(place))
 
@@ -231,8 +242,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 def _step_of(folder: epath.Path) -> int:
   """Returns the step whose checkpoint is the result of a run.
 
-  Does not use `Checkpoints`, which renames damaged checkpoints: the run may
-  still be writing them.
+  Does not use `Checkpoints`, because it renames damaged checkpoints. A
+  checkpoint that a run is still writing could look damaged.
   """
   kept = saving.steps(folder)
   newest = kept[-1]
@@ -273,7 +284,11 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
 def _params_of(
   step_dir: epath.Path, meta: dict[str, Any], model: Model
 ) -> dict[str, Any]:
-  """Returns the parameters after training, verified by their checksums."""
+  """Returns the trained parameters; verifies their checksums.
+
+  Raises:
+    ValueError: if they are damaged.
+  """
   config, size = meta['config'], tuple(meta['image_size'])
   if config['optimizer'].get('lora'):
     # Imported by name, because `adapters` imports this module.
@@ -290,7 +305,7 @@ def _params_of(
   if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
     raise ValueError(f'the arrays of {item} do not fit its config')
   ours, kept = saving.checksums(params), saving.read_checksums(step_dir, item)
-  # `objective_state` contains more arrays, and checksums, than the result.
+  # `objective_state` has checksums of other arrays too.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
     raise ValueError(f'the arrays of {item} differ from their checksums')
   return params

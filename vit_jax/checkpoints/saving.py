@@ -1,9 +1,9 @@
-"""Saves training with orbax and resumes it exactly.
+"""Saves the state of training with orbax, and restores it exactly.
 
 A workdir has folders `checkpoints/STEP/` with the items `params`, `opt_state`,
-`average` and `objective_state` (unless empty), `checksums` and `meta`. `meta`
-stores the full config, the model's fields, class names, the time spent, the
-step and its metrics.
+`average`, `objective_state`, `checksums` and `meta`; empty items are left out.
+`meta` stores the full config, the model's fields, class names, the time spent,
+the step and its metrics.
 """
 
 import dataclasses
@@ -31,22 +31,23 @@ _log = logging.getLogger(__name__)
 FOLDER = 'checkpoints'
 META = 'meta'
 CHECKSUMS = 'checksums'
-# The items that are trees of arrays.
+# Items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# If a replicated array has at least this size in bytes, each device saves a
-# slice of it. Slicing compiles a program for every shape and device, which
-# delays the first checkpoint.
+# Devices share the saving of replicated arrays that have at least this many
+# bytes: each saves a slice. Smaller arrays are not sliced, because slicing
+# compiles a program for every shape and device, which delays the first
+# checkpoint.
 _LEAST_SLICE = 2**20
 
-# TensorStore's error codes for missing or wrong bytes. Other codes mean that
-# reading failed, such as UNAVAILABLE.
+# TensorStore's error codes for missing or wrong bytes. Other codes, such as
+# UNAVAILABLE, mean that reading failed.
 _DAMAGE = re.compile(
   '(DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND|OUT_OF_RANGE): '
 )
 
 
 class Checkpoints:
-  """Asynchronous checkpoints of one run: the newest and the best."""
+  """Saves a run in the background; keeps the newest and the best."""
 
   def __init__(
     self,
@@ -59,15 +60,15 @@ class Checkpoints:
     """Opens or creates the checkpoints of a workdir.
 
     Args:
-      workdir: any path that `etils.epath` understands, gs:// included.
+      workdir: any path that `etils.epath` understands, including gs://.
       keep_last: number of newest checkpoints to keep.
-      best_metric: metric whose best checkpoint is kept as well.
-      best: whether the 'highest' or 'lowest' value of the metric is best.
+      best_metric: metric that decides which checkpoint is the best.
+      best: 'highest' or 'lowest', the best value of the metric.
       start_over: whether training may start at step 0 if all checkpoints are
         damaged.
 
     Raises:
-      OSError: if a checkpoint's metrics cannot be read now.
+      OSError: if a checkpoint's metrics cannot be read at present.
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
@@ -82,15 +83,15 @@ class Checkpoints:
       self._metrics[step] = metrics or {}
       if damage:
         _log.warning(
-          'The metrics of checkpoint %s are damaged (%s); its step does not '
-          'count as the best.',
+          'The metrics of checkpoint %s are damaged (%s), so it cannot be the '
+          'best checkpoint.',
           folder,
           damage,
         )
     self._manager = self._open()
 
   def _best_step(self) -> int | None:
-    """Returns the step with the best metric; if several tie, the first."""
+    """Returns the step with the best metric, or None; ties go to the first."""
     values = {
       step: self._sign * metrics.get(self._best_metric, np.nan)
       for step, metrics in self._metrics.items()
@@ -106,8 +107,8 @@ class Checkpoints:
       ),
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
-        # Slow storage may exceed orbax's default of 20 minutes. The run's own
-        # timeout ends a save that hangs.
+        # Saving to slow storage may exceed orbax's default of 20 minutes. If a
+        # save hangs, the timeout of the run ends it.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
@@ -120,7 +121,7 @@ class Checkpoints:
     return os.fspath(self.directory / str(step))
 
   def latest_step(self) -> int | None:
-    """Returns the newest step, saved or being saved, or None."""
+    """Returns the newest step that is saved or being saved, or None."""
     return self._manager.latest_step()
 
   def save(
@@ -130,13 +131,16 @@ class Checkpoints:
     meta: dict[str, Any],
     metrics: dict[str, float],
   ) -> None:
-    """Starts saving; returns after copying the arrays from the devices.
+    """Starts saving, and returns once the arrays are copied from the devices.
+
+    Does nothing if a checkpoint of this step exists.
 
     Args:
-      step: steps taken so far.
+      step: number of training steps so far.
       state: trees of arrays by item name; empty trees are left out.
       meta: values that JSON can store.
-      metrics: metrics of the evaluators at this step, if they ran.
+      metrics: metrics of the evaluators at this step; empty if they did not
+        run.
     """
     if step in self._manager.all_steps():
       return
@@ -146,7 +150,7 @@ class Checkpoints:
       step,
       args=ocp.args.Composite(
         **{name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()},
-        # `meta` includes the metrics, because `meta` has a checksum.
+        # The metrics are a part of `meta`, because `meta` has a checksum.
         **{META: _meta_args(meta | {'step': step, 'metrics': metrics})},
       ),
       force=True,
@@ -165,11 +169,7 @@ class Checkpoints:
   def latest_meta(self) -> dict[str, Any] | None:
     """Returns `meta` of the newest undamaged checkpoint, or None.
 
-    Renames damaged checkpoints, as `restore` does.
-
-    Raises:
-      OSError: as `restore`.
-      ValueError: as `restore`.
+    Renames damaged checkpoints and raises errors, as `restore` does.
     """
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
     found = self._newest(args, lambda step, got: _verified(got[META], step))
@@ -188,9 +188,9 @@ class Checkpoints:
       The step and the trees, or None if training starts at step 0.
 
     Raises:
-      OSError: if a checkpoint cannot be read now.
-      ValueError: if all checkpoints are damaged, unless `start_over` is set;
-        renames no checkpoint.
+      OSError: if a checkpoint cannot be read at present.
+      ValueError: if all checkpoints are damaged and `start_over` is not set. In
+        this case, no checkpoint is renamed.
     """
     like = {name: tree for name, tree in like.items() if tree}
     leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
@@ -218,9 +218,9 @@ class Checkpoints:
   def _newest(
     self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
   ) -> tuple[int, Any] | None:
-    """Returns the newest step whose items pass `check`, and the items."""
-    # The manager's own handler waits for all processes after reading, but a
-    # process that finds damage leaves early.
+    """Returns the newest step whose items pass `check`, and its items."""
+    # The manager's own handler waits for all processes after reading. It would
+    # wait for ever, because a process that finds damage does not get there.
     handler = ocp.CompositeCheckpointHandler()
     damaged: dict[int, str] = {}
     found = None
@@ -228,8 +228,8 @@ class Checkpoints:
       folder = self.directory / str(step)
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
-        # A separate attempt: all processes compute checksums together, so they
-        # start only after all have read their arrays.
+        # All processes compute checksums together. So this is a second attempt,
+        # which starts after all processes have read their arrays.
         _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
@@ -254,18 +254,21 @@ class Checkpoints:
   def _attempt(
     self, step: int, work: Callable[..., Any], *args: Any
   ) -> tuple[Any, str]:
-    """Returns the result of `work`, and any process's description of damage.
+    """Calls `work(*args)` to read or check the checkpoint of a step.
+
+    Returns:
+      The result, and a description of damage; '' if no process found damage.
 
     Raises:
-      OSError: if any process cannot read the checkpoint now.
+      OSError: if any process cannot read the checkpoint at present.
     """
     folder = self.directory / str(step)
     result, damage, failure = None, '', ''
     try:
       result = work(*args)
-    except Exception as e:  # damaged files fail in many ways
+    except Exception as e:  # damaged files raise errors of many types
       damage, failure = judge(folder, e)
-      # Prevents a traceback for each concurrent read that failed.
+      # asyncio would print a traceback for each concurrent read that failed.
       logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     flags = np.array([bool(damage), bool(failure)])
     any_damage, any_failure = (
@@ -275,7 +278,7 @@ class Checkpoints:
       error = OSError(
         f'The checkpoint {folder} cannot be read now: '
         f'{failure or "another process prints the reason"}. Nothing was '
-        'changed. Run the same command again when it can be read.'
+        'changed. Run the same command again when the storage works.'
       )
       error.errno = errno.EIO  # gives all processes the same exit status
       raise error
@@ -284,8 +287,8 @@ class Checkpoints:
   def _set_aside(self, step: int, damage: str) -> None:
     self._metrics.pop(step, None)
     _log.warning(
-      'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the one '
-      'before it is used.',
+      'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the '
+      'previous checkpoint is used.',
       self.path(step),
       damage,
       step,
@@ -299,25 +302,25 @@ class Checkpoints:
     multihost_utils.sync_global_devices('damaged checkpoint set aside')
 
   def wait(self) -> None:
-    """Waits until everything is written."""
+    """Waits until all checkpoints are written."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits until everything is written, and closes the manager."""
+    """Waits until all checkpoints are written, and frees resources."""
     self._manager.close()
 
 
 class _Manager(ocp.CheckpointManager):
-  """Leaves preemption to `preemption_notice` and raises errors at once."""
+  """A manager that ignores preemption and raises background errors at once."""
 
   def metrics(self, step: int) -> None:
-    # Ignores the metrics that earlier versions let orbax save.
+    # Older checkpoints have metrics that orbax saved. They are ignored.
     del step
 
   def reached_preemption(self, step: int) -> bool:
     # JAX chooses one number at which all processes stop. `preemption_notice`
-    # counts its own calls. If orbax also asked JAX, with step numbers,
-    # `preemption_notice` could miss that number.
+    # asks JAX with the count of its own calls. If orbax asked too, with step
+    # numbers, `preemption_notice` could miss the chosen number.
     del step
     return False
 
@@ -332,7 +335,8 @@ class _Manager(ocp.CheckpointManager):
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the best checkpoint.
 
-  Orbax's `BestN` needs metrics that orbax saves, which have no checksum.
+  Replaces Orbax's `BestN`, which needs metrics that orbax itself saves. These
+  have no checksum.
   """
 
   best_step: Callable[[], int | None]
@@ -352,11 +356,11 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
   A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content. Orbax reports a missing file even if a folder cannot be
-  read, and it also fails if memory runs out.
+  about their content. The type of the error does not tell: orbax also reports a
+  missing file if it cannot read a folder, and it fails if memory runs out.
 
   Returns:
-    A description of the damage and a description of the read failure. One of
+    A description of the damage, and a description of the read failure. One of
     the two is empty.
   """
   try:
@@ -386,7 +390,7 @@ def _read_all(folder: epath.Path) -> None:
 
 def first_line(error: BaseException) -> str:
   """Returns the type and message of an error in one line."""
-  # TensorStore appends its specification.
+  # TensorStore appends its specification to messages.
   text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
   return f'{type(error).__name__}: {text}'[:300]
 
@@ -419,9 +423,14 @@ def is_step(path: epath.Path) -> bool:
 
 
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
-  """Writes a new workdir with only NumPy parameters, as `checkpoints/0`.
+  """Writes a new workdir that has only parameters, as `checkpoints/0`.
 
-  Unlike saving while training, this copies no arrays.
+  Unlike `Checkpoints.save`, this function does not copy the arrays.
+
+  Args:
+    workdir: the new workdir.
+    params: tree of NumPy arrays.
+    meta: values that JSON can store.
   """
   handler = ocp.CompositeCheckpointHandler(
     params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False),
@@ -457,20 +466,20 @@ def _trees(
 
 
 def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
-  # Copied, because orbax writes `meta` in the background.
+  # Copy, because orbax writes `meta` in the background.
   meta = json.loads(json.dumps(meta))
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 
 def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
-  """Returns `meta` from the content of its file, after checks.
+  """Returns `meta` from the content of its file, after checking it.
 
   Raises:
     ValueError: if the checksum or the step is wrong.
   """
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
-    raise ValueError('its meta data differ from their checksum')
+    raise ValueError('its metadata differ from their checksum')
   if (was := meta.get('step', step)) != step:  # old files lack the step
     raise ValueError(
       f'it was saved as step {was}, but its folder is {step}. Rename the '
@@ -491,7 +500,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Reads an item's arrays as NumPy: those with the names in `like`."""
+  """Reads the arrays of an item whose names are in `like`, as NumPy arrays."""
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(
@@ -530,11 +539,12 @@ def _digest(meta: dict[str, Any]) -> str:
 
 
 def checksums(tree: Any) -> jax.Array | np.ndarray:
-  """Returns one checksum for each array, in tree order.
+  """Returns one checksum for each array, uint32, in tree order.
 
-  A checksum is the sum of the array's elements as unsigned integers, modulo
-  2^32. It does not depend on the order of the elements, hence not on the
-  sharding. NumPy arrays are summed on the host, without a copy to a device.
+  A checksum is the sum of the array's elements modulo 2^32, with their bits
+  read as unsigned integers. The order of the elements does not matter, so the
+  sharding does not matter either. NumPy arrays are summed on the host, without
+  a copy to a device.
   """
   if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
     sums = [

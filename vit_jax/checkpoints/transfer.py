@@ -24,21 +24,21 @@ def to_new_task(
   """Transfers a checkpoint's parameters to a model for fine-tuning.
 
   Drops the old head and interpolates position embeddings to the new grid
-  (section 3.2). If the checkpoint's model is a part of the new one, such as its
-  backbone, only this part is replaced.
+  (section 3.2 of the ViT paper). If the new model contains the checkpoint's
+  model as a part, such as a backbone, only the parameters of this part change.
 
   Args:
     checkpoint: the checkpoint.
     model: the model to train. Its body, or the body of one of its parts, must
-      equal the checkpoint's.
+      equal the checkpoint's body.
     image_size: (H, W) that the model is built for.
-    fresh: initial parameters of the model; the new head keeps them.
+    fresh: initial parameters of the model; the new head keeps its initial ones.
 
   Returns:
-    NumPy parameters for `model`.
+    Parameters for `model`, as NumPy arrays.
 
   Raises:
-    ValueError: if the bodies differ; names all different fields.
+    ValueError: if the bodies differ; the message names all different fields.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -104,13 +104,13 @@ def _check_same_body(
 def at_size(
   model: Model, params: Any, old: tuple[int, int], new: tuple[int, int]
 ) -> Any:
-  """Converts parameters to another image size.
+  """Converts parameters from one image size (H, W) to another.
 
-  Interpolates position embeddings (section 3.2). With JAX arrays, works
-  under `jax.jit` and `jax.grad`.
+  Interpolates position embeddings (section 3.2 of the ViT paper). With JAX
+  arrays, works under `jax.jit` and `jax.grad`.
 
   Raises:
-    ValueError: if the model has other parameters that depend on the size.
+    ValueError: if other parameters of the model depend on the image size.
   """
   like = flops.param_shapes(model, new)
   # The default precision of TPUs is bfloat16.
@@ -128,11 +128,11 @@ def at_size(
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Converts a checkpoint to another image size.
 
-  Interpolates position embeddings (section 3.2). If images are resized and then
-  cropped, the side before the crop scales with the image size.
+  Interpolates position embeddings (section 3.2 of the ViT paper). Also scales
+  `preprocessing.resize_small`, the side before the crop.
 
   Raises:
-    ValueError: if the model cannot take such images.
+    ValueError: if the model does not support this image size.
   """
   model = checkpoint.model
   model.check(image_size)
@@ -156,7 +156,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
       the representation layer, 'drop' drops both.
 
   Raises:
-    ValueError: if 'representation' is given and the model has no such layer.
+    ValueError: if `head` is 'representation' and the model lacks this layer.
   """
   if head == 'keep':
     return checkpoint
@@ -178,10 +178,11 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 
 
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
-  """Converts position embeddings to learned 1-D ones, for foreign formats.
+  """Converts position embeddings to learned 1-D embeddings.
 
-  The outputs stay the same. Converts two-dimensional, fixed and missing
-  embeddings at the input. Returns other checkpoints unchanged.
+  Foreign formats need these. Converts 2-D, fixed and missing embeddings that
+  are added to the input, and returns other checkpoints unchanged. The model's
+  outputs stay the same.
   """
   model = checkpoint.model
   if (

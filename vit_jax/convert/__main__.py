@@ -1,11 +1,11 @@
-"""Converts a checkpoint from any framework to any other.
+"""Converts a checkpoint to the format of another framework.
 
   python -m vit_jax.convert SOURCE TARGET --to=timm
   python -m vit_jax.convert --check SOURCE TARGET
 
 The format of SOURCE is detected. TARGET is written completely or not at all.
 
-  --to=npz        the official .npz of the paper's code (BiT's for a ResNet)
+  --to=npz        the .npz of the paper's code (for a ResNet, BiT's .npz)
   --to=bigvision  big_vision's .npz
   --to=timm       a directory for timm.create_model('local-dir:TARGET')
   --to=hf         a directory for transformers' from_pretrained
@@ -17,7 +17,8 @@ The format of SOURCE is detected. TARGET is written completely or not at all.
                   float32 and int8, and the server uses the faster one
 
 --check runs SOURCE and TARGET on the same random images and prints the largest
-difference. ONNX and StableHLO files run in their own runtimes.
+difference of their outputs. ONNX and StableHLO programs run in their own
+runtimes.
 """
 
 import argparse
@@ -98,7 +99,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     '--tolerance',
     type=float,
     default=TOLERANCE,
-    help='with --check, the largest difference that passes, as a share of the '
+    help='with --check, the largest accepted difference, relative to the '
     f'largest output (default: {TOLERANCE:g}; use 0.02 for bfloat16, 0.005 for '
     'float16, 0.1 for int8)',
   )
@@ -109,7 +110,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns the exit status, 1 if a check fails."""
+  """Runs the command and returns its exit status.
+
+  The status is 1 if a check fails; see `flags.command` for the others.
+  """
   args = parse(argv)
   return flags.command(_run, args)
 

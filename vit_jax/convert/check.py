@@ -18,16 +18,20 @@ IMAGES = 8  # few, to save memory
 def agree(source: str, target: str, tolerance: float) -> bool:
   """Compares two checkpoints on the same random images and prints the result.
 
-  If the target has another image size, the source is resized to it.
+  If the target has another image size, the source is converted to that size.
 
   Args:
     source: a checkpoint, an .onnx file or a StableHLO directory.
     target: as `source`.
-    tolerance: the largest difference that passes, as a share of the source's
-      largest output.
+    tolerance: the largest accepted difference, relative to the source's largest
+      output.
+
+  Returns:
+    Whether the difference is within the tolerance.
 
   Raises:
     FileNotFoundError: if source or target is missing.
+    ImportError: if onnxruntime is needed but not installed.
     ValueError: if source or target cannot be read, their outputs have different
       shapes, or the source gives the same output for all images.
   """
@@ -47,8 +51,8 @@ def agree(source: str, target: str, tolerance: float) -> bool:
     )
   if not np.ptp(want, axis=0).any():
     raise ValueError(
-      f'{source} gives the same output for all images, as a head of zeros '
-      'does. Convert it with --head=drop to compare features.'
+      f'{source} gives the same output for all images. Its head may be all '
+      'zeros. Convert it with --head=drop to compare features.'
     )
   largest = float(np.abs(want).max())
   difference = float(np.abs(got - want).max()) / largest
@@ -67,7 +71,7 @@ def agree(source: str, target: str, tolerance: float) -> bool:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a program with its own runtime, or a checkpoint with this package.
+  """Opens a program in its own runtime, or a checkpoint in vit_jax.
 
   Raises:
     FileNotFoundError: if the path does not exist.
@@ -96,7 +100,7 @@ def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
     return exact.model.outputs(y, aux)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
-    # By default, TPUs and newer GPUs round the factors of float32 products.
+    # By default, TPUs and newer GPUs round the inputs of float32 products.
     with jax.default_matmul_precision('float32'):
       return compared(apply(exact.params, images_BHWC))
 

@@ -1,4 +1,4 @@
-"""Converts a checkpoint from any framework to any other."""
+"""Converts a checkpoint to the format of another framework, or to a program."""
 
 import dataclasses
 import importlib
@@ -36,21 +36,24 @@ def convert(
     checkpoint: a `Checkpoint`, or anything that `open_checkpoint` opens.
     target: a new file or directory. It is written completely or not at all.
     to: one of `WEIGHTS` or `PROGRAMS`.
-    dtype: dtype of the arrays, one of the format's `DTYPES`.
-    image_size: (H, W) to resize position embeddings for.
+    dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`,
+      and of the computation for `PROGRAMS`.
+    image_size: (H, W) for which to resize position embeddings; None keeps the
+      checkpoint's size.
     head: one of `transfer.HEADS`.
-    loss: 'softmax' or 'sigmoid' in place of the checkpoint's loss; None keeps
-      the checkpoint's.
+    loss: 'softmax' or 'sigmoid', replaces the loss of the checkpoint; None
+      keeps it.
     rollout: whether an ONNX file also outputs the attention rollout.
     opset: opset of an ONNX file; None for the lowest that the model needs.
 
   Returns:
-    One sentence for each thing that the format cannot store.
+    One sentence for each setting that the format cannot store, and for each
+    difference from the checkpoint.
 
   Raises:
     FileExistsError: if the target exists.
     FileNotFoundError: if the source, or the target's folder, is missing.
-    ImportError: if a library is not installed; names the library.
+    ImportError: if a library is not installed; the message names it.
     ValueError: if the source cannot be read, or the format cannot store the
       model.
   """
@@ -90,8 +93,8 @@ def convert(
   is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
   if is_sigmoid and to in WEIGHTS and to != 'hf':
     lost.append(
-      'The file does not store that the training loss was sigmoid: the '
-      'probability of a class is the sigmoid of its logit.'
+      'The file does not store that the training loss was sigmoid. To get the '
+      'probability of a class, apply a sigmoid to its logit.'
     )
   if to in ('onnx', 'stablehlo') and checkpoint.model.any_size:
     H, W = checkpoint.image_size
@@ -117,7 +120,13 @@ def writer(to: str) -> types.ModuleType:
 
 
 def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
-  """Checks the task and converts position embeddings for the format."""
+  """Prepares a checkpoint for one of `WEIGHTS`.
+
+  Converts position embeddings to learned ones.
+
+  Raises:
+    ValueError: if the model has a task that the format cannot store.
+  """
   model, body = checkpoint.model, checkpoint.model.body()
   if model.kind != body.kind:
     raise ValueError(
@@ -128,7 +137,7 @@ def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
   learned = transfer.with_learned_positions(checkpoint)
   if learned is not checkpoint:
     _log.info(
-      'rewritten the position embeddings as learned 1-D ones with the same '
-      'values; further training would change them'
+      'rewritten the position embeddings as learned 1-D embeddings with the '
+      'same values; further training would change them'
     )
   return learned

@@ -1,18 +1,22 @@
-"""ONNX: one file for onnxruntime and most other runtimes.
+"""Exports a model as an ONNX file for onnxruntime and most other runtimes.
 
-The input `images` is float32 (batch, H, W, 3), normalised as the metadata say.
-The output is `logits`, float32 (batch, C); without a head `pre_logits` (batch,
-D); for masked patches `predictions` (batch, patches, ...).
+The input `images` is float32 [batch, H, W, 3], normalised as described in the
+metadata. All outputs are float32:
 
-Optional outputs: `rollout` (batch, h, w), the attention rollout;
-`attention_mean`, `attention_min` and `attention_max` (batch, layers, L, L), the
-attention weights reduced over heads; `read` (batch, L), how much the output
-attends to each token.
+  logits            [batch, C]: logits of a classifier.
+  pre_logits        [batch, D]: representation of a model without a head.
+  predictions       [batch, patches, ...]: of a model that predicts patches.
+  rollout           [batch, h, w]: the attention rollout, with `rollout`.
+  attention_mean, attention_min, attention_max
+                    [batch, layers, L, L]: attention weights reduced over heads,
+                    with `served`.
+  read              [batch, L]: how much the output attends to each token, with
+                    `served`.
 
-DETR outputs `logits` (batch, Q, C + 1), `boxes` (batch, Q, 4) and, if the model
-predicts masks, `mask_logits` of its last layer. Images may have padding only if
-the file has the input `sizes` (batch, 2): int32 height and width without
-padding.
+DETR outputs `logits` [batch, Q, C + 1] and `boxes` [batch, Q, 4] of its last
+layer, and `mask_logits` if the model predicts masks. With `served`, it has a
+second input `sizes`, int32 [batch, 2]: height and width of each image without
+padding. Without this input, images must not be padded.
 """
 
 import dataclasses
@@ -50,18 +54,26 @@ def write(
   served: bool = False,
   opset: int | None = None,
 ) -> list[str]:
-  """Writes a file for any batch size.
+  """Writes a file that takes any batch size.
 
-  With 'float16', norms, softmax, inputs and outputs stay in float32, as in JAX.
-  With 'int8', matrix products and their weights are quantised; convolutions
-  stay in float32. `rollout` adds the attention rollout to the outputs. With
-  `served`, a ViT also outputs the attention weights for rollout, and DETR takes
-  `sizes`. The default `opset` is the lowest that has all operators.
+  Args:
+    checkpoint: the checkpoint.
+    target: the new file.
+    dtype: one of `DTYPES`. With 'float16', norms, softmax, inputs and outputs
+      stay float32, as in JAX. With 'int8', matrix products and their weights
+      are quantised, and convolutions stay float32.
+    rollout: whether to output the attention rollout.
+    served: whether the file is for `vit_jax.tools.serve`. A ViT then also
+      outputs the attention weights, and DETR has the input `sizes`.
+    opset: version of the operators; None for the lowest that has all of them.
+
+  Returns:
+    One sentence for each difference from the checkpoint.
 
   Raises:
-    ImportError: if ONNX is not installed.
-    ValueError: if the model has no attention for a rollout, it is too large for
-      one file, or the opset lacks an operator.
+    ImportError: if a library is not installed.
+    ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
+      file would be too large, or the opset lacks an operator.
   """
   _library('onnx')
   if dtype == 'int8':
@@ -98,6 +110,10 @@ def open_peer(path: str, threads: int = 0) -> Peer:
   Args:
     path: path of the file.
     threads: number of threads; 0 lets onnxruntime choose.
+
+  Raises:
+    ImportError: if onnxruntime is not installed.
+    ValueError: if the file cannot be read.
   """
   runtime = _library('onnxruntime')
   options = runtime.SessionOptions()
@@ -119,7 +135,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    # A served DETR also takes sizes without padding; here, no image is padded.
+    # A DETR with `served` takes the sizes without padding. These images have no
+    # padding.
     full_sizes = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }
@@ -209,7 +226,7 @@ def _with_attention(
   logits_BC, layers, read_BL = attention_maps.run(model, params, images_BHWC)
   fused: dict[str, list[jax.Array]] = {'mean': [], 'min': [], 'max': []}
   for x_BHLL in layers:
-    # In onnxruntime, this is five times as fast as reducing the middle axis.
+    # In onnxruntime, this is five times as fast as a reduction over axis 1.
     heads = [x_BHLL[:, h] for h in range(x_BHLL.shape[1])]
     fused['mean'].append(functools.reduce(jnp.add, heads) / len(heads))
     fused['min'].append(functools.reduce(jnp.minimum, heads))
@@ -247,10 +264,10 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _quantize(model: Any, path: pathlib.Path) -> None:
-  """Writes a model with its matrix products quantised to int8.
+  """Quantises the matrix products of a model to int8, and writes it.
 
-  Weights have one scale per output channel. Activations are quantised at run
-  time by their current range.
+  Weights have one scale per output channel. Activations are quantised when the
+  file runs, by their range at that time.
   """
   from onnxruntime import quantization
 
@@ -270,8 +287,8 @@ def _quantize(model: Any, path: pathlib.Path) -> None:
       if node.op_type == 'MatMul' and node.input[1] in flat
     ],
     per_channel=True,
-    # Uses 7 bits: older x86 CPUs add two products in 16 bits, which would
-    # overflow with 8. All CPUs, including ARM, then compute the same numbers.
+    # Uses 7 bits. With 8 bits, older x86 CPUs could overflow, because they add
+    # two products in 16 bits. With 7 bits, all CPUs compute the same numbers.
     reduce_range=True,
     weight_type=quantization.QuantType.QInt8,
   )

@@ -1,7 +1,7 @@
-"""Collects ONNX nodes while `onnx` walks the JAX program of a model.
+"""Collects ONNX nodes while `onnx_trace` translates the JAX program of a model.
 
-Convolutions are transposed to ONNX's layout and back. onnxruntime cancels these
-transpositions when it opens a file.
+The inputs and outputs of convolutions are transposed, because ONNX has another
+layout. onnxruntime cancels these transpositions when it opens a file.
 """
 
 import dataclasses
@@ -11,13 +11,16 @@ from typing import Any
 import jax
 import numpy as np
 
-NCHW = (0, 3, 1, 2)  # from the axes of BHWC
-NHWC = (0, 2, 3, 1)  # and back
-# Softmax and reductions mean something else in earlier opsets. All recent
+# Permutations from BHWC to BCHW and back.
+NCHW = (0, 3, 1, 2)
+NHWC = (0, 2, 3, 1)
+# Before opset 13, softmax and reductions have another definition. All recent
 # runtimes support opset 13.
 OLDEST = 13
-SMALL_BYTES = 1024  # equal constants up to this size are written once
-MAX_BYTES = 2**31 - 2**22  # of weights; protobuf files hold at most 2 GiB
+# Equal constants of up to this size are stored once.
+SMALL_BYTES = 1024
+# Limit of the size of all weights: a protobuf file holds at most 2 GiB.
+MAX_BYTES = 2**31 - 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Tensor:
 
   Attributes:
     name: name in the file.
-    shape: integers, and symbolic dimensions of `jax.export`. A size may be 1
-      where JAX has a larger one, if ONNX broadcasts it.
+    shape: sizes: integers or symbolic dimensions of `jax.export`. An axis that
+      ONNX broadcasts may have size 1 instead of its size in JAX.
     dtype: NumPy dtype.
   """
 
@@ -36,12 +39,12 @@ class Tensor:
   dtype: np.dtype
 
 
-# Arrays are constants; tensors are computed when the file runs.
+# A tensor is computed when the file runs; an array is a constant in the file.
 Value = Tensor | np.ndarray
 
 
 class Graph:
-  """Nodes in the order in which they run.
+  """A list of nodes in the order in which they run.
 
   Attributes:
     scope: prefix of the names of new nodes.
@@ -63,7 +66,7 @@ class Graph:
     dtype: Any = None,
     **attributes: Any,
   ) -> Tensor:
-    """Adds a node.
+    """Adds a node and returns its output.
 
     Args:
       op: operator type.
@@ -90,12 +93,12 @@ class Graph:
   def elementwise(
     self, op: str, *inputs: Value, dtype: Any = None, **attributes: Any
   ) -> Value:
-    """Adds an elementwise node; its inputs have equal ranks or are scalars."""
+    """Adds an elementwise node; inputs must have equal ranks or be scalars."""
     shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
     return self.node(op, inputs, shape, dtype, **attributes)
 
   def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
-    """Reshapes a value; one size of the new shape may be symbolic."""
+    """Reshapes a value; at most one size of the new shape may be symbolic."""
     shape = tuple(shape)
     if x.shape == shape:
       return x
@@ -120,7 +123,7 @@ class Graph:
   def slice(
     self, x: Tensor, ranges: Mapping[int, tuple[int, int, int]]
   ) -> Tensor:
-    """Slices a tensor by (start, end, step) along some axes."""
+    """Slices a tensor; `ranges` maps an axis to its (start, end, step)."""
     if not ranges:
       return x
     shape = list(x.shape)
@@ -145,13 +148,18 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a tensor of sizes; the first is a multiple of the batch size."""
+    """Returns a shape as a tensor, for a first size that depends on the batch.
+
+    Raises:
+      NotImplementedError: if the first size is not a multiple of the batch
+        size, or another size is symbolic.
+    """
     first, (first_size, *sizes) = self._inputs[0], shape
     batch = first.shape[0]
     times = first_size // batch
     if not is_static([times, *sizes]) or first_size != times * batch:
       raise NotImplementedError(
-        f'the shape {shape}, not a multiple of the batch size'
+        f'the shape {shape}, which is not a multiple of the batch size,'
       )
     if shape not in self._made:
       first = self.node('Shape', [first], (1,), np.int64, start=0, end=1)
@@ -164,7 +172,7 @@ class Graph:
     return self._made[shape]
 
   def _name(self, x: Value, name: str) -> str:
-    """Returns the name of a value; a new constant is called `name`."""
+    """Returns the name of a value; a new constant gets the given name."""
     if isinstance(x, Tensor):
       return x.name
     if x.nbytes <= SMALL_BYTES:
@@ -188,7 +196,7 @@ class Graph:
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights
-        are too large for a file.
+        are too large for one file.
     """
     from onnx import helper, numpy_helper
 
@@ -215,7 +223,7 @@ class Graph:
       ),
       producer_name='vit_jax',
     )
-    # A generator, because a list would hold a second copy of all weights.
+    # A generator, because a list would be a second copy of all weights.
     model.graph.initializer.extend(
       numpy_helper.from_array(x, name) for name, x in constants.items()
     )
@@ -234,10 +242,10 @@ class Graph:
 
 
 def _set_opset(model: Any, opset: int | None) -> None:
-  """Sets a model's opset and the IR version that goes with it.
+  """Sets a model's opset and the matching IR version.
 
-  Runtimes refuse files with a newer opset than theirs. The default is therefore
-  the lowest opset that has all operators.
+  The default is the lowest opset that has all operators, because runtimes
+  refuse files whose opset is newer than theirs.
 
   Raises:
     ValueError: if the given opset lacks an operator or is unknown.
@@ -290,5 +298,5 @@ def _describe(name: str, x: Value) -> Any:
 
 
 def is_static(shape: Sequence[Any]) -> bool:
-  """Whether all sizes are numbers."""
+  """Whether all sizes are integers instead of symbolic dimensions."""
   return all(isinstance(d, int | np.integer) for d in shape)

@@ -1,7 +1,8 @@
 """Translates the JAX operations of our models to ONNX nodes.
 
-Each function takes the graph, the shape and dtype of the result, the parameters
-of the operation and its inputs.
+Each function takes the graph, the result's shape and dtype (`out`), the
+operation's parameters and its inputs. It returns the result. It raises
+NotImplementedError, with a noun phrase as message, for unsupported parameters.
 """
 
 import functools
@@ -63,12 +64,12 @@ def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
 
 
 def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
-  """A matrix product of (batch, M, K) and (batch, K, N)."""
+  """Translates a product to MatMul of [batch, M, K] and [batch, K, N]."""
   (contract_a, contract_b), (batch_a, batch_b) = params['dimension_numbers']
   free_a = _others(a, contract_a, batch_a)
   free_b = _others(b, contract_b, batch_b)
   if isinstance(a, np.ndarray) and isinstance(b, Tensor):
-    # ONNX expects constant weights as the second input.
+    # Swap the inputs: ONNX expects constant weights as the second input.
     numbers = ((contract_b, contract_a), (batch_b, batch_a))
     y = _dot(graph, out, {'dimension_numbers': numbers}, b, a)
     batch, m, n = len(batch_a), len(free_a), len(free_b)
@@ -79,7 +80,7 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
     for x, axes in ((a, batch_a), (a, free_a), (b, free_b))
   )
   k = math.prod(a.shape[axis] for axis in contract_a)
-  # Without batch axes, ONNX treats all row axes as batch axes.
+  # Without batch axes, MatMul treats all row axes as batch axes.
   kept_rows = [math.prod(rows)] if batch_a else rows
   a = graph.transpose(a, [*batch_a, *free_a, *contract_a])
   b = graph.transpose(b, [*batch_b, *contract_b, *free_b])

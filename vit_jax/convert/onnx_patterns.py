@@ -1,9 +1,9 @@
-"""Functions of our models that become one ONNX node or a few.
+"""Patterns: functions of our models that become one ONNX node or a few.
 
-The exporter searches the program for the operations of each function. If it
-finds no match, for example in another version of JAX or Flax, it translates the
-operations one by one. The file is then slower, but gives the same numbers
-(except for `max_pool`).
+The exporter searches the program for the operations of each function. Without a
+match, for example in another version of JAX or Flax, it translates the
+operations one by one. The file is then slower but computes the same numbers,
+except for `max_pool`.
 """
 
 import functools
@@ -18,7 +18,7 @@ from vit_jax.convert.onnx_trace import Pattern
 
 
 def softmax() -> Pattern:
-  """The softmax over the last axis."""
+  """Returns the pattern of a softmax over the last axis."""
   return Pattern(
     jax.nn.softmax,
     0,
@@ -27,7 +27,7 @@ def softmax() -> Pattern:
 
 
 def gelu(kind: str) -> Pattern:
-  """The exact GELU, or its tanh approximation if `kind` is 'tanh'."""
+  """Returns the pattern of the exact GELU; of the tanh GELU if kind='tanh'."""
   approximate = kind == 'tanh'
   return Pattern(
     functools.partial(nn.gelu, approximate=approximate),
@@ -39,7 +39,7 @@ def gelu(kind: str) -> Pattern:
 
 
 def layer_norm(epsilon: float) -> Pattern:
-  """LayerNorm over the last axis."""
+  """Returns the pattern of LayerNorm over the last axis."""
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
     params = {'bias': bias, 'scale': scale}
@@ -47,7 +47,7 @@ def layer_norm(epsilon: float) -> Pattern:
     return layer.apply({'params': params}, x)
 
   def emit(graph: Graph, x: Value, bias: Value, scale: Value) -> Value:
-    # All inputs must have one dtype; mean and variance are always in float32.
+    # ONNX needs inputs of one dtype. It computes mean and variance in float32.
     inputs = [graph.cast(value, x.dtype) for value in (x, scale, bias)]
     return graph.node('LayerNormalization', inputs, x.shape, epsilon=epsilon)
 
@@ -55,10 +55,10 @@ def layer_norm(epsilon: float) -> Pattern:
 
 
 def group_norm(epsilon: float) -> Pattern:
-  """GroupNorm of images, with 32 groups of channels.
+  """Returns the pattern of GroupNorm with 32 groups, for images.
 
-  Uses InstanceNormalization, because onnxruntime has a fast kernel for it and
-  decomposes GroupNormalization.
+  It becomes InstanceNormalization, for which onnxruntime has a fast kernel;
+  onnxruntime would decompose GroupNormalization.
   """
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
@@ -88,10 +88,10 @@ def group_norm(epsilon: float) -> Pattern:
 
 
 def max_pool() -> Pattern:
-  """BiT's max-pooling, which pads with zeros.
+  """Returns the pattern of BiT's max-pooling, which pads with zeros.
 
-  Needs a pattern, because onnxruntime 1.31 fuses separate padding and pooling
-  nodes and then pads with -inf.
+  Separate nodes would be wrong: onnxruntime 1.31 fuses padding and pooling, and
+  then pads with -inf.
   """
 
   def function(x: Any) -> jax.Array:

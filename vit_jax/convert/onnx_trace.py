@@ -1,10 +1,11 @@
 """Translates a JAX program to ONNX nodes.
 
-The program is traced with a symbolic batch size and translated operation by
-operation. Results that depend only on parameters are computed immediately.
+JAX traces the program with a symbolic batch size. Then this module translates
+it operation by operation. It computes results that depend only on parameters.
 The operations of a known function, such as LayerNorm, become one node or a few.
 
-The package jax2onnx 0.13 fails for ResNets and gives wrong numbers for hybrids.
+The package jax2onnx 0.13 cannot replace this module: it fails for ResNets and
+gives wrong numbers for hybrids.
 """
 
 import dataclasses
@@ -26,11 +27,12 @@ class Pattern:
   """A function that becomes one ONNX node or a few.
 
   Attributes:
-    function: function of x and of more arguments of shape (C,), where C is the
-      last size of x.
+    function: function of x and further arguments of shape [C], where C is the
+      size of x's last axis.
     arguments: number of arguments after x.
-    emit: adds the nodes, given the graph and values; returns the result.
-    fits: whether the pattern supports a shape of x.
+    emit: function of a graph and the arguments' values. It adds the nodes and
+      returns the result.
+    fits: function that tells whether the pattern supports a shape of x.
   """
 
   function: Callable[..., jax.Array]
@@ -45,16 +47,19 @@ def trace(
   inputs: Mapping[str, tuple[tuple[int, ...], Any]],
   patterns: Sequence[Pattern],
 ) -> tuple[Graph, dict[str, Value]]:
-  """Returns a graph with the nodes of a function, and its outputs.
+  """Returns a graph with the nodes of a function, and its outputs by name.
 
   Args:
-    function: maps parameters and inputs to arrays by name.
-    params: NumPy arrays.
-    inputs: shapes (without the batch) and dtypes by name.
+    function: function of the parameters and the inputs, which returns arrays by
+      name.
+    params: tree of NumPy arrays.
+    inputs: for each input name, the shape without the batch axis, and the
+      dtype.
     patterns: patterns to search for.
 
   Raises:
-    NotImplementedError: for an unsupported operation.
+    NotImplementedError: if an operation is not supported; the message is a noun
+      phrase that names it.
   """
   (batch,) = export.symbolic_shape('batch')
   given = [
@@ -73,7 +78,7 @@ def trace(
 
 
 class _Reader:
-  """Reads the operations of a program into a graph."""
+  """Translates the operations of a program into a graph."""
 
   def __init__(self, graph: Graph, patterns: Sequence[Pattern]):
     self._graph = graph
@@ -120,7 +125,7 @@ class _Reader:
       return inputs
     out = eqn.outvars[0].aval
     if name == 'broadcast_in_dim':
-      # Keeps size 1 as long as possible, because ONNX broadcasts.
+      # Axes keep size 1 as long as possible, because ONNX broadcasts them.
       shape = [1] * len(out.shape)
       for axis, size in zip(
         params['broadcast_dimensions'], inputs[0].shape, strict=True
@@ -143,9 +148,11 @@ class _Reader:
   def _find(
     self, jaxpr: Any, start: int
   ) -> tuple[Pattern, int, list[Any], Any] | None:
-    """Finds a pattern that matches the operations from `start` on.
+    """Finds a pattern that matches the operations that begin at `start`.
 
-    Returns the pattern, the number of operations, the inputs and the output.
+    Returns:
+      The pattern, the number of operations, the input variables and the output
+      variable; None if no pattern matches.
     """
     first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)
@@ -159,7 +166,7 @@ class _Reader:
         continue
       length = len(wanted.eqns)
       found = _part(jaxpr, start, length)
-      # Printing renames variables in order, so equal operations print alike.
+      # Printing names variables in order, so equal operations give equal text.
       if str(found) == str(_part(wanted, 0, length)):
         order = [_inputs(wanted.eqns).index(v) for v in wanted.invars]
         atoms = [found.invars[n] for n in order]
@@ -168,7 +175,7 @@ class _Reader:
 
 
 def _traced(pattern: Pattern, shape: tuple[Any, ...], dtype: Any) -> Any:
-  """Returns the operations of a pattern for x of a shape and a dtype."""
+  """Returns the operations of a pattern, for the shape and dtype of x."""
   more = [
     jax.ShapeDtypeStruct(shape[-1:], np.float32)
     for _ in range(pattern.arguments)
@@ -178,7 +185,7 @@ def _traced(pattern: Pattern, shape: tuple[Any, ...], dtype: Any) -> Any:
 
 
 def _part(jaxpr: Any, start: int, length: int) -> Any:
-  """Returns a range of operations as a program."""
+  """Returns `length` operations that begin at `start`, as a program."""
   eqns = jaxpr.eqns[start : start + length]
   return jaxpr.replace(
     constvars=[],

@@ -1,6 +1,6 @@
 """Writes a workdir that contains only parameters.
 
-Training can start from it with `--config.init`.
+Training can start from this workdir with `--config.init`.
 """
 
 import json

@@ -1,18 +1,18 @@
 """Exports a model as a portable program that runs without this package.
 
-The directory contains the program (StableHLO, serialised by `jax.export`, for
-CPU, CUDA and TPU and any batch size), its parameters, and model.json, which
-describes inputs and outputs. Later versions of JAX run the program:
+The directory contains the program, its parameters, and model.json, which
+describes the input and the model. The program is StableHLO, serialised by
+`jax.export`. It runs on CPU, CUDA and TPU, with any batch size:
 
   program = jax.export.deserialize(open('DIR/model.stablehlo', 'rb').read())
   params = dict(np.load('DIR/params.npz'))
   logits = program.call(params, images)
 
-JAX guarantees this compatibility for six months.
+JAX guarantees that its versions of the next six months run the program.
 
-The parameters are not constants of the program: JAX compiles constants with the
-program and limits them to 2 GB, less than H/14 needs. Writing L/16 (1.2 GB) as
-constants took seven times the memory of its parameters.
+Parameters are arguments of the program, not constants. JAX limits constants to
+2 GB, and H/14 needs more. Exporting L/16 (1.2 GB) with constants took seven
+times the memory of its parameters.
 """
 
 import dataclasses
@@ -41,13 +41,21 @@ META = 'model.json'
 
 
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
-  """Writes a program of (params, images) and its parameters.
+  """Writes a directory with a program of (params, images) and its parameters.
 
-  Images are float32 (batch, H, W, 3), normalised as model.json says. The output
-  is float32 (batch, C). DETR takes images without padding and outputs a
-  dictionary of its last layer's `logits` (batch, Q, C + 1), `boxes` and, if the
-  model predicts masks, `mask_logits`. `dtype` is the dtype of the computation;
-  the parameters are float32.
+  The input is images, float32 [batch, H, W, 3], normalised as described in
+  model.json. The output is logits, float32 [batch, C], or the representation of
+  a model without a head. DETR takes images without padding. Its output is a
+  dictionary of the last layer's `logits` [batch, Q, C + 1], `boxes` [batch, Q,
+  4] and, if the model predicts masks, `mask_logits`.
+
+  Args:
+    checkpoint: the checkpoint.
+    target: the new directory.
+    dtype: dtype of the computation, one of `DTYPES`. Parameters are float32.
+
+  Returns:
+    An empty list: the directory stores everything.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
@@ -68,10 +76,10 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a directory, using only JAX.
+  """Opens a directory that `write` has written, without building the model.
 
   Raises:
-    ValueError: if a file is missing or damaged, or files do not fit together.
+    ValueError: if a file is missing or damaged, or the files do not match.
   """
   folder, what = pathlib.Path(path), META
   try:

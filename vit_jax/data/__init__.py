@@ -1,4 +1,4 @@
-"""Records in, batches out.
+"""Reads records and makes batches.
 
 `sources` opens a dataset with random access. `bad_images` finds its unreadable
 images before training. `decode` and `transforms` turn a record into pixels.

@@ -3,14 +3,14 @@
   python -m vit_jax.data ./photos --shards=./photos-shards
   python -m vit_jax.data ./pennfudan --class=person
 
-With --shards the images and classes of a data set are written as ArrayRecord
-files to a new folder, which `--config.data.name=arrayrecord:./photos-shards`
-reads.
+With --shards, the command writes the images and classes of a dataset as
+ArrayRecord files to a new folder. Train on it with
+`--config.data.name=arrayrecord:./photos-shards`.
 
-Without --shards COCO annotations are written, to train DETR. The folder has
-images/ and masks/ with files of the same names. A pixel of a mask is 0 for the
-background, or the number of an object. The command writes instances.json, which
-`--config=configs/detr.py:r50,./pennfudan` reads.
+Without --shards, the command writes COCO annotations to train DETR. The folder
+must have images/ and masks/, with a mask for each image. A pixel of a mask is 0
+for the background, or the number of an object. The result is instances.json in
+the folder. Train on it with `--config=configs/detr.py:r50,./pennfudan`.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from vit_jax.projects.detr import mask_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status: 0, or 2 for bad input."""
+  """Runs the command and returns its exit status; see `flags.command`."""
   parser = flags.parser('data', __doc__)
   parser.add_argument(
-    'folder', help='has images/ and masks/; with --shards, any data set'
+    'folder', help='has images/ and masks/; with --shards, any dataset'
   )
   parser.add_argument(
     '--class',
@@ -50,7 +50,7 @@ def _write_shards(args: argparse.Namespace) -> None:
   target = args.shards.rstrip('/')
   sizes = write_shards.write(args.folder, target, args.splits.split(','))
   files = sorted(pathlib.Path(target).glob('*.array_record'))
-  counts = ', '.join(f'{count:,} of {key}' for key, count in sizes.items())
+  counts = ', '.join(f'{count:,} in {key}' for key, count in sizes.items())
   size_mb = sum(path.stat().st_size for path in files) / 1e6
   print(f'written  {target}: {len(files)} files, {size_mb:,.0f} MB')
   print(f'images   {counts}')

@@ -33,7 +33,7 @@ def cache_folder() -> pathlib.Path:
 
 @contextlib.contextmanager
 def new_file(target: str) -> Iterator[pathlib.Path]:
-  """Yields a path to write to, and renames it to `target` at the end.
+  """Yields a temporary path, and renames it to `target` at the end.
 
   Raises:
     FileExistsError: if `target` exists.
@@ -43,14 +43,14 @@ def new_file(target: str) -> Iterator[pathlib.Path]:
   refuse_existing(target)
   with _beside(pathlib.Path(target)) as partial:
     yield partial
-    # The target may have appeared meanwhile; a rename would replace it.
+    # A rename would replace a target that has appeared meanwhile.
     refuse_existing(target)
     os.rename(partial, target)
 
 
 @contextlib.contextmanager
 def new_folder(target: str) -> Iterator[pathlib.Path]:
-  """Yields an empty folder, and renames it to `target`; see `new_file`."""
+  """Like `new_file`, but yields the path of an empty folder."""
   with new_file(target) as partial:
     partial.mkdir()
     yield partial
@@ -58,7 +58,7 @@ def new_folder(target: str) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  # A random name: containers that share a folder may have equal process ids.
+  # Process ids are not unique: several containers may share a folder.
   partial = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.partial')
   try:
     yield partial

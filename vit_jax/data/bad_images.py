@@ -1,9 +1,9 @@
 """Finds unreadable images before training starts.
 
-Every image is decoded once, in full, by the decoder of training. A hash of each
-readable file's path, size and time is kept in `~/.cache/vit_jax` (or under
-`$XDG_CACHE_HOME`) and in the workdir. A restart checks only files that are new
-or changed; it checks all files if the decoder changed.
+The check decodes every image once, in full, with the decoder that training
+uses. It stores a hash of each readable file's path, size and modification time
+in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`) and in the workdir. A restart
+checks only new and changed files, or all files if the decoder has changed.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class BadImage:
 
   Attributes:
     index: position in the source.
-    name: the file.
-    reason: why it cannot be read.
+    name: the record's name, such as the path of the file.
+    reason: why the image cannot be read.
   """
 
   index: int
@@ -49,9 +49,7 @@ class BadImage:
 def open_checked(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`, and checks its images; see `checked`.
 
-  Raises:
-    ValueError: as `checked`, or as `sources.open_config`.
-    FileNotFoundError: as `sources.open_source`.
+  Raises the errors of `sources.open_config` and of `checked`.
   """
   return checked(sources.open_config(data, split), data.on_bad_image)
 
@@ -59,13 +57,20 @@ def open_checked(data: ConfigDict, split: str) -> Source:
 def checked(source: Source, on_bad_image: str) -> Source:
   """Returns a source without its unreadable images.
 
-  All processes call it together, share the work and drop the same images. With
-  `skip`, images that become unreadable later are skipped too. A source of
-  decoded pixels is returned as it is.
+  All processes must call this function together. They share the work and drop
+  the same images. With `skip`, the loader later skips images that become
+  unreadable too. Sources of decoded pixels need no check and are returned
+  unchanged.
+
+  Args:
+    source: the source to check.
+    on_bad_image: 'error' to raise an error if an image is unreadable; 'skip' to
+      leave unreadable images out.
 
   Raises:
-    ValueError: `on_bad_image` is `error` and there are unreadable images, or it
-      is `skip` and no image is left, or it has another value.
+    ValueError: an image is unreadable and `on_bad_image` is 'error'; all images
+      are unreadable; the processes see different data; or `on_bad_image` is
+      invalid.
   """
   if on_bad_image not in ('error', 'skip'):
     raise ValueError(
@@ -115,16 +120,16 @@ def _refuse_different(source: Source) -> None:
 def find_bad_images(source: Source) -> list[BadImage] | None:
   """Returns the unreadable images of this process' share, in order.
 
-  Each of N processes decodes every N-th image, on all cores. It leaves out
-  images that were readable before and have not changed. Returns None if the
-  source needs no check.
+  Each of N processes decodes every N-th image, on all cores. Images that an
+  earlier check could read are not decoded again unless they have changed.
+  Returns None if the source needs no check.
   """
   index, count = jax.process_index(), jax.process_count()
   share = range(index, len(source), count)
   texts = source.states(share)
   if texts is None:
     return None
-  # Versions of a decoder may differ in which files they can read.
+  # Another version of a decoder may be unable to read the same file.
   decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
@@ -148,9 +153,9 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
 
 @contextlib.contextmanager
 def kept_in(workdir: str) -> Iterator[None]:
-  """Within this context, keeps the results of image checks in a workdir too.
+  """Within this context, stores the results of image checks in a workdir too.
 
-  Other hosts, and containers that start with an empty home, find them there.
+  Other hosts, and containers that start with an empty home, read them there.
   """
   _workdirs.append(epath.Path(workdir) / 'checked_images')
   try:
@@ -173,7 +178,7 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """Does the same as np.isin, several times as fast for a million hashes."""
+  """Same as np.isin, but several times as fast for a million hashes."""
   order_N = np.argsort(values_N)
   sorted_N, known_M = values_N[order_N], np.sort(known_M)
   is_in_N = np.empty(len(values_N), bool)
@@ -195,7 +200,7 @@ def _read(place: epath.Path) -> np.ndarray:
 
 
 def _keep(place: epath.Path, states_N: np.ndarray) -> None:
-  """Writes the hashes of images that were found readable."""
+  """Writes the hashes of readable images to a new file in `place`."""
   if not states_N.size:
     return
   data = io.BytesIO()
@@ -205,11 +210,11 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
     place.mkdir(parents=True, exist_ok=True)
     atomic_files.replace(place / f'{name}.npy', data.getvalue())
   except OSError as e:  # training works with a read-only home too
-    _log.warning('The result of the image check is not kept: %s', e)
+    _log.warning('The results of the image check could not be stored: %s', e)
 
 
 def _gather(items: list[Any]) -> list[Any]:
-  """Returns the JSON-like items of all processes, in the processes' order."""
+  """Returns the items of all processes, in order; they must fit into JSON."""
   text = np.frombuffer(json.dumps(items).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()
   padded = np.pad(text, (0, max(sizes) - len(text)))

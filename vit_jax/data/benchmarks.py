@@ -1,4 +1,4 @@
-"""The data sets of the paper's evaluations, each with its protocol."""
+"""The datasets that the paper evaluates on, each with its protocol."""
 
 import dataclasses
 
@@ -7,20 +7,21 @@ from vit_jax.data import vtab
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """A data set with the paper's transfer protocol.
+  """A dataset with the paper's transfer protocol.
 
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
     title: the name in the paper's tables.
-    num_classes: C.
-    tune_train: split on which tuning trains each learning rate.
-    tune_val: split on which tuning compares them.
+    num_classes: number of classes.
+    tune_train: split on which tuning trains with each learning rate.
+    tune_val: split on which tuning compares the learning rates.
     examples: sizes of `train`, `test`, `tune_train` and `tune_val`.
-    steps: steps of fine-tuning (table 4).
+    steps: number of fine-tuning steps (table 4).
     train: training split of the final run.
     test: split whose accuracy is reported.
     learning_rates: learning rates to try (table 4).
-    group: VTAB's 'natural', 'specialised' or 'structured'; empty for others.
+    group: VTAB's 'natural', 'specialised' or 'structured'; empty for datasets
+      outside VTAB.
     flip: whether training images are mirrored at random.
     crop: crop of training images: 'inception', 'resize' (BiT's) or 'none'.
   """
@@ -40,11 +41,11 @@ class Benchmark:
   crop: str = 'inception'
 
 
-# Learning rates to try in addition on ImageNet, with ResNets and hybrids.
+# Additional learning rates for ResNets and hybrids on ImageNet.
 IMAGENET_EXTRA_LEARNING_RATES = (0.06,)
 
-# Tasks about locations, distances and counts: flipping or cropping an image
-# would change its class (BiT, arXiv 1912.11370).
+# In these tasks the class depends on location, orientation, distance or count.
+# A flip or a crop would change it (BiT, arXiv 1912.11370).
 _NO_FLIP = ('dsprites_location', 'dsprites_orientation', 'smallnorb_azimuth')
 _NO_CROP = (
   'clevr_count',
@@ -123,7 +124,7 @@ _VTAB = tuple(_vtab(key, task) for key, task in vtab.TASKS.items())
 # The paper's benchmarks by name.
 BENCHMARKS: dict[str, Benchmark] = {b.name: b for b in _TABLE_2 + _VTAB}
 
-# Data sets of each suite, in the paper's order.
+# Names of the datasets of each suite, in the paper's order.
 SUITES: dict[str, tuple[str, ...]] = {
   'table2': tuple(BENCHMARKS),
   'vtab': tuple(b.name for b in _VTAB),
@@ -134,6 +135,6 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 
 def usual_splits(name: str) -> tuple[str, str]:
-  """Returns the usual training and test split of a data set."""
+  """Returns the usual training and test split of a dataset."""
   usual = BENCHMARKS.get(name)
   return (usual.train, usual.test) if usual else ('train', 'test')

@@ -1,4 +1,4 @@
-"""Threads on all CPU cores, with a progress bar."""
+"""Runs a function in threads on all CPU cores, with a progress bar."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
     desc=what,
     unit=f' {unit}',
     delay=1,
-    # In a log file every update is a new line, so updates are rare.
+    # In a log file each update adds a line, so updates there are rare.
     mininterval=0.5 if sys.stderr.isatty() else 30,
     disable=not shown,
   )
@@ -34,9 +34,9 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
 def in_threads(
   function: Callable[[int], _T], indices: Sequence[int], bar: tqdm
 ) -> Iterator[_T]:
-  """Yields the function's result for each index, in order, from threads.
+  """Calls a function for each index in threads; yields the results in order.
 
-  Threads suffice, because reading and decoding release the GIL.
+  Threads suffice, because reading and decoding images release the GIL.
   """
   with bar, futures.ThreadPoolExecutor(usable_cores()) as pool:
     # Chunks bound the number of pending results.

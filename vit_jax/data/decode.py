@@ -1,13 +1,14 @@
-"""Decodes image files to RGB pixels, by content and never by file extension.
+"""Decodes image files to RGB pixels.
 
-libjpeg-turbo (simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that
-is enough. It stops below the last row that is needed. Pillow decodes all other
+The content decides the format; the file extension is ignored. libjpeg-turbo
+(simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that is enough. It
+stops below the last row that the caller needs. Pillow decodes all other
 formats, and JPEGs in CMYK. Both decode a JPEG to the same pixels at full size.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
-  - the orientation of EXIF is applied, or of XMP if EXIF has none;
+  - the EXIF orientation is applied, or the XMP orientation if EXIF has none;
   - transparency is composited on white, as viewers show it;
-  - 16-bit grey is scaled to 8 bits, by the number of bits that a TIFF declares;
+  - 16-bit grey is scaled to 8 bits; white is 2^n - 1 if a TIFF declares n bits;
   - CMYK is converted with the inversion that Adobe files need;
   - only the first frame of an animation is read.
 """
@@ -33,14 +34,14 @@ from PIL import Image
 from vit_jax.data import orientation
 from vit_jax.data.orientation import Box, Turn
 
-# The size at which Pillow warns of decompression bombs; here it is a limit.
+# Larger images are refused. From this size Pillow warns of decompression bombs.
 MAX_PIXELS = 89_478_485
 
-# Increase it when a change here could make other files unreadable: the results
-# of the image check are cached under it.
+# Increase it when a change of the decoder may affect which files are readable.
+# The image check then ignores its older results.
 DECODER_VERSION = 2
 
-# 4095, the maximum of 12 bits, becomes 16 if 16 bits are scaled to 8.
+# The largest 12-bit value, 4095, becomes 16 when 16 bits are scaled to 8.
 _WHITE_OF_12_BITS = 16
 
 HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
@@ -68,8 +69,8 @@ def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
   Raises:
-    UnreadableImage: The path is missing, cannot be read, or is a folder, a pipe
-      or a device.
+    UnreadableImage: The file is missing or cannot be read, or the path is a
+      folder, a pipe or a device.
   """
   try:
     mode = os.stat(path).st_mode
@@ -82,7 +83,7 @@ def read_file(path: str) -> bytes:
 
 
 def state_of_files(paths: Iterable[str], about: str = '') -> str:
-  """Returns a hash of `about` and of files' paths, sizes and times."""
+  """Returns a hash of `about` and of files' paths, sizes and mtimes."""
   digest = hashlib.sha256(about.encode(errors='surrogateescape'))
   for path in paths:
     digest.update(f'{state_of(path)}\n'.encode(errors='surrogateescape'))
@@ -103,18 +104,18 @@ def names_and_sizes(paths: Iterable[str]) -> str:
 
 
 def state_of(path: str) -> str:
-  """Returns a file's path, size and modification time."""
+  """Returns a text of a file's path, size and modification time."""
   try:
     found = os.stat(path)
-  except OSError:  # such as a broken link, which the check will report
+  except OSError:  # a broken link, for example: the image check reports it
     return f'{path}\0unreadable'
   return f'{path}\0{found.st_size} {found.st_mtime_ns}'
 
 
 class Picture:
-  """An image of known size, from which parts are read.
+  """An image of known size; `read` returns its pixels or a part of them.
 
-  This class holds decoded pixels; `_JpegPicture` decodes when it is read.
+  This class holds decoded pixels; `_JpegPicture` decodes in `read`.
 
   Attributes:
     height: Rows of the upright image.
@@ -132,15 +133,15 @@ class Picture:
     *,
     exact: bool = True,
   ) -> np.ndarray:
-    """Decodes a part of the image to uint8 [H, W, 3].
+    """Returns a part of the image as uint8 [H, W, 3].
 
     Args:
-      box: The part; None is the whole image.
-      size: The (height, width) to which the caller will resize that part. The
-        result may be smaller than the part by a factor of 2, 4 or 8, but is not
-        smaller than `size`. None asks for full size.
-      exact: False allows a faster inverse DCT, good enough for training: pixels
-        differ by one grey level on average.
+      box: The part; None for the whole image.
+      size: The (height, width) to which the caller will resize the part. A JPEG
+        may then be decoded at 1/2, 1/4 or 1/8 of its size, but a part that has
+        at least `size` never becomes smaller. None for full size.
+      exact: False allows a faster inverse DCT, which is good enough for
+        training: it changes pixels by one grey level on average.
 
     Raises:
       UnreadableImage: The data is damaged or truncated.
@@ -159,16 +160,18 @@ def open_image(
   formats: Sequence[str] = (),
   max_pixels: int = 0,
 ) -> Picture:
-  """Opens an encoded image or pixels; a JPEG is decoded only when it is read.
+  """Opens an encoded image or pixels; a JPEG is decoded later, in `read`.
 
   Args:
     data: the bytes of a file, or pixels uint8 [H, W, 3].
-    name: the name of the file in errors.
-    formats: the formats that may be read, JPEG included; empty for all.
-    max_pixels: limit of pixels; 0 for `MAX_PIXELS`.
+    name: the name of the image in error messages.
+    formats: Pillow's names of the accepted formats, which must include JPEG;
+      empty accepts all formats.
+    max_pixels: the largest accepted number of pixels; 0 for `MAX_PIXELS`.
 
   Raises:
-    UnreadableImage: The data is damaged, not an image, or has too many pixels.
+    UnreadableImage: The data is damaged or not an image, or the image has too
+      many pixels.
   """
   if isinstance(data, np.ndarray):
     if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3:
@@ -194,27 +197,27 @@ def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
   if width * height > most:
     raise UnreadableImage(
       name,
-      f'{width}x{height} pixels are more than the limit of {most} '
+      f'{width}x{height} pixels exceed the limit of {most} '
       '(a decompression bomb?); scale the file down',
     )
 
 
 class JpegHeader(NamedTuple):
-  """Facts from the header of a JPEG, which is all segments before the pixels.
+  """Facts from the header of a JPEG: all segments before the pixels.
 
-  A random crop needs no row below its bottom. The decoder stops there if a
-  smaller height is written into the header. This takes 15 % less time for a
-  training crop of 500 x 375 pixels.
+  A crop needs no row below its bottom. The decoder stops there if a smaller
+  height is written into the header. This saves 15 % of the time for a training
+  crop of a 500 x 375 image.
 
   Attributes:
-    height: Rows as stored.
-    width: Columns as stored.
-    height_at: Position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early. It cannot if rows do not come top to bottom in one
-      scan, or if there are restart markers: missing ones look like damage.
-    lookahead: How many decoded rows below a row can influence the row: 0,
-      unless chroma has fewer rows than brightness and is interpolated.
-    has_metadata: Whether the file has EXIF or XMP, and so may be rotated.
+    height: number of rows as stored, before rotation.
+    width: number of columns as stored, before rotation.
+    height_at: position of the height in the file, in bytes; 0 if the decoder
+      cannot stop early. To stop early, it needs all rows in one scan, from top
+      to bottom, and no restart markers: missing markers look like damage.
+    lookahead: number of rows below a row that influence the decoded row. It is
+      0 unless chroma has fewer rows than brightness and is interpolated.
+    has_metadata: whether the file has EXIF or XMP, which may rotate the image.
   """
 
   height: int
@@ -225,9 +228,9 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-  """Reads the segments up to the first scan.
+  """Reads the header of a JPEG, up to its first scan.
 
-  Returns None if the data is damaged, a JPEG in CMYK or not a JPEG.
+  Returns None if the data is damaged, is not a JPEG, or is a JPEG in CMYK.
   """
   if data[:3] != b'\xff\xd8\xff':
     return None
@@ -303,7 +306,10 @@ class _JpegPicture(Picture):
   def _decode(self, factor: int, bottom: int, exact: bool) -> np.ndarray | None:
     """Decodes rows from the top to at least `bottom`, at 1/factor of the size.
 
-    Returns None if libjpeg complains about something that may be harmless.
+    Returns None if libjpeg reports a fault that may be harmless.
+
+    Raises:
+      UnreadableImage: The file is truncated.
     """
     data: bytes | bytearray = self._data
     rows = self._header.height
@@ -326,7 +332,7 @@ class _JpegPicture(Picture):
     except ValueError as error:
       reason = str(error)
     if rows < self._header.height and 'extraneous bytes before' in reason:
-      return image  # these bytes are the rows below, left out on purpose
+      return image  # the extraneous bytes are the rows left out on purpose
     if 'remature end' in reason:
       # libjpeg fills the missing rows with grey.
       raise UnreadableImage(self._name, f'truncated: {reason}')
@@ -336,8 +342,9 @@ class _JpegPicture(Picture):
 @contextlib.contextmanager
 def naming_errors(name: str):
   """Turns Pillow's errors about a damaged file into UnreadableImage."""
-  # Pillow warns of bombs and of damaged metadata, which this module handles.
-  # `catch_warnings` is not thread-safe, and loader threads run this.
+  # This module handles everything that Pillow warns of: decompression bombs and
+  # damaged metadata. `catch_warnings` is not thread-safe, and the threads of
+  # the loader run this code.
   if _PILLOW_FILTER not in warnings.filters:
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
@@ -358,9 +365,10 @@ def naming_errors(name: str):
 
 @functools.cache
 def pillow_formats() -> tuple[str, ...]:
-  """Returns the formats that Pillow reads, and HEIC with pillow-heif.
+  """Returns the formats that Pillow reads; with pillow-heif, HEIC too.
 
-  Leaves out formats without a decoder, and EPS, because it starts Ghostscript.
+  Formats without a decoder are left out. So is EPS, because Pillow would start
+  Ghostscript.
   """
   Image.init()
   if importlib.util.find_spec('pillow_heif'):
@@ -372,8 +380,8 @@ def pillow_formats() -> tuple[str, ...]:
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
   """Opens a file in one of the formats, or in any format if the list is empty.
 
-  Pillow refuses a PNG if its text is damaged or longer than 1 MiB. Such a PNG
-  is opened without its text.
+  Pillow refuses a PNG whose text is damaged or longer than 1 MiB. This function
+  then opens the PNG without its text.
   """
   known = [x for x in pillow_formats() if not formats or x in formats]
   try:
@@ -383,7 +391,7 @@ def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
       raise
   parts, at = [data[:8]], 8
   while at < len(data):
-    # A chunk has a length, a name, that many bytes and a checksum.
+    # A chunk is made of its length, its name, its data and a checksum.
     end = at + 12 + int.from_bytes(data[at : at + 4])
     if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
       parts.append(data[at:end])
@@ -394,7 +402,7 @@ def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
 def _decode_with_pillow(
   data: bytes, name: str, formats: Sequence[str], max_pixels: int
 ) -> np.ndarray:
-  """Decodes any format at full size and upright."""
+  """Decodes an image of any format at full size and turns it upright."""
   if not data:
     raise UnreadableImage(name, 'the file is empty')
   is_heic = data[4:10] == b'ftyphe'
@@ -418,7 +426,7 @@ def from_pillow(image: Image.Image) -> np.ndarray:
   """Returns the upright pixels of an opened image, uint8 [H, W, 3].
 
   Raises:
-    ValueError: pixels are floats, or exceed 16 bits.
+    ValueError: pixels are floats, or a grey value exceeds 16 bits.
     OSError: the file is truncated or damaged.
   """
   pixels = orientation.rgb(image)

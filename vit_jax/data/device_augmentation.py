@@ -15,7 +15,13 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Normalises pixels 0..255 by a mean and std given for pixels in [0, 1]."""
+  """Normalises images with values 0..255; returns float32 [B, H, W, C].
+
+  Args:
+    images_BHWC: images of any dtype with values from 0 to 255.
+    mean: mean of each channel, for pixels scaled to [0, 1].
+    std: standard deviation of each channel, for pixels scaled to [0, 1].
+  """
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
   )
@@ -35,13 +41,14 @@ def random_erasing(
 ) -> jax.Array:
   """Replaces a random rectangle of some images by noise (1708.04896).
 
-  The area is uniform from 0.02 to 1/3 of the image's, the aspect ratio
-  log-uniform from 0.3 to 1/0.3. The first of ten draws that fits is used. The
-  noise is standard normal on normalised images, as in DeiT.
+  The area of the rectangle is uniform between 2 % and a third of the image's
+  area. Its aspect ratio is log-uniform between 0.3 and 1/0.3. The first of ten
+  draws that fits into the image is used. The noise is standard normal, as in
+  DeiT.
 
   Args:
     key: random key.
-    images_BHWC: normalised images.
+    images_BHWC: normalised images, float32.
     probability: probability that an image gets a rectangle.
   """
   B, H, W, _ = images_BHWC.shape
@@ -83,11 +90,11 @@ def cutmix(
   labels_BC: jax.Array,
   alpha: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Pastes a rectangle of its neighbour into each example (1905.04899).
+  """Pastes a rectangle of the previous example into each one (1905.04899).
 
-  The whole batch uses one rectangle with a uniform centre. Its relative area is
-  drawn from Beta(alpha, alpha) before clipping to the image. Labels are mixed
-  by the clipped area.
+  The whole batch uses one rectangle with a uniform centre. Its share of the
+  image area is drawn from Beta(alpha, alpha); then it is clipped to the image.
+  Labels, which are class probabilities, are mixed by the clipped area.
   """
   _, H, W, _ = images_BHWC.shape
   key_share, key_y, key_x = jax.random.split(key, 3)
@@ -137,18 +144,18 @@ def mixup(
   labels_BC: jax.Array,
   alpha: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Mixes each example with its neighbour in the batch (1710.09412).
+  """Mixes each example with the previous one in the batch (1710.09412).
 
-  The whole batch uses one share s, drawn from Beta(alpha, alpha) and replaced
-  by max(s, 1 - s), so that the first image always dominates. Images are
-  floating point, labels are class probabilities.
+  The whole batch uses one share s, drawn from Beta(alpha, alpha). The larger of
+  s and 1 - s is the weight of the example itself, so that it always dominates.
+  Images are floating point; labels are class probabilities.
   """
   share = jax.random.beta(key, alpha, alpha)
   share = jnp.maximum(share, 1 - share)
 
   def mix(x: jax.Array) -> jax.Array:
-    # A roll by one moves a single row between devices; a random permutation
-    # would gather the whole batch on each.
+    # A roll by one moves one example between devices. A random permutation
+    # would gather the whole batch on every device.
     return share * x + (1 - share) * jnp.roll(x, 1, axis=0)
 
   return mix(images_BHWC), mix(labels_BC)

@@ -27,11 +27,11 @@ from vit_jax.data.source import Source
 
 _log = logging.getLogger(__name__)
 
-# Maps the columns of a table to the cells of a line; None if a cell is missing.
+# Maps column names to the cells of a row; a missing cell is None.
 Row = dict[str, Any]
 
 _YOLO = (
-  ". If these are YOLO's labels, export the data set in COCO's format from the "
+  ". If these are YOLO's labels, export the dataset in COCO's format from the "
   'tool that wrote it, and give the folder with instances.json'
 )
 _LAYOUTS = (
@@ -41,7 +41,7 @@ _LAYOUTS = (
 
 
 def is_folder_name(name: str) -> bool:
-  """Whether a dataset name means a folder instead of a dataset of TFDS."""
+  """Whether a dataset name means a folder instead of a TFDS dataset."""
   if name.startswith(('.', '~', '/')):
     return True
   if '/' not in name:
@@ -56,8 +56,9 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
   The folder has `train/`, and optionally `val/` and `test/` (see `splits.SAME`
-  for other names). If `train/` is missing, a fifth of each class becomes
-  `test`. Images have labels if `train/` has sub-folders, one for each class.
+  for other names). Without `train/`, the folder itself holds the images, and a
+  fifth of each class becomes `test`. Images have labels if the folder of
+  training images has sub-folders, one for each class.
 
   Raises:
     FileNotFoundError: The folder is missing.
@@ -71,7 +72,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   inside = set(sub_folders(root))
   found = {name: root / name for name in splits.NAMES if name in inside}
-  # A folder `training` without `test` or `val` may be a class.
+  # A lone folder `training` may be a class.
   has_train = 'train' in found or ('training' in found and len(found) > 1)
   if found and not has_train and inside <= set(found):
     raise ValueError(
@@ -85,7 +86,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
-  # Names that differ only in the Unicode form of accents are one class.
+  # Names that differ only in the Unicode form of accents mean the same class.
   class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
   paths: list[str] = []
   labels: list[int] = []
@@ -176,7 +177,7 @@ def _warn_of_few(
 
 
 class Files(Source):
-  """Image files, as a source without labels.
+  """A source of image files, without labels.
 
   Attributes:
     paths: paths of the files.
@@ -203,13 +204,13 @@ class Files(Source):
     return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # A subclass may read other pixels of the same file, as ObjectNet does.
+    # A subclass, such as ObjectNet, may read other pixels of the same file.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 
 
 class LabelledFiles(Files):
-  """Image files, each with one class, an int."""
+  """A source of image files whose labels are ints, one class per image."""
 
   def __getitem__(self, index: int) -> dict:
     return super().__getitem__(index) | {'label': self._labels[index]}
@@ -220,7 +221,7 @@ class LabelledFiles(Files):
 
 
 class MultiLabelFiles(Files):
-  """Image files, each with a list of classes."""
+  """A source of image files with several classes; labels are uint8 [C]."""
 
   several_labels = True
 
@@ -235,14 +236,15 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
 
   The columns are:
     file: path of the image, relative to the folder of the table.
-    label or labels: the name of the class, or any number of names with `;`
-      between them.
-    split: optional, a name of `splits.SAME`. Without this column, a fifth of
-      each class becomes `test`, or with `labels` a fifth of all images.
+    label or labels: `label` has the name of one class. `labels` has any number
+      of class names, separated by `;`.
+    split: optional; a name in `splits.NAMES`. Without this column, `test` is a
+      fifth of each class, or a fifth of all images if the column is `labels`.
 
   Raises:
     FileNotFoundError: The file is missing.
-    ValueError: A line is invalid; the message has its number.
+    ValueError: The table is invalid or the split is missing. The message names
+      the row of an error.
   """
   path = pathlib.Path(os.path.expanduser(name))
   rows, column = _read_table(path)
@@ -278,7 +280,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
 
 
 def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
-  """Returns the rows of a table and the name of its column of classes."""
+  """Returns the rows of a table, and 'label' or 'labels', whichever it has."""
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:
@@ -288,14 +290,14 @@ def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
   except (UnicodeDecodeError, csv.Error) as e:
     raise ValueError(f'{path} is not a CSV file in UTF-8: {e}') from e
   if not rows:
-    raise ValueError(f'{path} has no rows: give a line for each image')
+    raise ValueError(f'{path} has no rows: give one row for each image')
   for i, row in enumerate(rows, 1):
-    # DictReader puts cells beyond the last column under None.
+    # DictReader stores cells beyond the last column under the key None.
     surplus = row.pop(None, [])  # type: ignore[call-overload]
     if any(cell.strip() for cell in surplus):
       raise ValueError(
-        f'{path}, image {i}: more cells than columns, {surplus}: put a name '
-        'that has a comma into double quotes, and ; between several classes'
+        f'{path}, image {i}: more cells than columns, {surplus}: put names '
+        'with a comma into double quotes, and separate several classes by ;'
       )
   columns = reader.fieldnames or ()
   given = [column for column in columns if column in ('label', 'labels')]
@@ -337,8 +339,8 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
     if before != i:
       raise ValueError(
         f'{path}, image {i}: {row["file"]!r} is also image {before}, so it '
-        'could be in the training and the test split: give one line for each '
-        "image, and several classes in a column 'labels' with ; between them"
+        'could be in the training and the test split: give one row for each '
+        "image, and several classes in a column 'labels', separated by ;"
       )
   return paths
 
@@ -346,7 +348,10 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
 def _members_of(
   path: pathlib.Path, rows: list[Row], labels: list[int], split_seed: int
 ) -> dict[str, list[int]]:
-  """Returns the rows of each split; without a column `split`, 80/20."""
+  """Returns the row indices of each split.
+
+  Without a column `split`, `train` gets 80 % and `test` 20 % of each label.
+  """
   if 'split' not in rows[0]:
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}

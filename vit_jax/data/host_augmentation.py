@@ -1,10 +1,9 @@
-"""Augments single training images on the CPU.
+"""Augments single training images on the CPU, with Pillow.
 
-The operations and their ranges are AutoAugment's (1805.09501, table 6), and
-Pillow applies them. Magnitudes of `OPERATIONS` go from 0 (no change) to 10 (end
-of the range), as in DeiT; in torchvision they go to 30. `BIG_VISION` has the
-operations of big_vision, the code of ViT's authors. Some of them change an
-image less at higher magnitudes.
+`OPERATIONS` has the operations and ranges of AutoAugment (1805.09501, table 6).
+Magnitudes go from 0 (no change) to 10 (end of the range), as in DeiT; in
+torchvision they go to 30. `BIG_VISION` has the operations of big_vision, the
+code of ViT's authors. Some of these change an image less at higher magnitudes.
 """
 
 import dataclasses
@@ -16,9 +15,10 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 _MOST = 10
-_GREY = (128, 128, 128)  # fills the empty area
+_GREY = (128, 128, 128)  # fills areas without pixels
 
-# Takes uint8 pixels HWC and the example's generator, returns uint8 pixels.
+# Maps uint8 pixels [H, W, 3] to uint8 pixels of the same shape. The generator
+# draws the random numbers of the example.
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
@@ -83,10 +83,10 @@ OPERATIONS = {
   'Color': _enhances(ImageEnhance.Color),
   'Contrast': _enhances(ImageEnhance.Contrast),
   'Sharpness': _enhances(ImageEnhance.Sharpness),
-  'Posterize': Operation(  # to as few as 4 bits
+  'Posterize': Operation(  # keeps 8 bits at magnitude 0, 4 at 10
     lambda image, v: ImageOps.posterize(image, 8 - round(v)), 4, signed=False
   ),
-  'Solarize': Operation(  # up to all pixels
+  'Solarize': Operation(  # inverts all pixels at magnitude 10
     lambda image, v: ImageOps.solarize(image, 256 - round(v)), 256, signed=False
   ),
   'AutoContrast': Operation(
@@ -99,7 +99,7 @@ OPERATIONS = {
 
 
 def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
-  """Transforms an image by a matrix that maps pixel indices, not centres."""
+  """Transforms by a matrix that maps pixel indices instead of pixel centres."""
   a, b, c, d, e, f = matrix
   centred = a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2
   return image.transform(
@@ -145,11 +145,11 @@ def _cut_out(
   return image
 
 
-# The operations of big_vision's `randaug`, which is made for images of 224
-# pixels. Identity is missing, and Invert, Cutout and SolarizeAdd are added.
-# Color, Contrast, Brightness and Sharpness get no random sign. Shears,
-# translations and Rotate use nearest-neighbour sampling. Translations are in
-# pixels.
+# The operations of big_vision's `randaug`, which is made for 224 x 224 images.
+# Differences from `OPERATIONS`: Identity is missing; Invert, Cutout and
+# SolarizeAdd are added. Color, Contrast, Brightness and Sharpness get no random
+# sign. Shears, translations and Rotate use nearest-neighbour sampling.
+# Translations are in pixels.
 BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'AutoContrast': OPERATIONS['AutoContrast'],
   'Equalize': OPERATIONS['Equalize'],
@@ -157,7 +157,7 @@ BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'Rotate': Operation(
     lambda image, v: image.rotate(v, fillcolor=_GREY), OPERATIONS['Rotate'].end
   ),
-  'Posterize': Operation(  # keeps as many bits as the value says
+  'Posterize': Operation(  # the value is the number of bits to keep
     lambda image, v: ImageOps.posterize(image, int(v)), 4, signed=False
   ),
   'Solarize': Operation(  # the threshold wraps: 256 is 0 and inverts all pixels
@@ -187,8 +187,12 @@ class RandAugment:
   Attributes:
     count: number of operations, N of the paper.
     magnitude: M of the paper, from 0 to 10.
-    deviation: standard deviation of each operation's magnitude; 0.5 in DeiT.
-    operations: 'torchvision' for `OPERATIONS`, or 'big_vision'.
+    deviation: standard deviation of the magnitude, which is drawn for each
+      operation; 0.5 in DeiT.
+    operations: 'torchvision' for `OPERATIONS`, 'big_vision' for `BIG_VISION`.
+
+  Raises:
+    ValueError: if an attribute is out of range.
   """
 
   count: int = 2
@@ -220,11 +224,11 @@ class RandAugment:
 class ThreeAugment:
   """Greys, solarizes or blurs an image, then jitters its colours.
 
-  Each of the three is equally likely: DeiT III (2204.07118, section 3.2).
+  The three are equally likely, as in DeiT III (2204.07118, section 3.2).
 
   Attributes:
-    jitter: brightness, contrast and saturation are each multiplied by a number
-      from 1 - jitter to 1 + jitter, in random order.
+    jitter: brightness, contrast and saturation are each multiplied by a random
+      number between 1 - jitter and 1 + jitter. Their order is random.
   """
 
   jitter: float = 0.3

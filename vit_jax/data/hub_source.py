@@ -1,12 +1,12 @@
 """Reads datasets of the Hugging Face hub, Parquet files and WebDataset tars.
 
   hf://datasets/OWNER/NAME[:CONFIG]
-  parquet:./folder or a pattern, see `shards`
-  webdataset:./folder or a pattern, with a class number as KEY.cls
+  parquet:./folder      or a pattern of files, see `shards`
+  webdataset:./folder   or a pattern of files; KEY.cls has a class number
 
-The library datasets copies these files to Arrow files once, for random access.
-Reading one image from a Parquet file would read its whole row group, and a tar
-file can only be read in order.
+The library `datasets` copies these files to Arrow files once, for random
+access. To read one image from a Parquet file, it would have to read a whole row
+group. A tar file can only be read from start to end.
 """
 
 import importlib.util
@@ -29,16 +29,16 @@ class HubSource(Source):
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Downloads all splits and keeps one.
+    """Downloads the whole dataset and opens one split.
 
     Raises:
       ImportError: The extra `hf` is not installed.
-      ValueError: The dataset or the split does not exist, or images do not have
-        one class each.
+      ValueError: The dataset or the split does not exist, or an image does not
+        have exactly one class.
     """
     if not importlib.util.find_spec('datasets'):
       raise ImportError(
-        f'{name} needs the library datasets: '
+        f'{name} needs the library `datasets`: '
         "pip install -c requirements.txt -e '.[hf]'"
       )
     import datasets
@@ -60,7 +60,7 @@ class HubSource(Source):
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
-    # A column without `names` has class names or numbers as values.
+    # Without `names`, the values of the column are class names or numbers.
     names = getattr(first.features[self._label], 'names', None) or given_names
     labels_N, self.class_names = shards.numbered(whole[self._label][:], names)
     sizes = {split_name: len(table) for split_name, table in tables.items()}
@@ -68,7 +68,7 @@ class HubSource(Source):
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):
       raise ValueError(
-        f'{lacking:,} images of {name} {split} have no class: give a split '
+        f'{lacking:,} images of {name} {split} have no class: use a split '
         'whose classes are published'
       )
     self._title = f'{name}/{split}'
@@ -101,7 +101,11 @@ class HubSource(Source):
 
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
-  """Returns the names of the columns of the image and of its class."""
+  """Returns the names of the image column and of the class column.
+
+  Raises:
+    ValueError: There is not exactly one of each.
+  """
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
   # Parquet files from other tools do not mark image columns.
   images = images or [k for k in features if k in ('image', 'img', 'jpg')]

@@ -1,4 +1,4 @@
-"""Finds the image files of folders, for training, `predict` and annotations."""
+"""Finds image files in folders."""
 
 import collections
 import functools
@@ -16,8 +16,8 @@ Counter = collections.Counter[str]
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
-# The first bytes of JPEG, PNG, GIF, WebP and AVIF. TIFF is left out, because
-# cameras' raw files begin like TIFF.
+# The first bytes of JPEG, PNG, GIF, WebP and AVIF. TIFF is missing, because raw
+# files of cameras begin with the same bytes.
 _BEGINNINGS = re.compile(
   rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|RIFF....WEBP|....ftypavif', re.DOTALL
 )
@@ -39,20 +39,21 @@ def is_hidden(name: str) -> bool:
 
 
 def nfc(text: str) -> str:
-  """Composes accents: macOS and Linux may write one name in two ways."""
+  """Normalises a name to NFC: macOS and Linux encode accents differently."""
   return unicodedata.normalize('NFC', text)
 
 
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the path of a file that a table or an annotation names.
 
-  The given name may differ from that of the file in surrounding blanks,
-  backslashes and the Unicode form of accents.
+  The file is also found if its name differs from `name` in surrounding blanks,
+  in backslashes for slashes, or in the Unicode form of accents. The result may
+  be a missing file.
   """
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)
   names = dict.fromkeys([name, name.strip(), plain, nfc(plain), nfd])
-  if len(names) > 1:  # else a later check reports missing files
+  if len(names) > 1:  # with one spelling there is nothing to choose
     for spelling in names:
       if (folder / spelling).exists():
         return folder / spelling
@@ -60,18 +61,19 @@ def find(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def sub_folders(folder: pathlib.Path) -> tuple[str, ...]:
-  """The sorted names of the sub-folders."""
+  """Returns the sorted names of the visible sub-folders."""
   return tuple(entry.name for entry in visible(folder) if entry.is_dir())
 
 
 def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   """Lists the images of a folder and its sub-folders.
 
-  A file is an image by its extension or its first bytes. Hidden files and
-  folders are ignored. Linked folders are followed once.
+  The extension or the first bytes decide whether a file is an image. Hidden
+  files and folders are ignored. A folder that several links lead to is listed
+  once.
 
   Returns:
-    The paths, sorted, and the number of other files by extension.
+    The sorted paths, and the number of other files by extension.
 
   Raises:
     OSError: A sub-folder cannot be read.
@@ -87,7 +89,7 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
       folders.clear()
       continue
     seen.add(place)
-    # A folder comes before links to it, so that paths have its own name.
+    # Real folders come before links, so that paths do not contain the links.
     folders[:] = sorted(
       (x for x in folders if not is_hidden(x)),
       key=lambda x: (os.path.islink(os.path.join(parent, x)), x),
@@ -108,7 +110,7 @@ def _raise(error: OSError) -> None:
 
 
 def _begins_as_image(path: str) -> bool:
-  # Backups and partial downloads would count the same image twice.
+  # A backup or a partial download would be listed beside its original.
   if path.lower().endswith(_COPIES) or not os.path.isfile(path):
     return False
   try:
@@ -119,7 +121,7 @@ def _begins_as_image(path: str) -> bool:
 
 
 def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
-  """Warns of the files of a folder that `list_images` has not listed."""
+  """Warns of files that are not images, as counted by `list_images`."""
   if others:
     _warn_once(
       f'{root}: files that are not images are left out{counted(others)}'
@@ -127,7 +129,7 @@ def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
 
 
 def counted(others: Counter) -> str:
-  """Returns the number of files by extension, in brackets, for a message."""
+  """Formats the number of files by extension, such as ' (3 .txt, 1 .csv)'."""
   if not others:
     return ''
   listed = ', '.join(f'{count} {name}' for name, count in others.most_common())
@@ -136,7 +138,7 @@ def counted(others: Counter) -> str:
 
 
 def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Maps names without extension to the names of a folder's image files."""
+  """Maps each stem to the names of the folder's image files with that stem."""
   found: dict[str, list[str]] = {}
   for entry in visible(folder):
     if is_image_name(entry.name):

@@ -1,4 +1,4 @@
-"""Preprocessing and augmentation of images, as `config.data` says."""
+"""Preprocessing and augmentation of images, as set in `config.data`."""
 
 import dataclasses
 import re
@@ -14,14 +14,14 @@ from vit_jax.data.preprocessing import Preprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Preprocessing and augmentation, in training and in evaluation.
+  """Preprocessing and augmentation for training and evaluation.
 
   Attributes:
     size: (H, W) in pixels.
-    preprocessing: for evaluation; training uses its mean and std.
+    preprocessing: used in evaluation; training uses only its mean and std.
     crop_min_area: smallest share of an image that the inception crop takes.
-    crop_resize: 0 for the inception crop. Otherwise BiT's crop resizes images
-      to this many times `size`.
+    crop_resize: 0 for the inception crop. Otherwise training uses BiT's crop,
+      which first resizes images to `crop_resize` times `size`.
     flip: whether training images are mirrored at random.
     augment: augmentation on the host, see `host_augmentation.parse`.
     erasing: probability that a rectangle of a training image becomes noise.
@@ -39,7 +39,7 @@ class Images:
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Reads `config.data`, for images of a size (H, W).
+    """Returns the settings in `config.data`, for images of a size (H, W).
 
     Raises:
       ValueError: if a field is invalid.
@@ -82,12 +82,12 @@ class Images:
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape of the images of a training batch, uint8 BHWC."""
+    """Returns shape and dtype of a training batch of images, uint8 BHWC."""
     shape = (size, *(self.train_size or self.size), 3)
     return jax.ShapeDtypeStruct(shape, np.uint8)
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
-    """Subtracts the mean from uint8 images and divides by std, in float32."""
+    """Normalises uint8 images by mean and std; returns float32."""
     mean, std = self.preprocessing.mean, self.preprocessing.std
     return device_augmentation.normalize(images_BHWC, mean, std)
 
@@ -109,11 +109,14 @@ class Images:
 
 
 def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
-  """Parses a text such as '224' or '384x512' to (height, width).
+  """Parses an image size such as '224' or '384x512' to (height, width).
+
+  Args:
+    text: the image size.
+    what: the name of the config field or flag in the error message.
 
   Raises:
-    ValueError: if the text has another form; the message names the field,
-      `what`.
+    ValueError: if the text has another form.
   """
   match = re.fullmatch(r'([1-9][0-9]*)(?:x([1-9][0-9]*))?', str(text))
   if not match:

@@ -1,9 +1,9 @@
-"""Batches of a source, as a pure function of the seed and the step.
+"""Makes batches of a source, as a pure function of the seed and the step.
 
-The order of the examples and the random numbers of each example follow from the
-seed and a running index. So the batch at step n is bit for bit the same whether
-the steps before it were read or skipped, for any number of threads, workers and
-processes. A checkpoint needs no iterator state, and may be resumed on another
+The seed and a running index determine the order of the examples and the random
+numbers of each example. So the batch at step n is bit for bit the same, whether
+earlier steps were read or skipped, for any number of threads, workers and
+processes. A checkpoint needs no iterator state, and a run may resume on another
 number of hosts.
 """
 
@@ -47,40 +47,42 @@ def train_batches(
 ) -> grain.DatasetIterator[Batch]:
   """Returns endless training batches, shuffled anew in every epoch.
 
-  Batches run across epochs, so no example is ever dropped, and a batch may be
-  larger than the dataset.
+  A batch may contain examples of two or more epochs, so no example is dropped,
+  and a batch may be larger than the dataset.
 
   Args:
     source: The examples.
-    transform: Takes a record and a generator, returns an example: arrays by
-      name, such as {'image': uint8 [H, W, 3], 'label': int32}. Picklable if
-      there are workers. A `PerStep` gives a transform for each step, so that
-      batches may differ in shape.
-    batch_size: Examples per step over all processes, a multiple of their
-      number.
-    seed: Decides the order and the random numbers of the transform.
+    transform: A function of a record and a NumPy generator. It returns an
+      example: arrays by name, such as {'image': uint8 [H, W, 3], 'label':
+      int32}. It must be picklable if there are workers. A `PerStep` gives each
+      step a transform of its own, so that batches may differ in shape.
+    batch_size: Number of examples per step over all processes; must be a
+      multiple of `process_count`.
+    seed: Determines the order and the random numbers of the transform.
     start_step: The step of the first batch.
-    process_index: The index of this process. The global batch is made of the
-      local batches in the order of the processes.
+    process_index: The index of this process. The global batch is the
+      concatenation of the processes' local batches, in their order.
     process_count: How many processes share each batch.
-    workers: Worker processes of this process. 0 uses threads, which are fast
-      enough on up to about a dozen cores. A script with workers needs an
+    workers: Number of worker processes. 0 uses threads, which are fast enough
+      on up to about a dozen cores. A script with workers needs an
       `if __name__ == '__main__'` guard, because workers import the script.
-    repeats: How many times each batch has the same example, transformed anew
-      each time.
-    balance: 0 draws every example once per epoch, 1 draws all classes equally
-      often. An example whose class has n examples is drawn in proportion to
-      n^-balance.
+    repeats: How often each example occurs in a batch. Each occurrence is
+      transformed anew.
+    balance: 0 draws every example once per epoch; 1 draws all classes equally
+      often. An example whose class has n examples is drawn with a frequency
+      proportional to n^-balance.
 
   Returns:
     An iterator of arrays with a leading axis of b = batch_size // process_count
     examples. Close it to stop its threads and workers.
 
   Raises:
-    ValueError: The source has no labels to balance.
+    ValueError: `balance` is set and the source does not have one class per
+      image.
     UnreadableImage: While iterating, unless the source skips unreadable images.
   """
-  # Grain would give epoch e of seed s the same order as epoch e - 1 of s + 1.
+  # In Grain, epoch e of seed s has the same order as epoch e - 1 of seed s + 1.
+  # Derived seeds avoid that.
   order_seed, transform_seed, step_seed = (
     int(n) for n in np.random.SeedSequence(seed).generate_state(3)
   )
@@ -97,7 +99,8 @@ def train_batches(
   order = order.map_with_index(lambda i, index: (index, i // batch_size))
   make = functools.partial(_transformed, source, transform, step_seed)
   examples = order.random_map(make, seed=transform_seed)
-  # Grain counts batches with floats: half keeps `len()` below sys.maxsize.
+  # Grain computes the number of batches in floating point. Half of sys.maxsize
+  # keeps `len()` valid after rounding.
   batches = examples[: sys.maxsize // 2].batch(batch_size // process_count)
   return _iterate(batches[process_index::process_count][start_step:], workers)
 
@@ -109,7 +112,7 @@ def _transformed(
   place: tuple[int, int],
   rng: np.random.Generator,
 ) -> dict[str, Any]:
-  """Returns the example of `place`, an (index, step of its batch)."""
+  """Returns the example of `place`, which is (index, step of the batch)."""
   index, step = place
   made: Any = transform
   if isinstance(transform, PerStep):
@@ -120,10 +123,10 @@ def _transformed(
 def _example(
   source: Source, index: int, transform: Callable[[Any], Any]
 ) -> tuple[dict[str, Any], bool]:
-  """Returns a transformed example, and whether it is the one of `index`.
+  """Returns a transformed example, and whether it is the record at `index`.
 
-  If the source skips unreadable images, the next readable image takes the place
-  of an unreadable one.
+  If the source skips unreadable images, the next readable record takes the
+  place of an unreadable one.
   """
   for tried in range(min(len(source), _MOST_SKIPPED)):
     try:
@@ -142,7 +145,7 @@ _EPOCHS_KEPT = 3  # threads may be in different epochs
 
 
 class _BalancedOrder:
-  """Draws the examples of each epoch by class, instead of each once.
+  """Draws the examples of each epoch with weights that depend on their class.
 
   Uses systematic resampling: the count of each example and of each class
   differs from its expectation by less than one.
@@ -156,7 +159,7 @@ class _BalancedOrder:
 
   def __call__(self, index: int, _: int) -> int:
     epoch, position = divmod(index, len(self._labels_N))
-    with _DRAWING:  # without the lock, every thread would draw the epoch
+    with _DRAWING:  # else each thread would draw the same epoch
       if epoch not in self._kept:
         if len(self._kept) == _EPOCHS_KEPT:
           del self._kept[next(iter(self._kept))]
@@ -177,10 +180,10 @@ class _BalancedOrder:
 def _repeated(
   order: grain.MapDataset, batch_size: int, repeats: int, index: int
 ) -> int:
-  """Returns the example at an index if each batch repeats a smaller batch.
+  """Returns the example at an index, if each batch repeats a smaller batch.
 
-  Neighbours in a batch, which mixup and CutMix mix, are different examples. The
-  last repeat is shorter if `repeats` does not divide the batch.
+  Neighbours in a batch, which mixup and CutMix combine, are different examples.
+  The last repeat is shorter if `repeats` does not divide the batch size.
   """
   step, position = divmod(index, batch_size)
   different = -(-batch_size // repeats)
@@ -199,12 +202,16 @@ def eval_batches(
   """Yields every example exactly once over all processes, in order.
 
   All processes yield the same number of full batches, padded with examples of
-  mask 0. A skipped image counts as padding. Arguments and errors are those of
+  mask 0. A skipped image counts as padding. The arguments mean the same as in
   `train_batches`, except that the transform takes only a record.
 
   Returns:
-    An iterator of batches as in `train_batches`, with 'mask' float32 [b] of 1
-    and 0, and 'index' int32 [b], the position in `source` or -1.
+    An iterator of batches as in `train_batches`, with two more arrays: 'mask',
+    float32 [b] of 1 and 0; and 'index', int32 [b], the position in `source`, or
+    -1 for padding.
+
+  Raises:
+    UnreadableImage: While iterating, unless the source skips unreadable images.
   """
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(
@@ -215,7 +222,7 @@ def eval_batches(
 
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
-  """Returns an example; copies of the last example are the padding."""
+  """Returns the example at `index`; beyond the end, a copy of the last one."""
   position = min(index, len(source) - 1)
   example, is_own = _example(source, position, transform)
   real = is_own and position == index
@@ -231,8 +238,8 @@ def _iterate(
 ) -> grain.DatasetIterator[Batch]:
   """Makes batches ahead of time, in threads or in worker processes.
 
-  A thread or worker makes a whole batch, which has less overhead than making
-  single images.
+  Each thread or worker makes whole batches, which has less overhead than
+  sharing the images of a batch.
   """
   if not workers:
     threads = min(cores.usable_cores(), 16)

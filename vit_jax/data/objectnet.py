@@ -1,8 +1,8 @@
 """ObjectNet: everyday objects in unusual places, for ImageNet models.
 
 Barbu et al., "ObjectNet: A large-scale bias-controlled dataset for pushing the
-limits of object recognition models", NeurIPS 2019. Of its 313 classes, 113
-overlap ImageNet; only those are read. https://objectnet.dev has the images.
+limits of object recognition models", NeurIPS 2019. ImageNet has 113 of the 313
+classes; only these are read. https://objectnet.dev has the images.
 """
 
 import json
@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 # The authors mark their test images by a red border of this many pixels.
 BORDER = 2
 
-# Maps folder names to ImageNet classes (positions among the sorted WordNet
-# ids). Two files of the archive's folder mappings/ define it:
-# folder_to_objectnet_label.json gives labels, objectnet_to_imagenet_1k.json the
-# WordNet names of labels.
+# Maps folder names to ImageNet classes, numbered in the order of their WordNet
+# ids. Two files in mappings/ of the archive define it:
+# folder_to_objectnet_label.json gives the label of a folder, and
+# objectnet_to_imagenet_1k.json the WordNet names of a label.
 IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
   name: tuple(classes)
   for name, classes in json.loads(
@@ -31,10 +31,10 @@ IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
 
 
 class ObjectNet(folder.LabelledFiles):
-  """The images of ObjectNet's classes that overlap ImageNet, as a source.
+  """A source of the ObjectNet images whose classes overlap ImageNet.
 
-  Labels are positions among the sorted folder names; `IMAGENET_CLASSES` has
-  their classes in ImageNet.
+  A label is the index of a folder in the sorted `class_names`. Look up a folder
+  name in `IMAGENET_CLASSES` for its ImageNet classes.
   """
 
   def __init__(self, name: str):
@@ -42,7 +42,7 @@ class ObjectNet(folder.LabelledFiles):
 
     Raises:
       FileNotFoundError: the folder is missing.
-      ValueError: it has no images of these classes.
+      ValueError: it has no images of the classes that overlap ImageNet.
     """
     root = pathlib.Path(os.path.expanduser(name))
     if not root.is_dir():
@@ -81,7 +81,7 @@ class ObjectNet(folder.LabelledFiles):
     if min(height, width) <= 2 * BORDER:
       raise decode.UnreadableImage(
         record['name'],
-        f'nothing of {width}x{height} pixels is left without the border of '
+        f'{width}x{height} pixels are too few to cut off the border of '
         f'{BORDER} pixels',
       )
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}

@@ -1,4 +1,4 @@
-"""Turns opened images upright and makes their pixels uint8 RGB."""
+"""Converts images opened by Pillow to upright uint8 RGB pixels."""
 
 from typing import Any, NamedTuple
 
@@ -6,10 +6,10 @@ import numpy as np
 from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
-# Numbers of TIFF's tags BitsPerSample, MaxSampleValue, and
-# PhotometricInterpretation, whose value is 0 if pixels of value 0 are white.
+# Numbers of the TIFF tags BitsPerSample, MaxSampleValue and
+# PhotometricInterpretation. The last is 0 if pixels of value 0 are white.
 _BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
-# White by MaxSampleValue, for images of 9 to 15 bits.
+# Maps the content of MaxSampleValue to the value of white, for 9 to 15 bits.
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
 
@@ -31,11 +31,11 @@ class Turn(NamedTuple):
 
 
 def turn_of(image: Image.Image) -> Turn:
-  """Returns the orientation of EXIF, or of XMP if EXIF has none, as in Pillow.
+  """Returns how to make an image upright, from its EXIF or XMP orientation.
 
-  Damaged EXIF is ignored, as in every viewer. Load the pixels of a PNG or TIFF
-  before: a PNG may have EXIF behind its pixels, and Pillow turns a TIFF itself
-  while loading.
+  XMP counts if EXIF has no orientation, as in Pillow. Damaged EXIF is ignored,
+  as in every viewer. First load the pixels of a PNG or TIFF: a PNG may have
+  EXIF behind its pixels, and Pillow itself turns a TIFF while it loads.
   """
   try:
     tag = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -54,10 +54,12 @@ def upright(
   """Cuts a part out of stored pixels [H, W, 3] and turns it upright.
 
   Args:
-    image: pixels decoded at 1/factor, at least to the part's last row.
+    image: stored pixels, decoded at 1/factor of the full size. Rows below the
+      part may be missing.
     turn: the operations that make the image upright.
-    box: the part of the upright image; it is rounded outwards.
-    size: (height, width) of the whole upright image.
+    box: the part of the upright image at full size. It is rounded outwards if
+      `factor` does not divide it.
+    size: (height, width) of the whole upright image at full size.
     factor: 1, 2, 4 or 8.
   """
   top, left, height, width = stored(box, size, turn)
@@ -92,7 +94,7 @@ def rgb(image: Image.Image) -> np.ndarray:
   """Returns the stored pixels of an opened image, uint8 [H, W, 3].
 
   Raises:
-    ValueError: pixels are floats, or exceed 16 bits.
+    ValueError: pixels are floats, or a grey value exceeds 16 bits.
     OSError: the file is truncated or damaged.
   """
   image.load()
@@ -112,7 +114,7 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 
 def _grey16_to_grey8(image: Image.Image) -> Image.Image:
-  """Scales values to 0..255; Pillow itself would clip them."""
+  """Scales grey values to 0..255; Pillow's own conversion would clip them."""
   pixels = np.asarray(image).astype(np.int64)
   low, high = int(pixels.min()), int(pixels.max())
   if low < 0 or high > 65535:
@@ -134,9 +136,9 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
 
 
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
-  """Returns the largest factor by which a box can shrink and still hold `size`.
+  """Returns the largest divisor after which a box still has at least `size`.
 
-  The factor is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
+  The result is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
   """
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))
@@ -150,8 +152,8 @@ def fitted_size(
   Args:
     size: (height, width) of the image.
     most: (height, width) of the array that must hold the resized image.
-    short: pixels of the shorter side; fewer if the longer side would not fit. 0
-      means as many as fit.
+    short: wanted length of the shorter side in pixels; the result is smaller if
+      the longer side would not fit. 0 for the largest size that fits.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

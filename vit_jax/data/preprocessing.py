@@ -1,7 +1,7 @@
-"""How an image becomes the input of a model.
+"""Describes and applies the resizing and scaling of a model's input images.
 
-Training, evaluation, prediction, serving and every checkpoint format use this
-description.
+Training, evaluation, prediction, serving and all checkpoint formats use this
+module.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from PIL import Image
 from vit_jax.data.orientation import Box
 from vit_jax.models.fields import Valid, check_value
 
-# Limit of an image's longest side, far above the size of any model.
+# Limit of image sizes in pixels, far above the input size of any model.
 MAX_SIDE = 1 << 16
 INTERPOLATIONS = ('bilinear', 'bicubic')
-# 'dinov3' is the processor of that name in transformers, which resizes floats.
+# 'dinov3' is DINOv3's processor in transformers, which resizes floats.
 RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
-# Valid values of fields. Beyond these means and deviations, float32 cannot tell
-# pixels apart.
+# Valid values of fields. Outside these ranges of mean and std, float32 could no
+# longer distinguish pixels.
 _VALID: dict[str, Valid] = {
   'resize_small': f'[0, {MAX_SIDE}]',
   'mean': '[-1e6, 1e6]',
@@ -35,12 +35,12 @@ _Size = tuple[int, int]
 
 
 class Plan(NamedTuple):
-  """How one image is resized and cropped.
+  """How to resize and crop one image.
 
   Attributes:
     box: the part of the image to resize.
-    part: the (height, width) of that part after resizing.
-    cut: the (top, left) of the crop in the resized part.
+    part: the (height, width) to which `box` is resized.
+    cut: the (top, left) corner of the crop in the resized part.
   """
 
   box: Box
@@ -50,19 +50,22 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-  """How images are resized and scaled for a model of any image size.
+  """How to resize and scale images for a model of any image size.
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
       shorter side is resized to this many pixels, and the centre is cut out.
-    mean: a value for each channel (RGB), subtracted from pixels in [0, 1].
-    std: a value for each channel; the difference is divided by it.
+    mean: the mean of each channel (RGB), for pixels in [0, 1].
+    std: the standard deviation of each channel, for pixels in [0, 1].
     interpolation: 'bilinear' or 'bicubic', antialiased.
-    squash: with `resize_small`, whether to resize to the model's aspect ratio
-      instead of keeping the image's, as in DeiT's processor.
-    resize_like: the library whose rounding of sides and crops is reproduced.
-      'vit_jax' is fast: 'bilinear' uses OpenCV and decodes JPEGs at a reduced
-      size. timm resizes with torchvision.
+    squash: with `resize_small`, whether to resize to the model's aspect ratio,
+      as DeiT's processor does, instead of keeping the image's aspect ratio.
+    resize_like: the library whose resizing is reproduced, including how it
+      rounds sides and crops. 'vit_jax' is the fastest: its 'bilinear' uses
+      OpenCV and decodes JPEGs at a reduced size. For timm, use 'torchvision'.
+
+  Raises:
+    ValueError: a field is invalid.
   """
 
   resize_small: int = 0
@@ -73,7 +76,6 @@ class Preprocessing:
   resize_like: str = 'vit_jax'
 
   def __post_init__(self) -> None:
-    """Raises ValueError for an invalid field."""
     for name, valid in _VALID.items():
       value = getattr(self, name)
       check_value(name, value, valid)
@@ -85,7 +87,7 @@ class Preprocessing:
 
   @classmethod
   def of(cls, data: Mapping[str, Any]) -> Self:
-    """Reads the fields from `config.data` or from JSON; some may be missing."""
+    """Reads fields from `config.data` or JSON; missing ones get defaults."""
     found: dict[str, Any] = {
       field.name: tuple(value) if isinstance(value, list) else value
       for field in dataclasses.fields(cls)
@@ -94,14 +96,14 @@ class Preprocessing:
     return cls(**found)
 
   def describe(self) -> str:
-    """Describes in words how images are resized."""
+    """Describes the resizing in words, such as 'the whole image, bilinear'."""
     sides = 'both sides' if self.squash else 'the shorter side'
     part = f'{sides} to {self.resize_small} pixels, then the centre'
     way = part if self.resize_small else 'the whole image'
     return f'{way}, {self.interpolation}'
 
   def scaled(self, old: _Size, new: _Size) -> Self:
-    """Returns a copy for another image size, with `resize_small` scaled."""
+    """Returns a copy with `resize_small` scaled from image size old to new."""
     scale = max(n / o for n, o in zip(new, old, strict=True))
     return dataclasses.replace(
       self, resize_small=round(self.resize_small * scale)
@@ -122,7 +124,8 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # With 2, modes of other libraries would round photographs differently.
+      # With a limit of 2, the sides of wide photographs would be rounded
+      # differently than in other libraries.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (
@@ -130,7 +133,8 @@ class Preprocessing:
       for side in sides
     )
     halves = (height - size[0]) / 2, (width - size[1]) / 2
-    # torchvision rounds a half to the even number; transformers rounds down.
+    # torchvision rounds to the nearest integer (a half to the even one);
+    # transformers rounds down.
     rounds = round if self.resize_like == 'torchvision' else int
     return Plan(box, (height, width), (rounds(halves[0]), rounds(halves[1])))
 
@@ -140,10 +144,11 @@ class Preprocessing:
     return (self.resize_like, self.interpolation) == ('vit_jax', 'bilinear')
 
   def resize(self, image: np.ndarray, plan: Plan, size: _Size) -> np.ndarray:
-    """Returns uint8 pixels [*size, 3] of a decoded `plan.box`.
+    """Resizes and crops decoded pixels to uint8 [*size, 3].
 
     Args:
-      image: uint8 [H, W, 3], decoded at full or reduced size.
+      image: the pixels of `plan.box`, uint8 [H, W, 3], decoded at full or
+        reduced size.
       plan: the plan for this image.
       size: (height, width) of the result.
     """
@@ -160,8 +165,9 @@ class Preprocessing:
     else:
       pillow = Image.fromarray(image)
       if self.resize_like == 'transformers':
-        # PyTorch resizes the width first, and Pillow 13 the height if that is
-        # faster. The order matters: both round to 8 bits in between.
+        # PyTorch resizes the width first. Pillow 13 starts with the height if
+        # that is faster. The order changes the result, because both round to
+        # 8 bits in between.
         pillow = pillow.resize((width, pillow.height), filter_)
       image = np.asarray(pillow.resize((width, height), filter_))
     if plan.part == size:
@@ -172,9 +178,9 @@ class Preprocessing:
 
 
 def _central(height: int, width: int, longest: int) -> Box:
-  """Returns the middle of an image, at most `longest` times as long as wide.
+  """Returns a central box, at most `longest` times as long as it is wide.
 
-  A central crop needs no more. Without this limit, resizing a strip of
+  A central crop uses no other pixels. Without this limit, resizing a strip of
   30,000 x 1 pixels would fill the memory.
   """
   most = longest * min(height, width)
@@ -184,16 +190,16 @@ def _central(height: int, width: int, longest: int) -> Box:
 
 
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-  """Bilinear resize of uint8 [H, W, 3], antialiased along sides that shrink.
+  """Resizes uint8 [H, W, 3] bilinearly to uint8 [*size, 3], with antialiasing.
 
   The result is close to Pillow's BILINEAR and takes a quarter of the time.
-  Pillow's triangle filter grows with the scale n/m. Compared with plain
-  bilinear sampling, it adds a blur of variance ((n/m)^2 - 1) / 6, which is 1/2
-  at a scale of 2. The taps 1/4, 1/2, 1/4 have the same variance. Sides whose
-  variance is nearer to 1/2 than to 0 are blurred by these taps and then
-  sampled. Sides longer than twice their target are first averaged down to twice
-  their target. An image that has the `size` (height, width) is returned as it
-  is.
+  Pillow's triangle filter grows with the scale n/m, where n is a side of the
+  image and m its target. Compared with plain bilinear sampling, it adds a blur
+  of variance ((n/m)^2 - 1) / 6, which is 1/2 at a scale of 2. The taps 1/4,
+  1/2, 1/4 have that variance too. If a side needs a variance nearer to 1/2 than
+  to 0, it is blurred with these taps and then sampled. A side longer than twice
+  its target is first averaged down to twice its target. An image that already
+  has `size` (height, width) is returned unchanged.
   """
   if image.shape[:2] == tuple(size):
     return image
@@ -204,7 +210,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   variances = [((n / m) ** 2 - 1) / 6 for n, m in zip(twice, size, strict=True)]
   taps = [3 if variance > 1 / 4 else 1 for variance in variances]
   if max(taps) > 1:
-    # sigmaX=0 selects the taps above, for which OpenCV has its fastest code.
+    # sigmaX=0 selects the taps 1/4, 1/2, 1/4; OpenCV has fast code for them.
     image = cv2.GaussianBlur(
       image, taps[::-1], sigmaX=0, borderType=cv2.BORDER_REPLICATE
     )
@@ -213,7 +219,7 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 @functools.cache
 def _opencv() -> Any:
-  """Imports OpenCV on first use; `serve` never uses it in its main process."""
+  """Imports OpenCV on first use: the main process of `serve` never needs it."""
   import cv2
 
   cv2.setNumThreads(1)  # the loader already uses every core

@@ -1,11 +1,12 @@
-"""Reads shards of encoded images (ArrayRecord and TFRecord), and finds shards.
+"""Reads ArrayRecord and TFRecord shards, and finds shards of all kinds.
 
   arrayrecord:./photos          all shards of a folder
-  tfrecord:gs://bucket/train-*  the files of a pattern
+  tfrecord:gs://bucket/train-*  the files that match a pattern
 
-A record is a tf.train.Example, as TFDS and the scripts of ImageNet write it.
-The first start reads all records once for their labels and, in TFRecord files,
-their positions. The result is kept in `~/.cache/vit_jax/shards`.
+A record is a tf.train.Example, as written by TFDS and by the ImageNet scripts.
+The first start reads the shards once, to index the labels of the records and
+their positions in TFRecord files. The index is stored in
+`~/.cache/vit_jax/shards`.
 """
 
 import hashlib
@@ -28,20 +29,20 @@ from vit_jax.data.source import Record, Source
 
 _log = logging.getLogger(__name__)
 
-# The extension of each kind of shard, as a pattern.
+# A glob pattern for the file extension of each kind of shard.
 KINDS = {
   'arrayrecord': '.array*record*',
   'tfrecord': '.tfrecord*',
   'parquet': '.parquet*',
   'webdataset': '.tar',
 }
-# Field names of a record: first the names of TFDS, then those of ImageNet.
+# Field names of a record: the TFDS name, then the name in the ImageNet scripts.
 _IMAGE = ('image', 'image/encoded')
 _LABEL = ('label', 'image/class/label')
 _FILE_NAME = ('file_name', 'image/filename')
-# Files of class names beside the shards; TFDS writes the second one.
+# Files beside the shards that list class names. TFDS writes the second one.
 _CLASSES = ('classes.txt', 'label.labels.txt')
-# This number of records with large images takes less than a GB.
+# This many records with large images take less than 1 GB of memory.
 _READ_TOGETHER = 512
 
 
@@ -51,13 +52,14 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
   Raises:
     FileNotFoundError: No file matches.
     ImportError: The library for a bucket is missing.
-    ValueError: The split is missing, or a shard is damaged.
+    ValueError: The split is missing, a shard is damaged, or only some records
+      have a valid class.
   """
   kind = name.partition(':')[0]
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])
   if names and len(by_split) > 1:
-    # The classes are known, so other splits need not be read.
+    # The file names all classes, so only the wanted splits must be indexed.
     needed = splits.needed(split, by_split, name)
     by_split = {x: y if x in needed else [] for x, y in by_split.items()}
   paths = [path for files in by_split.values() for path in files]
@@ -80,7 +82,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
     )
   records: Any
   if kind == 'arrayrecord':
-    # Given the number of records, Grain opens a file only when it is read.
+    # With the number of records given, Grain opens each file only on first use.
     records = grain.sources.ArrayRecordDataSource(
       [f'{x}[0:{n}]' for x, n in zip(paths, counts, strict=True)]
     )
@@ -92,7 +94,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
 
 
 class Shards(Source):
-  """Chosen records of shards, with encoded images and without labels."""
+  """A source of selected records of shards, without labels."""
 
   def __init__(
     self,
@@ -103,14 +105,15 @@ class Shards(Source):
     labels_N: np.ndarray | None = None,
     class_names: tuple[str, ...] = (),
   ):
-    """Chooses records of all shards.
+    """Selects records of all shards.
 
     Args:
       records: the records of all shards, one shard after the other.
       states: a text for each shard, see `_state`.
       counts: the number of records of each shard.
-      rows: indices of the chosen records.
-      labels_N: the class of each record of all shards.
+      rows: indices of the selected records in `records`.
+      labels_N: the class of each record of all shards, int32 [N]; None if the
+        records have no labels.
       class_names: a name for each class.
     """
     self._records, self._states, self._rows = records, states, rows
@@ -123,7 +126,7 @@ class Shards(Source):
     return len(self._rows)
 
   def _place(self, index: int) -> tuple[str, int]:
-    """Returns the state of a record's shard, and its position there."""
+    """Returns the state of a record's shard, and the position in the shard."""
     row = int(self._rows[index])
     shard = int(np.searchsorted(self._ends, row, 'right'))
     return self._states[shard], row - int(self._starts[shard])
@@ -148,7 +151,7 @@ class Shards(Source):
     return {'image': image, 'name': name}
 
   def identity(self) -> str:
-    """Returns a hash of the files' names and sizes, and of the chosen rows."""
+    """Returns a hash of the files' names and sizes and of the selected rows."""
     parts = (state.split('\0') for state in self._states)
     texts = (f'{posixpath.basename(x[0])} {x[1]}' for x in parts)
     digest = hashlib.sha256('\n'.join(texts).encode(errors='surrogateescape'))
@@ -161,13 +164,13 @@ class Shards(Source):
 
 
 class LabelledShards(Shards):
-  """Chosen records of shards, each with a class."""
+  """A source of selected records of shards, each with one class."""
 
   def __getitem__(self, index: int) -> Record:
     return super().__getitem__(index) | {'label': int(self.labels()[index])}
 
   def labels(self) -> np.ndarray:
-    """The classes of all records, int32 [N]."""
+    """Returns the classes of all records, int32 [N]."""
     assert self._labels is not None
     return self._labels
 
@@ -193,16 +196,20 @@ class _TfRecords(Sequence[bytes]):
 
 
 def find(name: str) -> tuple[Any, dict[str, list[str]]]:
-  """Returns the file system of a data set and its shards, sorted, by split.
+  """Finds the shards of a dataset.
 
-  The first word of a file's name that is in `splits.NAMES` is its split; files
-  without such a word are `train`. Paths outside the local disk keep their
-  protocol.
+  The first word of a file's name that is in `splits.NAMES` is its split. If no
+  file has such a word, all are `train`.
+
+  Returns:
+    The file system, and the sorted paths of each split. Paths outside the local
+    disk start with their protocol, such as gs://.
 
   Raises:
     FileNotFoundError: No file matches.
-    ImportError: The library of a bucket is missing.
-    ValueError: Some files name a split and others do not.
+    ImportError: The library for a bucket is missing.
+    ValueError: Some files name a split and others do not, or the protocol is
+      unknown.
   """
   kind, _, pattern = name.partition(':')
   try:
@@ -229,19 +236,19 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   if without := by_split.pop('', []):
     if by_split:
       raise ValueError(
-        f'{name}: {without[0]} has no split in its name, and other files do. '
-        f'Use {", ".join(names[0] for names in splits.SAME)} as a word of the '
-        'name, or a pattern that leaves it out.'
+        f'{name}: {without[0]} has no split in its name, but other files do. '
+        f'Put {", ".join(names[0] for names in splits.SAME)} as a word into '
+        'its name, or give a pattern that does not match it.'
       )
     by_split['train'] = without
   return fs, by_split
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
-  """Returns the class names from a file beside a shard; () without such a file.
+  """Returns the class names from a file beside a shard; () if it is missing.
 
   Raises:
-    ValueError: The file has a name twice.
+    ValueError: The file lists a name twice.
   """
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
@@ -259,12 +266,17 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
 def numbered(
   values: Sequence[Any], names: Sequence[str] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Returns labels, int32 [N], and class names.
+  """Numbers the classes of records.
 
   Args:
-    values: the class of each record: its number, its name, or None.
-    names: all classes; if empty, the classes are the sorted distinct values.
-      Any other value gets the label -1.
+    values: the class of each record: its number, its name, or None if it is
+      missing.
+    names: the names of all classes, in order. If empty, the classes are the
+      sorted distinct values.
+
+  Returns:
+    Labels, int32 [N], and class names. The label of a value that is None or not
+    among the classes is -1.
   """
   known: Sequence[Any] = sorted({*values} - {None})
   if names:
@@ -276,7 +288,7 @@ def numbered(
 
 
 def _state(fs: Any, path: str) -> str:
-  """Returns a file's path, size and modification time, or a bucket's ETag."""
+  """Returns a text of a file's path, its size, and its mtime or ETag."""
   info = fs.info(path)
   time = info.get('mtime') or info.get('etag') or info.get('created')
   return f'{path}\0{info["size"]}\0{time}'
@@ -285,12 +297,13 @@ def _state(fs: Any, path: str) -> str:
 def _index(
   kind: str, fs: Any, paths: list[str], states: list[str]
 ) -> tuple[np.ndarray, list[Any], np.ndarray]:
-  """Returns an index of all shards, from the cache if it is there.
+  """Indexes all shards, or reads their index from the cache.
 
   Returns:
-    The number of records of each shard; for each record its class (a number, a
-    name or None); and for each record of a TFRecord its first byte and the byte
-    after its last, [N, 2].
+    counts: the number of records of each shard, int64.
+    labels: the class of each record: a number, a name or None.
+    places: the start and end of each record in its file, in bytes, int64
+      [N, 2]; 0 in ArrayRecord files.
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
@@ -317,13 +330,13 @@ def _index(
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, data.getvalue())
     except OSError as e:  # training works with a read-only home too
-      _log.warning('The index of shards is not kept: %s', e)
-  # TFDS too writes -1 for a missing class.
+      _log.warning('The index of shards could not be stored: %s', e)
+  # -1 means a missing class, as in TFDS.
   return counts, [None if x in (-1, '') else x for x in labels.tolist()], places
 
 
 def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
-  """Returns start, end and class of each record of a shard.
+  """Returns (start, end, class) of each record of a shard; see `_index`.
 
   Raises:
     ValueError: The shard is damaged.
@@ -337,7 +350,7 @@ def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
   except (RuntimeError, UnreadableImage) as e:
     raise ValueError(
       f'{path} is damaged or has another format, after {len(rows):,} records: '
-      f'{getattr(e, "reason", e)}. Write or fetch it again.'
+      f'{getattr(e, "reason", e)}. Write or download it again.'
     ) from None
   return rows
 
@@ -360,7 +373,11 @@ def _walk(fs: Any, path: str) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _next(file: Any, path: str) -> bytes | None:
-  """Reads a record of a TFRecord; returns None at the end of the file."""
+  """Reads the next record of a TFRecord file; returns None at its end.
+
+  Raises:
+    UnreadableImage: The record is damaged.
+  """
   if not (head := file.read(12)):
     return None
   length = int.from_bytes(head[:8], 'little')
@@ -376,14 +393,14 @@ def _next(file: Any, path: str) -> bytes | None:
 
 
 def _is_whole(data: bytes, checksum: bytes) -> bool:
-  """Whether bytes have a TFRecord's checksum, CRC32C rotated and shifted."""
+  """Whether data matches its TFRecord checksum, a masked CRC32C."""
   crc = google_crc32c.value(data)
   masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
   return masked.to_bytes(4, 'little') == checksum
 
 
 def _parse(data: bytes, name: str) -> Mapping[str, Any]:
-  """Returns the fields of a tf.train.Example."""
+  """Parses a tf.train.Example; raises UnreadableImage if `data` is not one."""
   # Imported here, because importing TFDS takes a second.
   from google.protobuf.message import DecodeError
   from tensorflow_datasets.proto import tf_example_pb2
@@ -395,7 +412,10 @@ def _parse(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the value of the first field that a record has, or None."""
+  """Returns the value of the first of the fields in `names` that is not empty.
+
+  Returns None if the record has no value in any of them.
+  """
   for name in names:
     if name in fields and (kind := fields[name].WhichOneof('kind')):
       if values := getattr(fields[name], kind).value:

@@ -1,4 +1,4 @@
-"""The interface of sources."""
+"""Interfaces of sources: datasets with random access."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,13 +10,13 @@ Record = dict[str, Any]
 
 
 class Source(Protocol):
-  """Base class of sources: records that the loader and the image check read.
+  """Base class of sources, whose records the loader and the image check read.
 
   Attributes:
     class_names: a name for each label; empty if records have no labels.
-    several_labels: whether a record may have any number of classes, even 0.
-    skips_unreadable: whether the source gives the next image in place of an
-      image that can no longer be read.
+    several_labels: whether a record may have several classes, or no class.
+    skips_unreadable: whether the loader replaces an image that can no longer be
+      read by the next image, instead of raising an error.
   """
 
   class_names: tuple[str, ...] = ()
@@ -28,7 +28,10 @@ class Source(Protocol):
   def __getitem__(self, index: int) -> Record: ...
 
   def fingerprint(self) -> str | None:
-    """Returns a text that changes when images change; None to skip checks."""
+    """Returns a text that changes when the images change.
+
+    None means that the images need no check.
+    """
     return None
 
   def identity(self) -> str | None:
@@ -39,10 +42,10 @@ class Source(Protocol):
     return None
 
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
-    """Returns a text for each record, which changes when the record changes.
+    """Returns a text for each record that changes when the record changes.
 
-    The image check repeats for records whose text is new, and skips all if the
-    result is None. By default the text is the fingerprint and the index.
+    The image check reads the records whose text is new. None means that the
+    images need no check. By default, the text is the fingerprint and the index.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)
@@ -65,25 +68,27 @@ class BoxedSource(Source, Protocol):
     """Returns the objects of an image, without decoding the image.
 
     Returns:
-      boxes: float32 [N, 4], (x0, y0, x1, y1) in pixels.
-      labels: int32 [N].
-      crowd: bool [N], true for a box around many objects of a class.
-      area: float [N], in pixels.
-      size: the image's (height, width).
-      masks: optional; for each object None or an argument of `segments.mask`.
+      A dict of
+        boxes: float32 [N, 4], (x0, y0, x1, y1) in pixels.
+        labels: the classes, int32 [N].
+        crowd: bool [N], true for a box around many objects of a class.
+        area: float [N], in pixels.
+        size: the image's (height, width).
+        masks: optional; a mask for each object, as `segments.mask` takes it,
+          or None.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-  """The rule that gives a record of TFDS its class.
+  """The rule that computes the class of a TFDS record.
 
   Attributes:
     class_names: a name for each class.
-    fields: maps each field to read to its inner fields to read, if it is a list
-      of objects; () reads all inner fields.
-    classify: takes these fields of a record, returns the class; picklable.
+    fields: the fields that the rule needs. For a field that is a list of
+      objects, the value names the inner fields; () means all of them.
+    classify: a picklable function from these fields to the class.
   """
 
   class_names: tuple[str, ...]

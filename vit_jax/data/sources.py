@@ -1,13 +1,13 @@
-"""Opens datasets with random access: digits, folders, TFDS, VTAB, the hub.
+"""Opens datasets by name, as sources with random access.
 
 A source has a length, and `source[i]` is a record
 
   {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
-where `name` is for error messages. A labelled source adds 'label', an int. If
-`several_labels` is set, 'label' is uint8 [C] of 0 and 1. A source of objects
-adds the values of `BoxedSource.objects`. Sources are pickled to the worker
-processes of the loader.
+where 'name' identifies the record in error messages. A labelled source adds
+'label', an int, or uint8 [C] of 0 and 1 if `several_labels` is set. A source of
+objects adds the values of `BoxedSource.objects`. Sources must be picklable for
+the worker processes of the loader.
 """
 
 import hashlib
@@ -23,8 +23,9 @@ from vit_jax.data import folder, splits, vtab
 from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
 from vit_jax.register import Register
 
-# Maps a regular expression of `data.name` to a function of (name, split,
-# split_seed). The function opens a source, or returns None if it cannot.
+# Maps a regular expression for `data.name` to a function of (name, split,
+# split_seed). The function opens a source, or returns None if the name is not
+# for it. The last two patterns match the same names; keys must differ.
 SOURCES = Register(
   'data.name',
   {
@@ -38,7 +39,7 @@ SOURCES = Register(
 
 
 def labelled(source: Source, name: str) -> LabelledSource:
-  """Returns the source; raises ValueError unless an image has one class."""
+  """Returns `source`; raises ValueError unless each image has one class."""
   if source.several_labels:
     raise ValueError(
       f'{name} has images with several classes, but one class per image is '
@@ -47,16 +48,17 @@ def labelled(source: Source, name: str) -> LabelledSource:
   if not isinstance(source, LabelledSource):
     raise ValueError(
       f'{name} has images without classes, but classes are needed: put the '
-      'images of each class into a folder of its own.'
+      'images of each class into their own folder.'
     )
   return source
 
 
 def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
-  """Returns the fields of `config.data` that a source is opened with.
+  """Returns the fields of `config.data` that `open_config` reads.
 
   Args:
-    data: the name of a dataset, or its `name` and any of the other fields.
+    data: the name of a dataset; or a dict with `name` and other fields, of
+      which missing ones get defaults.
   """
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'dir': '', 'split_seed': 0, 'class_order': ''}
@@ -64,12 +66,13 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
 
 
 def open_config(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, with its classes in `data.class_order`.
+  """Opens a split of `config.data`, with classes in `data.class_order`.
 
   Raises:
-    ValueError: as `open_source`, or if `data.class_order` is unknown or class
-      names are not numbers.
-    FileNotFoundError: as `open_source`.
+    ValueError: `data.class_order` is unknown, or it is set and class names are
+      not numbers.
+
+  Also raises the errors of `open_source`.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
@@ -92,7 +95,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
 
 
 def has_two_orders(names: Sequence[str]) -> bool:
-  """Whether names are numbers that are sorted as text but not by value."""
+  """Whether names are numbers in the order of text but not of their values."""
   return (
     all(map(_is_number, names))
     and list(names) == sorted(names)
@@ -128,22 +131,28 @@ def open_source(
   """Opens one split of a dataset, without checking its images.
 
   Args:
-    name: `digits` or `digits_canvas` (digits with boxes); a folder (a path with
-      a separator, or one that starts with `.` or `~`), see `folder` and
-      `projects.detr.coco`; a CSV file, see `folder.open_table`;
-      `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
-      `hub_source`; `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`; a
-      dataset of TFDS such as `oxford_iiit_pet:4.0.0`, prepared as array_record;
-      or a task of VTAB-1k such as `vtab/dtd`, see `vtab`.
-    split: A split with the slicing of TFDS, like `train[:98%]`; see `splits`.
+    name: One of
+      - `digits`, or `digits_canvas` (digits with boxes);
+      - a folder: a path with a slash, or one that starts with `.` or `~`; see
+        `folder` and `projects.detr.coco`;
+      - a CSV file, see `folder.open_table`;
+      - `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
+        `hub_source`;
+      - `arrayrecord:PLACE` or `tfrecord:PLACE`, see `shards`;
+      - a TFDS dataset such as `oxford_iiit_pet:4.0.0`, prepared as
+        array_record;
+      - a task of VTAB-1k such as `vtab/dtd`, see `vtab`.
+    split: A split with an optional slice, such as `train[:98%]`; see `splits`.
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
-    split_seed: Decides which images become the test split if a dataset has
-      none, and the order that slices refer to, except for datasets of TFDS.
+    split_seed: Determines the order of examples before a split is sliced. If
+      the dataset has no test split, it also determines which examples become
+      the test split. TFDS datasets ignore it.
 
   Raises:
-    ValueError: An argument is wrong.
+    ValueError: The name, the split or the data is invalid.
     FileNotFoundError: The folder, file or prepared dataset is missing.
+    ImportError: A library that this dataset needs is not installed.
   """
   if name == 'digits':
     return Digits(split, split_seed)
@@ -156,8 +165,8 @@ def open_source(
         return found
   if '://' in name:
     raise ValueError(
-      f'{name} is a bucket or URL, but folders and tables are read only from '
-      'disk. Copy or mount the data, or use shards, as in '
+      f'{name} is a bucket or URL, but folders and tables must be on disk. '
+      'Copy or mount the data, or use shards, as in '
       'arrayrecord:gs://BUCKET/FOLDER.'
     )
   if name.lower().endswith('.csv'):
@@ -171,10 +180,10 @@ def open_source(
 
 
 class Digits(Source):
-  """The 1,797 handwritten digits of scikit-learn, 8x8 pixels.
+  """A source of scikit-learn's 1,797 handwritten digits, 8x8 pixels.
 
-  A fifth is the test split. The grey values 0..16 become 0..255 in three equal
-  channels.
+  A fifth of the images is the test split. Grey values are scaled from 0..16 to
+  0..255 and copied to three channels.
   """
 
   def __init__(self, split: str, split_seed: int):

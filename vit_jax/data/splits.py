@@ -1,7 +1,8 @@
-"""Parses split strings such as `train[:98%]+test`, except for TFDS.
+"""Parses split strings such as `train[:98%]+test`.
 
-The syntax and its arithmetic are those of TensorFlow Datasets,
-https://www.tensorflow.org/datasets/splits, without the unit `shard`.
+Syntax and rounding follow TensorFlow Datasets (TFDS), except that there is no
+unit `shard`: https://www.tensorflow.org/datasets/splits. TFDS itself parses the
+splits of its own datasets.
 """
 
 import re
@@ -32,14 +33,14 @@ def select(
 ) -> np.ndarray:
   """Returns the indices that a split string selects, int64, in its order.
 
-  Splits have several names, see `SAME`. `test` means `val` if `test` is
-  missing, and the other way round. This does not hold in sums: if only `test`
-  exists, `train+val` would train on it. `all` means all splits.
+  A split may have any of its names in `SAME`. If `test` is missing, `test`
+  selects `val`, and the other way round. This does not apply to sums, because
+  `train+val` must not train on `test`. `all` selects all splits.
 
   Args:
     split: the split string.
-    splits: the examples of each split, in the order to slice.
-    owner: the name of the dataset in messages.
+    splits: the indices of each split's examples, in the order to slice.
+    owner: the name of the dataset in error messages.
 
   Raises:
     ValueError: The syntax is wrong, a split does not exist, a bound exceeds the
@@ -59,14 +60,17 @@ def select(
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
-  """Returns the names of the splits from which `select` takes examples."""
+  """Returns the names of the splits from which `select` takes examples.
+
+  Raises the errors of `select` for the syntax and for missing splits.
+  """
   return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
 
 
 def _parts(
   split: str, splits: Mapping[str, Any], owner: str
 ) -> Iterator[tuple[str, re.Match[str]]]:
-  """Yields each part's split name and its match of `_PART`."""
+  """Yields the split name of each part, and the part's match of `_PART`."""
   parts = re.split(r'\s*\+\s*', split)
   for part in parts:
     match = _PART.fullmatch(part)
@@ -94,7 +98,7 @@ def _resolve(
 
 
 def _slice(part: re.Match[str], size: int) -> slice:
-  """The slice of a match, its bounds rounded as TFDS rounds them."""
+  """Converts a part to a slice; bounds are rounded as in TFDS."""
   bounds: list[int | None] = []
   for text in part.groups()[1:]:
     if not text:
@@ -116,10 +120,10 @@ def _slice(part: re.Match[str], size: int) -> slice:
 def stratified_fifth(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
   """Splits the examples of each class 80/20 into `train` and `test`.
 
-  Positions are ascending. The only example of a class goes to `train`; larger
-  classes are in both splits.
+  Returns ascending positions. If a class has one example, `train` gets it;
+  larger classes are in both splits.
   """
-  # RandomState instead of Generator, because its numbers never change between
+  # RandomState instead of Generator: its random numbers are the same in all
   # versions of NumPy.
   rng = np.random.RandomState(seed)
   labels_array = np.asarray(labels)
@@ -142,16 +146,18 @@ def select_rows(
   owner: str,
   seed: int,
 ) -> np.ndarray:
-  """The rows of a table that a split string names; see `select`.
+  """Returns the row indices that a split string selects, int64; see `select`.
+
+  Each split is shuffled before it is sliced, because many datasets are sorted
+  by class.
 
   Args:
     split: the split string.
-    sizes: rows of each split, which follow each other in the table. If `train`
-      is the only one, a fifth of each class becomes `test`.
+    sizes: the number of rows of each split. The splits follow each other in the
+      table. If `train` is the only split, a fifth of each class becomes `test`.
     labels: the class of each row.
-    owner: the name of the dataset in messages.
-    seed: of the generated `test` split and of the shuffling before slices are
-      taken. Many datasets are sorted by class.
+    owner: the name of the dataset in error messages.
+    seed: seed of the shuffling and of the generated `test` split.
   """
   members: dict[str, Sequence[int]] = {}
   start = 0
@@ -166,7 +172,7 @@ def select_rows(
 def permuted(
   splits: Mapping[str, Sequence[int]], seed: int
 ) -> dict[str, list[int]]:
-  """Shuffles each split by a seed, so that a slice has all classes."""
+  """Shuffles each split by a seed, so that slices contain all classes."""
   return {
     name: np.random.RandomState(seed).permutation(examples).tolist()
     for name, examples in splits.items()

@@ -1,4 +1,4 @@
-"""Datasets of TensorFlow Datasets (TFDS), read without TensorFlow."""
+"""Reads datasets of TensorFlow Datasets (TFDS) without TensorFlow."""
 
 import difflib
 import functools
@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from vit_jax.data import cores, decode
 from vit_jax.data.source import Label, Source
 
-# The requirements of `tfds build`, some of which TFDS does not declare.
+# Installs what `tfds build` needs. TFDS does not declare all of these packages.
 _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'
@@ -21,14 +21,18 @@ _INSTALL = (
 
 # Fields that may hold an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
-# This number of records with large images takes less than a GB.
+# This many records with large images take less than 1 GB of memory.
 _READ_TOGETHER = 512
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
-  """Returns the rule that makes classes of a field's values 0 to values - 1.
+  """Returns the rule that turns the values of a field into classes.
 
-  With fewer `names` than values, adjacent values share a class.
+  Args:
+    field: a field of integers from 0 to values - 1.
+    values: the number of different values.
+    names: a name for each class. If there are fewer names than values, adjacent
+      values share a class.
   """
   classify = functools.partial(_class_of, field, values, len(names))
   return Label(names, {field: ()}, classify)
@@ -40,14 +44,14 @@ def _class_of(
   value = int(record[field])
   if not 0 <= value < values:
     raise ValueError(
-      f'A record has {field} {value}, which is not a class: the split has no '
-      'labels. Use another split.'
+      f'A record has {field} {value}, which is not a class, so the split has '
+      'no labels. Use another split.'
     )
   return value * classes // values
 
 
 class TfdsSource(Source):
-  """One split of a prepared dataset, with encoded images and a class each."""
+  """A source of one split of a prepared dataset, with one class per image."""
 
   def __init__(
     self,
@@ -63,13 +67,14 @@ class TfdsSource(Source):
     Args:
       builder: the builder of the dataset.
       split: a split string of TFDS.
-      label: how a record gets its class.
-      title: the beginning of the records' names.
+      label: the rule that computes the class of a record.
+      title: the first part of the records' names.
       image: the field of the image.
-      scale: a factor for pixels; images are decoded if it is not 1.
+      scale: a factor for pixel values. With 1, images stay encoded; otherwise
+        they are decoded and multiplied.
 
     Raises:
-      ValueError: The split does not exist, or is empty.
+      ValueError: The split is missing, invalid or empty.
     """
     features = builder.info.features
     self.class_names = label.class_names
@@ -105,9 +110,9 @@ class TfdsSource(Source):
     return len(self._records)
 
   def fingerprint(self) -> str:
-    """Returns the folder (with the version), the dataset's size and the split.
+    """Returns the dataset's folder (with its version) and size, and the split.
 
-    TFDS writes files once and never changes them.
+    This suffices because TFDS never changes the files that it has written.
     """
     return self._fingerprint
 
@@ -142,8 +147,8 @@ def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
   Raises:
     FileNotFoundError: The dataset is not prepared as array_record.
-    ValueError: The dataset or its split does not exist, or its images do not
-      have one class each.
+    ValueError: The dataset or its split does not exist, or records do not have
+      one image and one class each.
   """
   builder = prepared_builder(name, data_dir)
   image, field = _keys(name, builder.info)
@@ -167,7 +172,7 @@ def prepared_builder(
   """Returns the builder of a dataset that is prepared as array_record.
 
   Raises:
-    FileNotFoundError: The dataset is not prepared, or in another format.
+    FileNotFoundError: The dataset is not prepared, or is in another format.
     ValueError: TFDS has no dataset of that name.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
@@ -184,7 +189,8 @@ def prepared_builder(
       f'dataset {name} is not prepared in {places}. Prepare it once:\n'
       f'  {_INSTALL}\n'
       f'  tfds build {name} --file_format=array_record{in_data_dir}\n'
-      'Only these commands need TensorFlow; another environment will do.'
+      'Only these commands need TensorFlow; you can run them in another '
+      'Python environment.'
     ) from None
   formats = sorted(f.value for f in builder.info.available_file_formats())
   if 'array_record' not in formats:
@@ -203,16 +209,16 @@ def _unknown(name: str, places: str) -> str:
   close = difflib.get_close_matches(base, [*_all_names(), 'digits'], n=3)
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
-    f'unknown dataset {name!r}{hint} Valid are digits, the datasets of TFDS '
-    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog) and '
-    f'those in the format of TFDS in {places}, tables (.csv), '
-    "'hf://datasets/OWNER/NAME', and folders "
+    f'unknown dataset {name!r}{hint} Valid names are digits, a dataset of TFDS '
+    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog) or '
+    f'one in its format in {places}, a table (.csv), '
+    "'hf://datasets/OWNER/NAME', or a folder "
     f'of images, given as a path with a slash, such as ./{base}'
   )
 
 
 def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
-  """Returns the names of the features that hold the image and its class."""
+  """Returns the names of the features that hold the image and the class."""
   features = dict(info.features)
   keys = info.supervised_keys
   kinds = (tfds.features.Image, tfds.features.ClassLabel)
@@ -224,8 +230,8 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
   ):
     raise ValueError(
       f'dataset {name} does not have one image and one class per record; its '
-      f'features are {", ".join(sorted(features))}. For objects, give a folder '
-      "with COCO's or Pascal VOC's annotations."
+      f'features are {", ".join(sorted(features))}. To detect objects, give a '
+      'folder with COCO or Pascal VOC annotations.'
     )
   return keys[0], keys[1]
 
@@ -233,9 +239,9 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
 def _subset(
   features: tfds.features.FeaturesDict, fields: Mapping[str, tuple[str, ...]]
 ) -> tfds.features.FeaturesDict:
-  """Returns the features that parse only some fields, without TensorFlow.
+  """Returns features that parse only the given fields; see `Label.fields`.
 
-  `tfds.decode.PartialDecoding` would need TensorFlow.
+  `tfds.decode.PartialDecoding` does the same but needs TensorFlow.
   """
   chosen = {}
   for field, inner in fields.items():

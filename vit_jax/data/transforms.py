@@ -1,9 +1,9 @@
-"""Transforms of records into the pixels that a model sees.
+"""Transforms records into examples: images of the size that a model needs.
 
 A transform turns a record {'image', 'name'} of a source into {'image': uint8
-[H, W, 3]}. A 'label' becomes int32, or stays uint8 [C] if images have several
-classes. The devices normalise and flip images later. A transform raises
-UnreadableImage if the image cannot be decoded.
+[H, W, 3]}. If the record has a 'label', the example has it too, as int32, or as
+uint8 [C] if images have several classes. Normalisation and flips follow later,
+on the device. A transform raises UnreadableImage if it cannot decode the image.
 """
 
 import dataclasses
@@ -25,25 +25,29 @@ _CROP_ATTEMPTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """Cuts a random part out of an image: the "inception crop", or BiT's.
+  """Cuts a random part out of an image: the inception crop or BiT's crop.
 
-  The inception crop has a uniform aspect ratio in (3/4, 4/3). Its height is
-  uniform between that of a crop of `min_area` and the largest that fits. The
-  crop is then resized. The paper's models were trained with this distribution,
-  that of tf.image.sample_distorted_bounding_box. A uniform area, as in other
-  libraries, would give larger crops on average.
+  The inception crop has a uniform aspect ratio (width / height) between 3/4 and
+  4/3. Its height is uniform between the height at which its area is `min_area`
+  and the largest height that fits. The crop is then resized. The paper's models
+  were trained with this distribution, from
+  tf.image.sample_distorted_bounding_box. Other libraries draw a uniform area,
+  which gives larger crops on average.
 
-  BiT's crop (arXiv 1912.11370) resizes the whole image, whatever its aspect
+  BiT's crop (arXiv 1912.11370) resizes the whole image, ignoring its aspect
   ratio, and cuts a part of fixed size out of it.
 
   Attributes:
     image_size: (height, width) of the output.
-    min_area: smallest share of the image that the inception crop takes; with 1
-      it is always the whole image, squashed to size.
+    min_area: smallest share of the image that the inception crop takes. With 1,
+      it always takes the whole image and ignores the aspect ratio.
     resize: (height, width) to which BiT's crop resizes the image, at least
       `image_size`; None for the inception crop.
-    augmentation: changes the pixels of the crop.
+    augmentation: function that changes the pixels of the crop, or None.
     max_area: largest share of the image that the inception crop takes.
+
+  Raises:
+    ValueError: `resize` is smaller than `image_size`.
   """
 
   image_size: tuple[int, int]
@@ -64,7 +68,7 @@ class TrainTransform:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray | np.int32]:
-    """Returns {'image'} and the 'label', if there is one, of a record."""
+    """Returns the example of a record; see the module's docstring."""
     picture = decode.open_image(record['image'], record['name'])
     if self.resize:
       image = self._cut(picture, self.resize, rng)
@@ -86,19 +90,20 @@ class TrainTransform:
     height, width = self.image_size
     top = int(rng.integers(size[0] - height + 1))
     left = int(rng.integers(size[1] - width + 1))
-    # A copy, so that the part does not keep the whole image alive.
+    # Copy, so that the part does not keep the whole image in memory.
     return image[top : top + height, left : left + width].copy()
 
   def random_box(
     self, height: int, width: int, rng: np.random.Generator
   ) -> Box:
-    """Draws the inception crop of an image."""
+    """Draws an inception crop for an image of this height and width."""
     if self.min_area == 1:
       return Box(0, 0, height, width)
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(*_ASPECTS)
-      # Heights of the tallest box of this aspect ratio that fits and has at
-      # most `max_area`, and of the box that has `min_area`.
+      # `tallest` is the height of the largest box of this aspect ratio that
+      # fits and has at most `max_area`; `smallest` is that of a box of
+      # `min_area`.
       tallest = min(height, int((width + 0.5) / aspect))
       if self.max_area < 1:
         largest = math.sqrt(self.max_area * height * width / aspect)
@@ -112,8 +117,8 @@ class TrainTransform:
       ):
         break
     else:
-      # The image is too long or too wide: take the largest part that has an
-      # allowed aspect ratio.
+      # No draw fits such a long or wide image: take the largest part that has
+      # an allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
       box_height = min(height, round(width / aspect))
       box_width = min(width, round(height * aspect))
@@ -123,16 +128,16 @@ class TrainTransform:
 
 
 class PerStep:
-  """Draws a training transform for each step."""
+  """Base class: draws a training transform for each step."""
 
   def of_batch(self, rng: np.random.Generator) -> Any:
-    """Returns a step's transform, drawn by the step's generator."""
+    """Returns the transform of a step, drawn with the step's generator."""
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-  """Resizes an image, and cuts out its centre if `preprocessing` says so.
+  """Resizes an image, and crops its centre if `preprocessing` asks for it.
 
   Attributes:
     image_size: (height, width) of the output.
@@ -151,12 +156,12 @@ class EvalTransform:
   def __call__(
     self, record: Mapping[str, Any]
   ) -> dict[str, np.ndarray | np.int32]:
-    """Returns {'image'} and the 'label', if there is one, of a record."""
+    """Returns the example of a record; see the module's docstring."""
     image = self.image(record['image'], record['name'])
     return {'image': image} | _label(record)
 
   def image(self, data: bytes | np.ndarray, name: str) -> np.ndarray:
-    """Returns uint8 pixels [*image_size, 3] of an encoded file or of pixels.
+    """Returns uint8 [*image_size, 3] for the bytes of a file or for pixels.
 
     Raises:
       UnreadableImage: The image cannot be decoded; the message has `name`.
@@ -178,13 +183,13 @@ def seed_of(name: str) -> int:
 class WrongLabels:
   """A transform that gives a fraction of the images a wrong class.
 
-  The choice follows from an image's name, so it is the same in every epoch. All
+  The record's name seeds the choice, so it is the same in every epoch. All
   wrong classes are equally likely.
 
   Attributes:
     transform: the transform of the images.
-    share: the fraction, from 0 to 1.
-    classes: C.
+    share: the fraction of wrong labels, from 0 to 1.
+    classes: number of classes.
   """
 
   transform: TrainTransform
@@ -205,7 +210,7 @@ class WrongLabels:
 
 @dataclasses.dataclass(frozen=True)
 class WithoutLabel:
-  """A transform for objectives that learn from images alone."""
+  """A transform that drops labels, for objectives without classes."""
 
   transform: TrainTransform | EvalTransform
 

@@ -1,9 +1,10 @@
-"""VTAB-1k: 19 tasks of 1,000 training images each, on datasets of TFDS.
+"""VTAB-1k: 19 tasks of 1,000 training images each, on TFDS datasets.
 
-Splits and labels are those of google-research/task_adaptation, which defines
-the benchmark (arXiv 1910.04867): 800 images from the start of the training
-split, 200 from the start of the validation split, and the whole test split. If
-TFDS has no validation or test split, it is a percentage of another split.
+Splits and labels follow google-research/task_adaptation, which defines the
+benchmark (arXiv 1910.04867). Each task uses the first 800 images of its
+training split, the first 200 of its validation split, and its whole test split.
+If TFDS has no validation or test split, the benchmark takes a part of another
+TFDS split, given by percentages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 PREFIX = 'vtab/'  # begins the name of a task
 SPLITS = ('train800', 'val200', 'train800val200', 'test')
 
-# A split of TFDS, and the percentage of it at which a split of VTAB begins.
+# A TFDS split, and the percentage of it at which a VTAB split begins.
 _Start = tuple[str, int]
 
 
@@ -37,14 +38,15 @@ class Task:
   Attributes:
     title: the name in table 9 of the ViT paper.
     group: 'natural', 'specialised' or 'structured'.
-    tfds: the name of the dataset.
-    num_classes: C.
+    tfds: the name of the TFDS dataset.
+    num_classes: number of classes.
     test_examples: size of the test split.
-    label: the field of TFDS with the class, or the rule that computes it.
-    values: number of values of `label` if adjacent ones share a class; else 0.
+    label: the TFDS field that holds the class, or a rule that computes it.
+    values: number of values of the field if adjacent values share a class;
+      otherwise 0.
     val: start of the validation split.
-    test: start of the test split, which ends with the split of TFDS.
-    scale: factor that brings pixels to 0..255.
+    test: start of the test split, which ends where the TFDS split ends.
+    scale: factor that scales pixels to 0..255.
   """
 
   title: str
@@ -60,18 +62,18 @@ class Task:
 
 
 def _count(record: Mapping[str, Any]) -> int:
-  """Returns the class by CLEVR's number of objects, 3 to 10."""
+  """The class of a CLEVR image, by its number of objects, 3 to 10."""
   return len(record['objects']['size']) - 3
 
 
 def _nearest_object(record: Mapping[str, Any]) -> int:
-  """Returns the class by the distance of CLEVR's nearest object."""
+  """The class of a CLEVR image, by the distance to the nearest object."""
   distance = np.asarray(record['objects']['pixel_coords'])[:, 2].min()
   return int(np.searchsorted((8.0, 8.5, 9.0, 9.5, 10.0), distance))
 
 
 def _nearest_vehicle(record: Mapping[str, Any]) -> int:
-  """Returns the class by the metres to KITTI's nearest car, van or truck."""
+  """The class of a KITTI image, by the distance to the nearest vehicle."""
   objects = record['objects']
   is_vehicle = np.asarray(objects['type']) < 3
   metres = np.asarray(objects['location']).reshape(-1, 3)[is_vehicle, 2]
@@ -106,7 +108,7 @@ TASKS: dict[str, Task] = {
   'diabetic_retinopathy': Task(
     'Retinopathy', 'specialised', 'diabetic_retinopathy_detection/btgraham-300',
     5, 42_670),
-  # CLEVR's own test split has no objects.
+  # CLEVR's test split has no annotated objects.
   'clevr_count': Task(
     'Clevr-Count', 'structured', 'clevr', 8, 15_000,
     Label(
@@ -180,7 +182,13 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
 
 
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
-  """Returns the split string of TFDS for one of `SPLITS`."""
+  """Returns the TFDS split string for one of `SPLITS`.
+
+  Args:
+    task: the task.
+    split: one of `SPLITS`.
+    sizes: the splits of the TFDS dataset; values have `num_examples`.
+  """
   val, test = (
     sizes[name].num_examples * percent // 100 if name in sizes else 0
     for name, percent in (task.val, task.test)
@@ -195,7 +203,7 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
 
 
 def _label(task: Task, features: Mapping[str, Any]) -> Label:
-  """Returns the rule that computes the class."""
+  """Returns the rule that computes the class of a record."""
   from vit_jax.data import tfds_source
 
   if isinstance(task.label, Label):

@@ -1,4 +1,4 @@
-"""Worker processes of the loader, and the memory that they share with it."""
+"""Worker processes of the loader, and their shared memory."""
 
 import contextlib
 import fcntl
@@ -30,13 +30,13 @@ _LOCK = '.vj-lock'
 def batches_of(
   batches: grain.MapDataset, workers: int
 ) -> grain.DatasetIterator[Any]:
-  """Returns an iterator whose batches are made by worker processes."""
+  """Returns an iterator over batches that worker processes make."""
   if not flags.FLAGS.is_parsed():
     # Grain reads an absl flag, which fails in programs without absl.app.
     flags.FLAGS.mark_as_parsed()
   sent = grain.MapDataset.range(len(batches)).map(_InMemoryFile(batches))
-  # Worker k makes the batches k, k + workers, ...; its two threads overlap
-  # reading and decoding.
+  # Worker k makes the batches k, k + workers, and so on. It has two threads, so
+  # that reading and decoding overlap.
   return iter(
     sent.to_iter_dataset(grain.ReadOptions(2, 2)).mp_prefetch(
       grain.MultiprocessingOptions(num_workers=workers),
@@ -46,10 +46,10 @@ def batches_of(
 
 
 class _InMemoryFile:
-  """A dataset that workers read from a file in the memory of their parent.
+  """A dataset that workers read from an in-memory file of their parent.
 
-  Python sends pickled objects through a pipe. If a worker dies before it has
-  read a large dataset, the parent waits for ever.
+  By default, Python sends pickled objects through a pipe. If a worker died
+  before it has read a large dataset, the parent would wait for ever.
   """
 
   def __init__(self, dataset: grain.MapDataset):
@@ -72,34 +72,34 @@ def _load(path: str) -> Any:
 
 @functools.cache
 def _own_prefix() -> str:
-  """Returns the prefix of the names of this run's shared memory.
+  """Returns a prefix for the names of this run's shared memory files.
 
-  Killed processes leave their shared memory behind. Each run locks a file for
-  as long as it lives. The next run removes unlocked files, with the shared
-  memory of the same prefix.
+  Killed processes leave their shared memory behind. Therefore each run holds a
+  lock on a file while it lives. The next run removes lock files that are not
+  locked, together with the shared memory of the same prefix.
   """
   for path in _MEMORY.glob(f'*{_LOCK}'):
-    # An OSError means that the run lives, or belongs to another user.
+    # An OSError means that the run is alive or belongs to another user.
     with contextlib.suppress(OSError), path.open() as file:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       for left in _MEMORY.glob(f'*{path.name.removesuffix(_LOCK)}*'):
         left.unlink(missing_ok=True)
   prefix = f'vj{secrets.token_hex(4)}'
-  # The file is locked before it gets the name that other runs look for.
+  # Lock the file before giving it the name that other runs look for.
   new = _MEMORY / f'{prefix}.new'
   lock = new.open('w')
   fcntl.flock(lock, fcntl.LOCK_EX)
   new.rename(_MEMORY / f'{prefix}{_LOCK}')
-  # Semaphores are files in the same folder.
+  # Semaphores are files in the same folder, so they get the prefix too.
   process: Any = current_process()
   process._config['semprefix'] = f'/{prefix}'
-  # Workers end at priority 0, so this runs after them.
+  # Workers are stopped at priority 0, so `_remove` runs after that.
   util.Finalize(None, _remove, (prefix, lock), exitpriority=-1)
   return prefix
 
 
 def _remove(prefix: str, lock: Any) -> None:
-  """Removes the memory of batches that were made but not used."""
+  """Removes the shared memory of batches that nobody has read."""
   for path in _MEMORY.glob(f'{prefix}*'):
     with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()
@@ -109,10 +109,10 @@ def _remove(prefix: str, lock: Any) -> None:
 
 
 def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
-  """Keeps a worker off the TPU or GPU, and lets it live as long as its parent.
+  """Keeps a worker off the TPU or GPU, and ends it when its parent ends.
 
-  Workers ignore SIGINT and SIGTERM, which reach the whole group of processes:
-  the current step or evaluation still needs its batches.
+  SIGINT and SIGTERM reach the whole process group. Workers ignore them, because
+  the current step or evaluation of the parent still needs batches.
   """
   del worker_index, worker_count
   threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -121,7 +121,7 @@ def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
   if 'jax' in sys.modules:  # JAX reads the environment only at import
     sys.modules['jax'].config.update('jax_platforms', 'cpu')
-  # Python has no public way to name the memory that Grain asks for.
+  # Python has no public way to set the names of shared memory for Grain.
   names: Any = shared_memory_lib
   names._SHM_NAME_PREFIX = f'/{prefix}'
   names._SHM_SAFE_NAME_LENGTH = len(prefix) + 17

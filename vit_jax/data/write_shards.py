@@ -1,4 +1,4 @@
-"""Write images and their classes as ArrayRecord files."""
+"""Writes images and their classes as ArrayRecord files."""
 
 import io
 import os
@@ -15,12 +15,14 @@ _SHARD_BYTES = 256 << 20
 
 
 def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
-  """Writes splits of a data set to a new folder.
+  """Writes splits of a dataset to a new folder.
 
-  `arrayrecord:TARGET` reads the same images, classes and order as `name`.
+  `arrayrecord:TARGET` reads the same images and classes as `name`, in the same
+  order if `split_seed` is 0. If `train` is the only split that you write,
+  `arrayrecord:` later takes a fifth of it as `test`.
 
   Args:
-    name: as `data.name` of a config.
+    name: `data.name` of a config.
     target: the folder; it appears when everything is written.
     split_names: the splits to write.
 
@@ -29,18 +31,21 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
   Raises:
     FileExistsError: `target` exists.
-    ValueError: A split is missing, or records have objects or several classes.
+    ValueError: A split is missing or sliced, or images have objects or several
+      classes.
+
+  Also raises the errors of `sources.open_source` and `atomic_files.new_file`.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
     if key not in splits.NAMES:
       raise ValueError(
-        f'split {key!r} cannot be written; use {", ".join(splits.NAMES)}'
+        f'split {key!r} cannot be written: use {", ".join(splits.NAMES)}'
       )
     if source.several_labels or isinstance(source, BoxedSource):
       raise ValueError(
-        f'{name} has objects, or several classes an image; shards keep one '
-        'class each. Train on the folder itself.'
+        f'{name} has objects, or several classes per image; shards keep one '
+        'class per image. Train on the folder itself.'
       )
   with atomic_files.new_folder(target) as folder:
     for key, source in found.items():
@@ -57,8 +62,8 @@ def _write_split(source: Source, prefix: str) -> None:
   from array_record.python import array_record_module
   from tensorflow_datasets.proto import tf_example_pb2
 
-  # Reading shards shuffles them by `splits.permuted`. Writing in this order
-  # makes the result the order of `source`.
+  # Readers shuffle shards with `splits.permuted`. Records are written in the
+  # inverse permutation, so that readers get the order of `source`.
   index_of = np.argsort(splits.permuted({'': range(len(source))}, 0)[''])
   writer: Any = None
   count, size = 0, _SHARD_BYTES

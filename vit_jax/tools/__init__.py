@@ -1,1 +1,1 @@
-"""Tools around training: serving, planning, measuring speed."""
+"""Tools around training: benchmarks, the paper's tables, plans, a server."""

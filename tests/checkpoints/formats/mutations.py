@@ -289,7 +289,7 @@ def _unsigned(path, rng):
   names = saved['meta']['class_names']
   names[rng.integers(len(names))] = 'changed'
   place.write_text(json.dumps(saved))
-  return ['meta data differ from their checksum']
+  return ['metadata differ from their checksum']
 
 
 FORGED = {

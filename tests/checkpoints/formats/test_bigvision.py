@@ -355,7 +355,7 @@ DENSE = 'params/Transformer/encoderblock/MlpBlock_0/Dense_0/kernel'
 REFUSED = {
   'depths that differ': (
     lambda a: {k: x[:1] if k == DENSE else x for k, x in a.items()},
-    r'shape \(2, .*\) where \(1, .*\) is expected',
+    r'shape \(2, .*\), but \(1, .*\) is expected',
   ),
   'a depth that nothing holds': (
     lambda a: a | {DENSE: np.zeros((10**12, 48, 0))},

@@ -223,7 +223,7 @@ def test_without_a_processor_images_are_those_of_the_paper(
   assert folder.open().preprocessing == want
   assert not caplog.messages
   assert bit_folder.open().image_size == (224, 224)
-  assert 'This assumes 224x224 pixels' in caplog.text
+  assert 'vit_jax assumes 224x224 pixels' in caplog.text
 
 
 @pytest.mark.edge

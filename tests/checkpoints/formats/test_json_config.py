@@ -54,7 +54,7 @@ def test_what_makes_sense_is_read(method, value, want):
       for x in (0, 1.001, True, math.nan, '1e-6', 10**400)
     ),
     *(
-      ('sides', x, 'height and width in pixels, 1 to 65,536')
+      ('sides', x, 'height and width, from 1 to 65,536 pixels')
       for x in (0, MAX_SIDE + 1, True, [2, 3, 4])
     ),
     ('sides', {'height': 2}, 'height and width'),

@@ -150,7 +150,7 @@ CHANGES = {
   'scalar root': (replaced('conv_root/kernel', np.float32(0)), 'conv_root'),
   'a width that nothing holds': (
     replaced('embedding/kernel', np.zeros((8, 8, 0, 10**12))),
-    "'embedding/kernel' must have 4 dimensions above 0",
+    "'embedding/kernel' must have 4 non-empty dimensions",
   ),
   'more layers than anyone has': (
     lambda a: (

@@ -28,7 +28,7 @@ CONTRADICTIONS = {
   'heads': ({'model_args__num_heads': 5}, 'width 48 is not a multiple .* 5'),
   'pool': (
     {'model_args__global_pool': 'map'},
-    "global_pool means pool 'map'; the arrays need 'cls' or 'gap'",
+    "global_pool means pool 'map', but the arrays need 'cls' or 'gap'",
   ),
   'other pool': (
     {'model_args__global_pool': 'max'},
@@ -79,7 +79,7 @@ def test_contradicting_configurations_are_refused(folder, kind):
 @pytest.mark.parametrize(
   ('name', 'message'),
   [
-    ('vit_of_tomorrow', 'which timm .* does not have'),
+    ('vit_of_tomorrow', 'which timm .* does not know'),
     ('naflexvit_base_patch16_gap', 'and vit_jax does not .* of a NaFlexVit'),
     ('resnet18', 'and vit_jax does not .* of a ResNet'),
     ('test_vit3', 'and vit_jax does not .* pooled registers'),

@@ -118,9 +118,9 @@ def test_the_centre_is_taken_where_it_is_large_enough(
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'crop_pct': 0}, 'x.json: crop_pct is 0; it must be a share'),
+    ({'crop_pct': 0}, 'x.json: crop_pct is 0; it must be above 0'),
     # timm would pad images with black.
-    ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1; it must be a share'),
+    ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1; it must be above 0'),
     ({'crop_mode': 'border'}, "x.json: crop_mode is 'border'; it must be"),
     # Of which the sides of images would be no number any more.
     ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000; it must'),

@@ -81,7 +81,7 @@ def test_what_models_here_lack_is_named(folder, tmp_path, key, what):
       {'blocks.1.attn.qkv.bias': None},
       'lacks the array .*encoderblock_1/.*bias',
     ),
-    ({'attn_pool.latent': ONE}, "global_pool means pool 'cls'; .* need 'map'"),
+    ({'attn_pool.latent': ONE}, "global_pool means pool 'cls', .* need 'map'"),
     ({'blocks.1.ls1.gamma': ONE}, "has the array 'blocks.1.ls1.gamma', which"),
     ({'more': ONE}, "has the array 'more', which"),
     (
@@ -192,7 +192,7 @@ def test_files_without_a_configuration_are_read(
   assert len(more) == bool(left_out)
   if left_out:
     assert f'leaves out {left_out}.' in more[0]
-  assert 'does not store its configuration. This assumes' in warning
+  assert 'does not store its configuration. vit_jax assumes' in warning
   assert 'square images of 32 pixels' in warning
   assert 'without a position' not in warning
 
@@ -240,7 +240,7 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   folder = Folder(tmp_path / 'x', **fields)
   opening.open_checkpoint(f'{folder}/model.safetensors')
   (warning,) = caplog.messages
-  assert 'does not store its configuration. This assumes' in warning
+  assert 'does not store its configuration. vit_jax assumes' in warning
   assert 'without a position' not in warning
   # Nor does it matter whether it would have one.
   for without in (False, True):
@@ -360,7 +360,7 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert got.image_size == (224, 224)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
-  assert 'This assumes images of 224x224' in warning
+  assert 'vit_jax assumes images of 224x224' in warning
 
 
 def test_an_architecture_may_have_its_tag(folder, monkeypatch):

@@ -187,7 +187,9 @@ def test_what_the_compiler_says_of_memory():
     'HBM (15.48G). HLO module: jit_train_step.'
   )
   reason = costs._reason(message)
-  assert 'it needs 20.49 GiB, and a core has 15.48 GiB, 5.01 too few' in reason
+  assert (
+    'it needs 20.49 GiB, but a device has 15.48 GiB, 5.01 too few' in reason
+  )
   assert 'accum_steps' in reason
   assert costs._reason('RESOURCE_EXHAUSTED: x\ny') == 'RESOURCE_EXHAUSTED: x'
 
@@ -227,7 +229,7 @@ def test_the_command():
   assert done.returncode == 0, done.stderr
   found = lines(done.stdout)
   assert found['topology'] == (
-    'v3:2x2: 8 x TPU v3, mesh data=8, fsdp=1, tensor=1; batch in 1 parts'
+    'v3:2x2: 8 x TPU v3, mesh data=8, fsdp=1, tensor=1; accum_steps 1'
   )
   # 9.7M parameters of 4 bytes, and twice that for Adam.
   assert 'parameters 0.04 GiB, optimizer 0.07 GiB' in found['memory']

@@ -1,4 +1,4 @@
-"""Reads and writes .npz archives of numeric arrays, showing progress."""
+"""Reads and writes .npz archives of numeric arrays."""
 
 import collections
 import dataclasses
@@ -24,10 +24,12 @@ def is_archive(path: str) -> bool:
 def load(path: str) -> Flat:
   """Returns all arrays of an archive.
 
-  Reads two-byte void arrays as bfloat16, which .npz files cannot declare.
+  Reads two-byte void arrays as bfloat16, because .npz files cannot declare
+  bfloat16.
 
   Raises:
-    ValueError: if an array is damaged or not numeric; names file and array.
+    ValueError: if an array is damaged or not numeric; the message names the
+      file and the array.
   """
   part = 'the archive'
   flat: Flat = {}
@@ -50,10 +52,10 @@ def load(path: str) -> Flat:
 
 
 def numeric(x: np.ndarray) -> np.ndarray:
-  """Returns an array of integers or floating-point numbers unchanged.
+  """Returns a numeric array unchanged.
 
   Raises:
-    ValueError: if the array has another type.
+    ValueError: if the array has neither integers nor floating-point numbers.
   """
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
     raise ValueError(f'its type is {x.dtype}, not a number')
@@ -62,7 +64,8 @@ def numeric(x: np.ndarray) -> np.ndarray:
 
 def unreadable(path: str, part: str, error: Exception) -> ValueError:
   """Returns the error for a file that its parser could not read."""
-  # PyTorch puts advice on how to run the code of a file before the reason.
+  # In PyTorch's message, advice precedes the reason. The advice is dropped,
+  # because it explains how to run code from the file.
   _, refused, reason = str(error).rpartition('WeightsUnpickler error: ')
   reason = ' '.join(reason.partition('\n')[0].split())[:300]
   if refused:
@@ -76,10 +79,9 @@ def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive completely or not at all.
 
   The same arrays always give the same bytes. Arrays are converted to `dtype`
-  one at a time, to save memory. bfloat16 becomes two-byte void.
+  one at a time, to save memory. bfloat16 is stored as two-byte void.
 
-  Raises:
-    FileExistsError: if the target exists.
+  Raises the errors of `atomic_files.new_file`, such as FileExistsError.
   """
   stored_dtype = np.dtype(dtype)
   total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
@@ -89,7 +91,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
     progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      # A ZipInfo has a fixed date; a name would get the current time.
+      # A ZipInfo has a fixed date; with a name, the current time is stored.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
@@ -114,7 +116,9 @@ def progress(description: str, total_bytes: int) -> tqdm:
 
 @dataclasses.dataclass(frozen=True)
 class Lookup:
-  """Looks up arrays of a file by our names, to infer the model's fields.
+  """Looks up arrays of a file by vit_jax's parameter names ("our names").
+
+  The shapes determine the model's fields.
 
   Attributes:
     path: path of the file, for messages.
@@ -131,7 +135,7 @@ class Lookup:
   shown: Callable[[str], str] = str
 
   def has(self, name: str) -> bool:
-    """Whether the file has an array."""
+    """Whether the file has the array with our name `name`."""
     return self.key_of(name) in self.arrays
 
   def shape(self, name: str, ndim: int) -> tuple[int, ...]:
@@ -139,7 +143,7 @@ class Lookup:
 
     Raises:
       ValueError: if the array is missing, has another number of dimensions, or
-        is empty. The shape of an empty array could claim any size.
+        is empty. An empty array could claim any size.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)
@@ -147,7 +151,8 @@ class Lookup:
       found = 'is missing' if x is None else f'has shape {x.shape}'
       raise ValueError(
         f'{self.path} is not a {self.format_name} checkpoint: the array '
-        f'{self.shown(key)!r} must have {ndim} dimensions above 0; it {found}.'
+        f'{self.shown(key)!r} must have {ndim} non-empty dimensions; it '
+        f'{found}.'
       )
     return x.shape
 
@@ -155,7 +160,7 @@ class Lookup:
     """Returns the size of an array's axis, or 0 if the array is missing.
 
     Raises:
-      ValueError: as `shape`.
+      ValueError: as in `shape`, except for a missing array.
     """
     return self.shape(name, ndim)[axis] if self.has(name) else 0
 
@@ -163,10 +168,13 @@ class Lookup:
     """Counts the layers of each stage.
 
     Args:
-      start: the beginning of the layers' keys in the file.
+      start: the text with which the layers' keys in the file begin.
       pattern: regular expression for the rest of a key. Its last group
-        identifies the layer. An earlier group is the number of the stage;
-        without an earlier group, there is a single stage.
+        identifies the layer. A group before it is the number of the stage.
+        Without that group, all layers are in one stage.
+
+    Returns:
+      The number of layers of each stage, in the order of the stages.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
@@ -175,15 +183,15 @@ class Lookup:
 
 
 def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
-  """Lists what an archive with only parameters does not store.
+  """Lists the settings of a model that an .npz file does not store.
 
   Args:
     weights: the model.
-    assumed: the preprocessing that readers of the file use; None for the
+    assumed: the preprocessing that readers of the file assume; None for the
       default.
 
   Returns:
-    One sentence for each difference.
+    One sentence for each setting that readers of the file do not know.
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()

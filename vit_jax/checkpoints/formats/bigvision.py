@@ -1,8 +1,8 @@
-"""The .npz checkpoints of big_vision.
+"""Reads and writes the .npz checkpoints of big_vision.
 
-Keys are joined by '/' and have the module numbers of Flax Linen. big_vision's
-class token has no position embedding. Reading gives it an embedding of zeros,
-and writing adds our embedding to the token.
+A key joins module names by '/', with the module numbers of Flax Linen. In
+big_vision, the class token has no position embedding. Reading gives it an
+embedding of zeros; writing adds its embedding to the token.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.checkpoints.formats import archive, npz, table
 
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
-PREFIX = 'params/'  # of the parameters' keys in a training checkpoint
+PREFIX = 'params/'  # begins the keys of parameters in a training checkpoint
 
 _HOLDS = 'pool representation_size gelu layer_norm_epsilon posemb=sincos2d'
 _TOWER = 'params/img/'
@@ -25,9 +25,9 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  A file with fixed position embeddings has no distinctive key. Files of the
-  paper's authors with Linen's module numbers store learned ones, so a file with
-  such numbers and without position embeddings is from big_vision.
+  A big_vision file with fixed position embeddings has no distinctive key. The
+  official files always store position embeddings. So a file with Linen's module
+  numbers and without position embeddings is from big_vision.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -126,7 +126,14 @@ def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns the entries; `stacked` is the number of stacked layers, or 0."""
+  """Returns the entries of the format, see `table.File.table`.
+
+  Args:
+    shapes: shapes of our arrays by name.
+    key_of: function from our name to the file's key.
+    stacked: number of layers that the file stacks along a first axis; 0 if
+      layers are separate.
+  """
   entries = []
   for name in shapes:
     layer = _LAYER.fullmatch(name) if stacked else None

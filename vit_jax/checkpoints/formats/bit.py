@@ -1,8 +1,8 @@
-"""The .npz checkpoints of BiT (1912.11370): ResNets of version 2.
+"""Reads and writes the .npz checkpoints of BiT (1912.11370), ResNets v2.
 
-Keys are TensorFlow's variable names, joined by '/'; arrays are float32. The
-convolutions of a unit are called a, b and c, like the GroupNorm before each.
-The head is a 1x1 convolution.
+Keys are TensorFlow's variable names, joined by '/'; arrays are float32. A unit
+has parts a, b and c, each with a GroupNorm and a convolution. The head is a 1x1
+convolution.
 """
 
 import re
@@ -12,13 +12,13 @@ from vit_jax.checkpoints.formats import archive, table, torchvision
 
 DTYPES: tuple[str, ...] = ('float32',)
 PREFIX = 'resnet/'
-# Size in pre-training. The arrays do not determine it, and any size works.
+# Image size of pre-training. Files do not store it, and any size works.
 IMAGE_SIZE = (224, 224)
-# A key's stage number and unit name, after 'block'.
+# Matches the stage number and the unit name after 'block' in a key.
 UNIT = r'(\d)/(unit\d+)/'
 
 _CONV = 'standardized_conv2d'
-# Replacements that turn our names into BiT's, applied in this order.
+# Replacements that convert our names to BiT's keys, applied in this order.
 _RULES: torchvision.Rules = (
   ('^conv_root', f'root_block/{_CONV}'),
   ('^head', 'head/conv2d'),
@@ -40,7 +40,7 @@ def matches(arrays: Iterable[str]) -> bool:
 def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file; `arrays` are the result of `archive.load`."""
   arrays = {k: x for k, x in arrays.items() if k.startswith(PREFIX)}
-  # In some files, TensorFlow's numbers follow the names of convolutions.
+  # In some files, TensorFlow has appended numbers to the convolutions' names.
   stored = {re.sub(r'(standardized_conv2d)_\d+/', r'\1/', k): k for k in arrays}
 
   def key_of(name: str) -> str:
@@ -85,7 +85,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _key(name: str) -> str:
-  """Converts one of our names to BiT's key."""
+  """Returns BiT's key for one of our names."""
   for pattern, to in _RULES:
     name = re.sub(pattern, to, name)
   return PREFIX + name

@@ -1,9 +1,10 @@
-"""Directories of transformers: config.json and model.safetensors.
+"""Reads and writes directories of transformers.
 
-Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
-ViT, DeiT, I-JEPA (a ViT without a class token, which averages its tokens), BiT
-and the models of `PROJECTS`. In transformers, SigLIP 2 takes images of any
-aspect ratio; in vit_jax it takes squares that its position embeddings fit.
+A directory has config.json and model.safetensors. This module reads the model
+types in `FAMILIES` and `PROJECTS`, and timm_wrapper. It writes ViT, DeiT, BiT,
+the models of `PROJECTS`, and I-JEPA: a ViT that averages its tokens and has no
+class token. SigLIP 2 takes images of any aspect ratio in transformers; in
+vit_jax it takes only squares of the size of its position embeddings.
 """
 
 import math
@@ -36,7 +37,7 @@ PROJECTS = Register(
 )
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-# A DeiT with distillation token calls its first classifier 'cls_classifier'.
+# In transformers, DeiT's head on the class token is called 'cls_classifier'.
 _CLS_HEAD = {(f'head/{leaf}', 'deit') for leaf in ('kernel', 'bias')}
 
 
@@ -46,8 +47,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   CLIP's projection becomes the head, with a bias of zeros. Classifiers of CLIP
   and SigLIP average the tokens, so arrays for other pooling are left out.
 
-  Raises:
-    ValueError: as in `table.Format.read`.
+  Raises the errors of `table.Format.read`.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:
@@ -115,7 +115,7 @@ def _vit_fields(
   if model_type.startswith('siglip2'):
     _unfold_patches(named, config)
   found, channels, stride = torch_vit.fields(lookup)
-  # DINOv2's gated MLP is SwiGLU, whatever hidden_act is.
+  # DINOv2's gated MLP is always SwiGLU and ignores hidden_act.
   if found['swiglu']:
     act = config.get('hidden_act', 'gelu')
     if model_type == 'dinov3_vit' and act != 'silu':
@@ -125,7 +125,7 @@ def _vit_fields(
   pool = next((pools[name] for name in pools if lookup.has(name)), 'gap')
   found |= {'pool': pool} | fixed
   if is_classifier:
-    # Classifiers read the class token itself, not the pooler's output.
+    # Classifiers read the class token directly, without the pooler.
     found['representation_size'] = 0
   if config.get('image_size') is None:
     config['image_size'] = 224
@@ -149,7 +149,7 @@ def _bit_fields(
   fields = torch_vit.bit_fields(lookup)
   sizes = _bit_sizes(fields['layers'], fields['width'])
   config.setdefault('output_stride', 32)
-  # A larger output_stride than the model's stride has no effect.
+  # An output_stride above the model's stride has no effect.
   stride = max(sizes['stride'], config.positive('output_stride'))
   _, channels, *_ = lookup.shape('conv_root/kernel', 4)
   found = fields | sizes | {'stride': stride, 'channels': channels}
@@ -167,7 +167,11 @@ def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
 
 
 def _unfold_patches(named: torch_vit.Arrays, config: JsonConfig) -> None:
-  """Reshapes SigLIP 2's patch kernel for a convolution; sets image_size."""
+  """Reshapes SigLIP 2's patch kernel for a convolution; sets image_size.
+
+  Raises:
+    ValueError: if the config contradicts the arrays.
+  """
   lookup = named.lookup('SigLIP 2')
   config.setdefault('patch_size', 16)
   patch = config.positive('patch_size')
@@ -199,7 +203,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     # Classifiers and I-JEPA have no representation layer.
     if not num_classes and fields['pool'] != 'gap':
       holds += ' representation_size'
-  start = 'vit_jax writes no ViT, DeiT, I-JEPA or BiT of transformers with'
+  start = 'The ViT, DeiT, I-JEPA and BiT of transformers do not support'
   table.check_writable(fields, start, ('vit', 'deit', 'resnet'), holds)
   model_type, name = 'vit', 'ViT'
   if fields['name'] == 'resnet':

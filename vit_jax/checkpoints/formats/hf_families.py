@@ -1,7 +1,7 @@
-"""Tables of transformers' config.json for each model type.
+"""Tables of the keys in transformers' config.json, for each model type.
 
-Reading and writing use the same tables. Sizes come from the arrays; a
-config.json that contradicts the arrays is an error.
+Reading and writing use the same tables. Reading takes sizes from the arrays and
+raises an error if config.json contradicts them.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ class Family:
   """A model type.
 
   Attributes:
-    config: the table of config.json.
-    fields: values of our fields that all models of this type have.
-    classifier: more field values, of classifiers only; None if classifiers are
-      not supported.
-    ignored: regular expression for keys that are not read: mask tokens, text
-      towers and decoders.
-    unused: regular expression for our names of arrays that a classifier does
+    config: the table of the keys in config.json.
+    fields: values of our fields that all models of this type share.
+    classifier: further field values of classifiers; None if classifiers are not
+      supported.
+    ignored: regular expression for keys of arrays that are not read, such as
+      mask tokens, text towers and decoders.
+    unused: regular expression for the names of arrays that a classifier does
       not use.
   """
 
@@ -55,7 +55,7 @@ class Family:
 def _config(
   act: str, epsilon: float, more: Mapping[str, Key], heads: int = 12
 ) -> dict[str, Key]:
-  """Returns a table with transformers' defaults."""
+  """Returns a table of the keys that all ViTs have, with their defaults."""
   return {
     'hidden_size': Key('width'),
     'num_hidden_layers': Key('depth'),
@@ -75,7 +75,7 @@ _REGISTERS = {'num_register_tokens': Key('registers')}
 _VIT = Family(
   _config('gelu', 1e-12, _BIAS | only({'pooler_act': 'tanh'})), _POSITIONS
 )
-# BiT with pre-activation is our ResNet of version 2.
+# A BiT with pre-activation is our ResNet with version=2.
 _BIT = Family(
   {
     'depths': Key('depths'),
@@ -148,7 +148,7 @@ FAMILIES: Mapping[str, Family] = {
 def labels(
   num_classes: int, class_names: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-  """Returns the part of a configuration that names the classes."""
+  """Returns the keys of config.json that name the classes."""
   names = class_names or _unnamed(num_classes)
   return {
     'id2label': {str(i): name for i, name in enumerate(names)},
@@ -159,7 +159,7 @@ def labels(
 def class_names(
   config: dict[str, Any], num_classes: int, path: str
 ) -> tuple[str, ...]:
-  """Returns the class names of a config.json; empty for 'LABEL_0' and so on.
+  """Returns the class names of a config.json; () if it has only 'LABEL_0' etc.
 
   Raises:
     ValueError: if id2label does not name each class.

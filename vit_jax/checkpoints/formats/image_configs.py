@@ -1,7 +1,6 @@
-"""Converts image preprocessing from and to the configs of other libraries.
+"""Reads and writes the image preprocessing of other libraries.
 
-transformers stores the preprocessing in preprocessor_config.json, timm in
-config.json.
+transformers stores it in preprocessor_config.json, timm in config.json.
 """
 
 import math
@@ -19,7 +18,7 @@ from vit_jax.checkpoints.formats.json_config import (
 from vit_jax.checkpoints.formats.table import Preprocessing
 
 FILE = 'preprocessor_config.json'
-# File of transformers 5 for the preprocessing of images and text.
+# In transformers 5, this file has the preprocessing of images and text.
 WITH_TEXT = 'processor_config.json'
 
 _PILLOW = {'bilinear': 2, 'bicubic': 3}
@@ -68,9 +67,9 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# By prefix of model_type: the default image processor of a
-# preprocessor_config.json, and the published models' values, for a directory
-# without this file.
+# For each prefix of model_type: the image processor to assume if
+# preprocessor_config.json does not name it, and the preprocessing to assume if
+# that file is missing, from the published models.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -86,7 +85,7 @@ _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 
 def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
-  """Returns preprocessor_config.json for images of `size` (H, W)."""
+  """Returns preprocessor_config.json's content for images of size (H, W)."""
   height_width = dict(zip(('height', 'width'), size, strict=True))
   found = _COMMON | {
     'image_mean': list(p.mean),
@@ -96,7 +95,8 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     'size': height_width,
   }
   if p.resize_small:
-    # ViT's processor cannot crop. BiT's and DeiT's can, and fit any model.
+    # ViT's processor cannot crop. The processors of BiT and DeiT can, and they
+    # work with any model.
     kind, edge = 'Bit', {'shortest_edge': p.resize_small}
     if p.squash:
       kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
@@ -115,20 +115,20 @@ def of_hf(
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
   """Reads the preprocessing of a directory of transformers.
 
-  Without a file, uses the published models' preprocessing, or ViT's at 224
-  pixels if `model_size` is None.
+  If the directory does not describe it, uses the preprocessing of the published
+  models; or ViT's for 224 x 224 pixels if `model_size` is None.
 
   Args:
     path: path of the directory.
     model_type: value in config.json; determines the defaults.
-    model_size: (H, W) of the model's images in pixels; None for any size.
+    model_size: (H, W) of the model's images in pixels; None if any size works.
 
   Returns:
     The preprocessing, the size (H, W) of its images, and one sentence for each
     difference from transformers.
 
   Raises:
-    ValueError: if a value is invalid; names the file and key.
+    ValueError: if a value is invalid; the message names the file and the key.
   """
   paths = [os.path.join(path, name) for name in (FILE, WITH_TEXT)]
   found = next(filter(os.path.exists, paths), '')
@@ -146,12 +146,14 @@ def of_hf(
     file.update({'size': list(model_size)} | published)
     if published:
       file.warnings.append(
-        f'{path} has no {FILE}. This assumes the preprocessing of the '
+        f'{path} has no {FILE}. vit_jax assumes the preprocessing of the '
         'published models.'
       )
   else:
     kind = 'ViT'
-    file.warnings.append(f'{path} has no {FILE}. This assumes 224x224 pixels.')
+    file.warnings.append(
+      f'{path} has no {FILE}. vit_jax assumes 224x224 pixels.'
+    )
   for key, default in (_COMMON | _KINDS[kind]).items():
     file.setdefault(key, default)
   file.fields(only(_RESCALES), {}, model_type)
@@ -208,7 +210,7 @@ def _sizes(
   if file['do_resize']:
     edge, is_square = resized[0], resized[0] == resized[1]
     if kind == 'ConvNext' and has_edge and not crop:
-      # ConvNext does not crop from 384 pixels on.
+      # ConvNext's processor crops only below 384 pixels.
       small = int(edge / file.above_zero('crop_pct', 1)) if edge < 384 else 0
       return resized, {'resize_small': small}
     if not has_edge and crop in (None, resized):
@@ -224,20 +226,21 @@ def _sizes(
 
 
 def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
-  """Returns the preprocessing of a directory of timm.
+  """Returns the preprocessing of a timm directory.
 
   Args:
-    pretrained: its pretrained_cfg; gets a warning for each difference.
+    pretrained: the directory's pretrained_cfg. This function adds a warning for
+      each difference from timm.
     size: (H, W) of the model's images in pixels.
 
   Raises:
-    ValueError: if a value is invalid; names the file and key.
+    ValueError: if a value is invalid; the message names the file and the key.
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']
   # The lower bound keeps the resized side finite.
   if type(share) not in (int, float) or not 1e-5 < share <= 1:
-    found.refuse('crop_pct', '; it must be a share of the image, as in 0.875.')
+    found.refuse('crop_pct', '; it must be above 0 and at most 1, as in 0.875.')
   if mode not in ('center', 'squash'):
     found.refuse(
       'crop_mode', '; it must be center or squash: vit_jax does not pad images.'
@@ -271,10 +274,11 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
 def to_timm(
   p: Preprocessing, size: tuple[int, int]
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns the image keys of a pretrained_cfg for images of `size` (H, W).
+  """Converts the preprocessing of images of `size` (H, W) for timm.
 
   Returns:
-    The keys, and one sentence for each difference from timm.
+    The keys of pretrained_cfg that describe images, and one sentence for each
+    difference from timm.
   """
   crop_pct, lines = 1.0, []
   if p.resize_small:

@@ -1,7 +1,7 @@
 """Reads and writes the JSON configurations of other libraries.
 
-A table maps each name in a config.json to a `Key`. `JsonConfig.fields` uses it
-for reading, `to_config` for writing.
+A table maps each key of a config.json to a `Key`. `JsonConfig.fields` uses the
+table for reading, `to_config` for writing.
 """
 
 import sys
@@ -14,30 +14,31 @@ Rgb = tuple[float, float, float]
 
 
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values without nulls, which mean missing values."""
+  """Drops null values, which mean the same as missing keys."""
   return {key: x for key, x in values.items() if x is not None}
 
 
 class JsonConfig(dict[str, Any]):
-  """An object of a JSON file, with checks of its values.
+  """An object of a JSON file, with methods that check its values.
 
   Every check raises a ValueError that names the file, the key and the value.
 
   Attributes:
     path: path of the file.
-    prefix: the keys that lead to the object in the file, each with a dot.
+    prefix: the keys that lead to the object in the file, such as 'a.b.'; '' for
+      the whole file.
     warnings: one sentence for each difference from the other library.
   """
 
   def __init__(self, values: Mapping[str, Any], path: str, prefix: str = ''):
-    """Makes an object of `values`; the other arguments are attributes."""
+    """Makes an object with the keys of `values`; see the attributes."""
     super().__init__(values)
     self.path = path
     self.prefix = prefix
     self.warnings: list[str] = []
 
   def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
-    """Returns an object with other values that shares path and warnings."""
+    """Returns an object of other values with the same path and warnings."""
     found = JsonConfig(values, self.path, self.prefix)
     found.warnings = self.warnings
     return found
@@ -73,8 +74,8 @@ class JsonConfig(dict[str, Any]):
       name: name of the architecture, for messages.
 
     Raises:
-      ValueError: if a value is invalid, or if values contradict the arrays or
-        our models; names the keys.
+      ValueError: if values are invalid, contradict the arrays or are not
+        supported; the message names the keys.
     """
     full = self.replace(
       {key: row.default for key, row in keys.items()} | without_nulls(self)
@@ -100,27 +101,27 @@ class JsonConfig(dict[str, Any]):
     return found
 
   def choice(self, key: str, names: Mapping[str, Any]) -> Any:
-    """Returns our value for the name in the file."""
+    """Translates the name under a key to our value."""
     value = self[key]
     if not isinstance(value, str) or value not in names:
       self.refuse(key, f'; vit_jax supports only {", ".join(names)}.')
     return names[value]
 
   def positive(self, key: str) -> int:
-    """Returns an integer above 0."""
+    """Returns the value of a key, which must be an integer above 0."""
     if type(self[key]) is not int or self[key] < 1:
       self.refuse(key, '; it must be a positive integer.')
     return self[key]
 
   def above_zero(self, key: str, most: int) -> float:
-    """Returns a number above 0 and at most `most`."""
+    """Returns the value of a key, which must be above 0 and at most `most`."""
     value = self[key]
     if type(value) not in (int, float) or not 0 < value <= most:
       self.refuse(key, f'; it must be above 0 and at most {most:,}.')
     return float(value)
 
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
-    """Returns (H, W) in pixels; a single number stands for both.
+    """Returns (H, W) in pixels; a single number means a square.
 
     Args:
       key: the key, for messages.
@@ -134,7 +135,7 @@ class JsonConfig(dict[str, Any]):
       1 <= min(pair) <= max(pair) <= MAX_SIDE
     ):
       self.refuse(
-        key, f'; it must be height and width in pixels, 1 to {MAX_SIDE:,}.'
+        key, f'; it must be height and width, from 1 to {MAX_SIDE:,} pixels.'
       )
     return pair[0], pair[1]
 
@@ -143,8 +144,8 @@ class JsonConfig(dict[str, Any]):
   ) -> tuple[int, int]:
     """Rounds (H, W) in pixels down to whole patches, with a warning.
 
-    Other libraries ignore the remaining pixels. SigLIP with patches of 14 uses
-    378 of 384 pixels, and timm states its size as 378.
+    Other libraries ignore the remaining pixels. For example, SigLIP with
+    patches of 14 uses 378 of 384 pixels.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
@@ -155,11 +156,11 @@ class JsonConfig(dict[str, Any]):
     return height, width
 
   def rgb(self, key: str) -> Rgb:
-    """Returns a number for each channel; a single number stands for all."""
+    """Returns three numbers, one per channel; a single number is repeated."""
     value = self[key] if isinstance(self[key], list) else [self[key]]
     values = value * 3 if len(value) == 1 else value
     if len(values) != 3 or not all(
-      # JSON integers may exceed any float.
+      # A JSON integer may be too large for a float.
       type(x) in (int, float) and abs(x) <= sys.float_info.max
       for x in values
     ):
@@ -172,7 +173,7 @@ class JsonConfig(dict[str, Any]):
 
     Args:
       key: the key.
-      names: the other library's values by our names.
+      names: maps our names to the other library's values.
     """
     for ours, theirs in names.items():
       if self[key] == theirs:
@@ -181,7 +182,7 @@ class JsonConfig(dict[str, Any]):
     return 'bilinear'
 
   def preprocessing(self, **fields: Any) -> Preprocessing:
-    """Returns a `Preprocessing`; its errors name the file."""
+    """Returns a `Preprocessing`; ValueErrors name the file."""
     try:
       return Preprocessing(**fields)
     except ValueError as e:
@@ -192,8 +193,9 @@ class Kind(NamedTuple):
   """Functions that convert a value between a file and our models.
 
   Attributes:
-    read: function from the object and a key to our value; may raise ValueError.
-    write: function from our value to the file's.
+    read: function from a `JsonConfig` and a key to our value; may raise
+      ValueError.
+    write: function from our value to the value in the file.
   """
 
   read: Callable[[JsonConfig, str], Any] = lambda config, key: config[key]
@@ -204,10 +206,10 @@ class Key(NamedTuple):
   """How a key of a configuration corresponds to a field of our models.
 
   Attributes:
-    field: name of our field; empty if we have no such field.
+    field: name of our field; empty if our models lack this field.
     kind: conversion of the value.
-    default: value if a file lacks the key; None to ignore the key then.
-    only: the supported values of a key without a field.
+    default: value if a file lacks the key; None ignores a missing key.
+    only: the supported values, for a key without a field.
   """
 
   field: str = ''
@@ -217,25 +219,25 @@ class Key(NamedTuple):
 
 
 def choices(names: Mapping[str, Any]) -> Kind:
-  """Returns the `Kind` of a key whose value must be one of some names.
+  """Returns the `Kind` of a key whose value must be one of the given names.
 
   Args:
-    names: our values by the other library's names. If several names have the
-      same value, the first is written.
+    names: maps the other library's names to our values. If several names have
+      the same value, the first of them is written.
   """
   ours = {value: theirs for theirs, value in reversed([*names.items()])}
   return Kind(lambda config, key: config.choice(key, names), ours.__getitem__)
 
 
 def only(values: Mapping[str, Any]) -> dict[str, Key]:
-  """Returns keys that must have the given values."""
+  """Returns table rows for keys that must have the given values."""
   return {key: Key(only=(value,)) for key, value in values.items()}
 
 
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the configuration for our fields; ignores fields without a key."""
+  """Returns the configuration for our fields; skips fields without a key."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

@@ -1,9 +1,10 @@
-"""The official .npz checkpoints of the paper and its successors.
+"""Reads and writes the official .npz checkpoints of ViT and its successors.
 
-Keys are joined by '/', arrays are float32. Modules of an encoder layer have the
-numbers of one of two Flax APIs: the older API, as in the published files and
-our names, or Linen. Files differ from our parameters only in prefixes, numbers
-and the shape of GroupNorms. `bit` writes ResNets, because BiT published them.
+Keys join module names by '/'; arrays are float32. Two Flax APIs have numbered
+the modules of an encoder layer differently. The published files and our names
+follow the older API; other files follow Linen. Apart from these numbers, files
+differ from our parameters only in prefixes and the shape of GroupNorms. `bit`
+writes ResNets, in the format of the published BiT files.
 """
 
 import re
@@ -16,10 +17,10 @@ from vit_jax.models import resnet
 PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
-# Beginning of the names of encoder layers, before their number.
+# The name of an encoder layer, without its number.
 LAYERS = 'Transformer/encoderblock'
 
-# From our names of modules to Flax Linen's.
+# Maps our names of modules to Flax Linen's.
 LINEN_NUMBERS = {
   'LayerNorm_2': 'LayerNorm_1',
   'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
@@ -34,7 +35,7 @@ _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Accepts all arrays, because this is the last format to be tried."""
+  """Accepts all arrays, because this is the last format that is tried."""
   del arrays
   return True
 
@@ -47,7 +48,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
   def key_of(name: str) -> str:
     return prefix + (linen_name(name) if linen else name)
 
-  # Older Flax stored GroupNorms as (1, 1, 1, C). Newer files store (C,).
+  # The older Flax API stores GroupNorms as (1, 1, 1, C), newer files as (C,).
   arrays = {
     key: x.reshape(1, 1, 1, -1)
     if _GROUP_NORM.search(key) and x.ndim == 1
@@ -79,11 +80,11 @@ def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
 
   Args:
     weights: the model.
-    format_name: name of the format, the subject of messages.
+    format_name: name of the format, with which messages begin.
     holds: as in `table.check_writable`.
 
   Raises:
-    ValueError: if the file cannot store it; names the field.
+    ValueError: if the file cannot store it; the message names the field.
   """
   start = f'{format_name} cannot store a model with'
   table.check_writable(weights.fields, start, ('vit',), holds)
@@ -108,7 +109,7 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
 
 
 def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
-  """Returns the prefix of a checkpoint's parameters, and these parameters."""
+  """Returns the key prefix of the parameters, and only these arrays."""
   for prefix in PREFIXES:
     if any(key.startswith(prefix) for key in arrays):
       return prefix, {k: x for k, x in arrays.items() if k.startswith(prefix)}
@@ -116,12 +117,12 @@ def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
 
 
 def has_linen_numbers(keys: Iterable[str]) -> bool:
-  """Whether the modules of layers have Linen's numbers, judged by the MLP."""
+  """Whether encoder layers have Linen's module numbers, judged by the MLP."""
   return any(re.search('/encoderblock(_.*)?/MlpBlock_0/', key) for key in keys)
 
 
 def linen_name(name: str) -> str:
-  """Returns one of our names with Linen's module numbers."""
+  """Converts one of our names to Linen's module numbers."""
   return '/'.join(LINEN_NUMBERS.get(part, part) for part in name.split('/'))
 
 
@@ -135,7 +136,7 @@ def encoder_fields(
     stacked: whether all layers are stacked along a first axis.
 
   Raises:
-    ValueError: if arrays contradict each other.
+    ValueError: if an array is missing, or arrays contradict each other.
   """
   layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)

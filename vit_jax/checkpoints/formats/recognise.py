@@ -9,8 +9,8 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules that implement `table.Format`. The first whose `matches` accepts the
-# arrays reads them, else the last.
+# Modules that implement `table.Format`. The first one whose `matches` accepts
+# the arrays reads them. If none accepts them, the last module reads them.
 TENSORS = Register(
   'format',
   {
@@ -28,7 +28,7 @@ ARCHIVES = Register(
   },
 )
 
-# Prefixes of averaged weights: 'state_dict_ema.' or 'teacher.backbone.'.
+# Matches prefixes of averaged weights: 'state_dict_ema.', 'teacher.backbone.'.
 _AVERAGE = re.compile(r'(?<![a-z])ema(?![a-z])|teacher')
 
 WHAT_OPENS = (
@@ -43,6 +43,8 @@ def read(path: str) -> File:
   """Reads a file or directory in any foreign format.
 
   Raises:
+    FileNotFoundError: if a directory lacks its weights.
+    ImportError: if a library that the format needs is not installed.
     ValueError: if it is damaged or its format is unknown.
   """
   if os.path.isdir(path):
@@ -56,7 +58,7 @@ def read(path: str) -> File:
 
 
 def _no_checkpoint(path: str) -> ValueError:
-  # Files of a StableHLO directory and of a board's directory.
+  # --to=stablehlo writes the first file, --to=board the second.
   names = 'model.stablehlo', 'serve.py'
   if path.endswith('.onnx') or any(
     os.path.exists(os.path.join(path, name)) for name in names
@@ -87,14 +89,14 @@ def _read_folder(path: str) -> File:
 
 
 def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
-  """Reads the best model in a file, and warns about other arrays."""
+  """Reads the best model in a file; warns about arrays that it leaves out."""
   prefix, *others = _prefixes(arrays)
   inside = _under(prefix, arrays)
   if not config and not any(TENSORS.load(x).matches(inside) for x in TENSORS):
     keys = ', '.join(sorted(arrays)[:3])
     raise ValueError(
-      f'{path} has {len(arrays)} arrays ({keys} ...), which are not of a known '
-      f'model. A ViT of timm has patch_embed.proj.weight.'
+      f'{path} has {len(arrays)} arrays ({keys} ...), but they match no known '
+      'model. For example, a ViT of timm has patch_embed.proj.weight.'
       f'{table.looks_like(arrays)} Give {WHAT_OPENS}.'
     )
   try:
@@ -111,7 +113,7 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
     return file
   more = f' and {len(left_out) - 5} more' if len(left_out) > 5 else ''
   warning = (
-    f'{path}: reading takes the model under {prefix!r} and leaves out '
+    f'{path}: vit_jax reads the model under {prefix!r} and leaves out '
     f'{", ".join(left_out[:5])}{more}.'
   )
   return dataclasses.replace(file, warnings=(warning, *file.warnings))
@@ -120,8 +122,8 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 def _prefixes(arrays: Flat) -> list[str]:
   """Returns the key prefixes of all models in a file, the best model first.
 
-  Averaged weights come first, because they are meant for evaluation. Ignores a
-  model inside another one, such as DETR's ResNet.
+  Averaged weights come first, because they are meant for evaluation. A model
+  inside another one, such as DETR's ResNet, is not listed.
   """
   found: list[str] = []
   dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))

@@ -1,8 +1,9 @@
-"""Shared parts of all foreign formats.
+"""Code that all foreign formats share.
 
-A format is a table of entries. Each entry maps some arrays of a file to some of
-our arrays. Reading, writing and the checks of keys and shapes use the same
-table, so that they cannot disagree.
+A format is a table of entries. Each entry maps some arrays of a file to some
+arrays of our model ("our arrays"), which have vit_jax's parameter names ("our
+names"). Reading, writing and the checks of keys and shapes use the same table,
+so that they cannot disagree.
 """
 
 import dataclasses
@@ -16,10 +17,10 @@ import numpy as np
 from vit_jax.data.preprocessing import Preprocessing
 from vit_jax.models import variants
 
-# Fields that formats need not store: `head_bias` only initialises the head, and
-# `rope_side` matters only with `rope`, which is checked.
+# Fields that formats need not store. `head_bias` only initialises the head.
+# `rope_side` matters only with `rope`, and `rope` is checked.
 _NOT_STORED = {'head_bias', 'rope_side'}
-# The last sentence of all refusals to write.
+# The last sentence of error messages about models that a format cannot store.
 ELSEWHERE = (
   'Choose another --to: orbax and stablehlo store every model, onnx models up '
   'to 2 GB.'
@@ -35,13 +36,13 @@ Layout = tuple[Reshape, Reshape]
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """A model in this package's layout, the input of every format's `write`.
+  """A model in the layout of this package; the input of each format's `write`.
 
   Attributes:
-    arrays: parameters by '/'-joined name, layers unrolled, float32.
+    arrays: parameters by '/'-joined name, float32, with layers unrolled.
     fields: arguments of `variants.build`, with `image_size` and `num_classes`.
     preprocessing: image preprocessing.
-    class_names: C names; empty if they are unknown.
+    class_names: a name for each class; empty if they are unknown.
     loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
 
@@ -54,14 +55,14 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """Maps arrays of a file to arrays of ours and back.
+  """Maps some arrays of a file to some of our arrays and back.
 
   Attributes:
     keys: keys in the file.
     ours: our names.
-    to_file: converts a tuple of our arrays to the file's. Returns views if
-      possible, because copies would double the memory.
-    to_ours: the inverse.
+    to_file: function from our arrays to a tuple of the file's arrays. Returns
+      views if possible, because copies would double the memory.
+    to_ours: the inverse function.
   """
 
   keys: tuple[str, ...]
@@ -75,7 +76,7 @@ SAME: Layout = (lambda x: x, lambda x: x)
 
 
 def one(key: str, name: str, layout: Layout = SAME) -> Entry:
-  """Returns an entry that maps one array of a file to one of ours."""
+  """Returns an entry that maps one array of a file to one of our arrays."""
   to_file, to_ours = layout
   return Entry(
     (key,), (name,), lambda x: (to_file(x),), lambda x: (to_ours(x),)
@@ -85,7 +86,14 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
 def joined(
   key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
 ) -> Entry:
-  """Returns an entry for an array of a file that concatenates ours."""
+  """Returns an entry for an array of a file that concatenates our arrays.
+
+  Args:
+    key: key in the file.
+    names: our names, in the order of concatenation.
+    layout: layout of each of our arrays.
+    axis: axis of concatenation in the file.
+  """
   to_file, to_ours = layout
   return Entry(
     (key,),
@@ -99,7 +107,7 @@ def renamed(
   key_of: Callable[[str], str],
   layout: Callable[[str, tuple[int, ...]], Layout],
 ) -> Callable[[Shapes], list[Entry]]:
-  """Returns the `table` of a `File` whose arrays match ours one to one.
+  """Returns a `File.table` for a file whose arrays match ours one to one.
 
   Args:
     key_of: function from our name to the file's key.
@@ -119,9 +127,9 @@ class File:
     path: path of the file or directory.
     arrays: the stored arrays by the file's keys.
     fields: arguments of `variants.build`, inferred from shapes and config.json.
-    table: function from the shapes of our arrays by name to the entries.
+    table: function from the shapes of our arrays, by name, to the entries.
     preprocessing: image preprocessing.
-    class_names: C names; empty if the file has none.
+    class_names: a name for each class; empty if the file does not store names.
     warnings: warnings for the user, one sentence each.
     loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
@@ -138,15 +146,15 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-  """A model and the framework that runs it.
+  """A model in another framework, for comparison with ours.
 
   Attributes:
     framework: name and version of the framework.
-    image_size: (H, W) of its images in pixels.
-    run: function from RGB images BHWC, uint8, of this size to float32 logits
-      BC. It also normalises the images. DETR's `run` returns BQC, with the
-      boxes concatenated to the logits.
-    boxes: number of the last channels that hold the box: 4 for DETR, else 0.
+    image_size: (H, W) of the model's images in pixels.
+    run: function from RGB images, uint8 [B, H, W, 3], to logits, float32
+      [B, C]. It also normalises the images. For DETR it returns [B, Q, C + 4],
+      logits and boxes for Q queries.
+    boxes: number of channels at the end that hold boxes: 4 for DETR, else 0.
   """
 
   framework: str
@@ -160,13 +168,13 @@ COMPARED = ('logits', 'pre_logits', 'predictions', 'boxes')
 
 
 def compared(outputs: Mapping[str, Any]) -> np.ndarray:
-  """Concatenates a model's `COMPARED` outputs."""
+  """Concatenates those outputs of a model that are in `COMPARED`."""
   found = [np.asarray(outputs[name]) for name in COMPARED if name in outputs]
   return np.concatenate(found, -1)
 
 
 class Format(Protocol):
-  """Interface of the module of a foreign format."""
+  """Interface of a module that reads and writes a foreign format."""
 
   DTYPES: tuple[str, ...]  # dtypes that `write` supports
 
@@ -179,16 +187,17 @@ class Format(Protocol):
     """Reads a model from its arrays, and from config.json of a directory.
 
     Raises:
-      ImportError: if a library that it needs is not installed.
-      ValueError: if the model is not supported; names the file and key.
+      ImportError: if a library that the format needs is not installed.
+      ValueError: if the model is not supported; the message names the file and
+        the key.
     """
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory completely or not at all.
 
     Returns:
-      One sentence for each thing that is not stored, or that readers of the
-      format compute differently.
+      One sentence for each setting that is not stored, or that readers of the
+      format interpret differently.
 
     Raises:
       ValueError: if the format cannot store the model.
@@ -204,13 +213,13 @@ def check_writable(
     fields: arguments of `variants.build`.
     start: beginning of the error message, as in 'timm has no model with'.
     names: the architectures that the format stores.
-    holds: fields that the format stores, separated by spaces: 'field' for any
-      value, 'field=value' for one value besides the default. Any other field
-      must have its default.
+    holds: fields that the format stores, separated by spaces. 'field' allows
+      any value; 'field=value' allows this value and the default. Any other
+      field must have its default.
 
   Raises:
-    ValueError: if the format cannot store the model; names the field, its
-      value and the way out.
+    ValueError: if the format cannot store the model; the message names the
+      field, its value and the way out.
   """
 
   def refuse(field: str, *values: Any) -> None:
@@ -238,7 +247,7 @@ def check_writable(
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:
-  """Converts the arrays of a file to ours, float32.
+  """Converts the arrays of a file to our arrays, float32.
 
   Args:
     file: the result of a format's `read`.
@@ -246,7 +255,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
 
   Raises:
     ValueError: if arrays are missing, unknown, of another shape or not finite;
-      names their keys.
+      the message names their keys.
   """
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
@@ -266,7 +275,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
         wrong.append(f'lacks the array {key!r}')
       elif x.shape != like.shape:
         wrong.append(
-          f'has {key!r} of shape {x.shape} where {like.shape} is expected'
+          f'has {key!r} of shape {x.shape}, but {like.shape} is expected'
         )
       elif not wrong:
         stored.append(_finite_float32(x, key, file.path))
@@ -279,7 +288,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   return ours
 
 
-# Descriptions of unsupported files, by patterns of their keys.
+# Maps patterns of keys to descriptions of unsupported files.
 _LOOKS = {
   r'(^|\.)layers\.\d\.blocks\.': 'Swin',
   r'(^|\.)model\.\d+\.(conv|cv\d|m)\.': 'a YOLO of Ultralytics',
@@ -298,7 +307,7 @@ _LOOKS = {
 
 
 def looks_like(keys: Iterable[str]) -> str:
-  """Returns a sentence that names an unsupported model; '' if unknown."""
+  """Returns a sentence that names an unsupported model; '' for other keys."""
   all_keys = '\n'.join(keys)
   for pattern, model in _LOOKS.items():
     if re.search(pattern, all_keys, re.MULTILINE):
@@ -307,7 +316,12 @@ def looks_like(keys: Iterable[str]) -> str:
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
-  """Converts our arrays to the arrays of a file; `table` as in `File`."""
+  """Converts our arrays to the arrays of a file.
+
+  Args:
+    arrays: our arrays by name.
+    table: as in `File.table`.
+  """
   flat: Flat = {}
   for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))

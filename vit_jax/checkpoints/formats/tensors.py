@@ -1,7 +1,7 @@
-"""Reads and writes named tensors: .safetensors and PyTorch's files.
+"""Reads and writes named tensors: .safetensors and PyTorch files.
 
-The format of a file is detected by its content. No code of a file ever runs:
-PyTorch unpickles only tensors, numbers and text (`weights_only`).
+The content decides the format of a file. Code in a file never runs: PyTorch
+unpickles only tensors, numbers and text (`weights_only`).
 """
 
 import json
@@ -21,7 +21,7 @@ from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
 from vit_jax.data import atomic_files
 
-# First bytes of files by torch.save before version 1.6.
+# The first bytes of files that torch.save wrote before version 1.6.
 _LEGACY_PICKLE = b'\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.'
 
 _FOLDER_FILES = (
@@ -30,7 +30,7 @@ _FOLDER_FILES = (
   'pytorch_model.bin',
   'pytorch_model.bin.index.json',
 )
-# BatchNorm's update counters, which no model here needs.
+# Matches BatchNorm's update counters, which inference does not need.
 _COUNTS = r'\.num_batches_tracked$'
 
 
@@ -51,7 +51,7 @@ def read(path: str, ignored: str = _COUNTS) -> Flat:
   Raises:
     ImportError: if PyTorch is needed but not installed.
     ValueError: if the file has another format, or an array is damaged or not
-      numeric; names the file and the array.
+      numeric; the message names the file and the array.
   """
   if not is_tensors(path):
     raise ValueError(
@@ -82,10 +82,10 @@ def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
     ignored: as in `read`.
 
   Raises:
-    FileNotFoundError: if the directory has no weights, or lacks one of their
-      files.
-    ImportError: as `read`.
-    ValueError: as `read`, or if the index of several files is invalid.
+    FileNotFoundError: if the directory lacks its weights, or one of several
+      files with weights.
+    ImportError: as in `read`.
+    ValueError: as in `read`, or if the index of several files is invalid.
   """
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)
@@ -102,7 +102,8 @@ def read_json(path: str) -> dict[str, Any]:
   """Returns the object in a JSON file.
 
   Raises:
-    ValueError: if the file is not JSON or not an object; names the file.
+    ValueError: if the file is not JSON or not an object; the message names the
+      file.
   """
   try:
     value = json.loads(pathlib.Path(path).read_text('utf-8'))
@@ -110,8 +111,8 @@ def read_json(path: str) -> dict[str, Any]:
     raise ValueError(f'{path} is not JSON: {e}') from e
   if not isinstance(value, dict):
     raise ValueError(
-      f'{path} has a {type(value).__name__}; it must have a JSON object, '
-      '{...}.'
+      f'{path} contains a {type(value).__name__}; it must contain a JSON '
+      'object, {...}.'
     )
   return value
 
@@ -127,8 +128,10 @@ def write_folder(
   Args:
     target: the new directory.
     configs: JSON objects by file name.
-    arrays: as in `write_safetensors`, which also raises the errors.
+    arrays: as in `write_safetensors`.
     dtype: as in `write_safetensors`.
+
+  Raises the errors of `write_safetensors`.
   """
   with atomic_files.new_folder(target) as folder:
     for name, config in configs.items():
@@ -195,14 +198,14 @@ def _read_parts(index_path: str, ignored: str) -> Flat:
   """Returns the arrays of all files that an index names."""
   places = read_json(index_path).get('weight_map')
   if not isinstance(places, dict):
-    raise ValueError(f'{index_path} has no object weight_map.')
+    raise ValueError(f'{index_path}: weight_map must be an object.')
   flat: Flat = {}
   for name in sorted({str(name) for name in places.values()}):
     path = os.path.join(os.path.dirname(index_path), name)
     if not os.path.isfile(path):
       raise FileNotFoundError(
-        f'{index_path} names the file {name!r}, which is missing. Fetch this '
-        'file.'
+        f'{index_path} names the file {name!r}, which is missing. Download '
+        'this file.'
       )
     flat |= read(path, ignored)
   return flat
@@ -236,7 +239,7 @@ def _load_torch(path: str) -> dict[str, Any]:
     torch.serialization.safe_globals([(_Ignored, name) for name in names]),
     warnings.catch_warnings(),
   ):
-    # torch warns about types that it refuses and about its own internals.
+    # torch warns about types that it refuses, and about its internals.
     warnings.simplefilter('ignore')
     saved = torch.load(path, 'cpu', weights_only=True, mmap=is_zip)
   found = dict(_tensors(saved, torch.Tensor))
@@ -248,7 +251,7 @@ def _load_torch(path: str) -> dict[str, Any]:
 def _tensors(
   saved: Any, kind: type, start: str = ''
 ) -> Iterator[tuple[str, Any]]:
-  """Yields the tensors of nested dictionaries with keys joined by dots."""
+  """Yields (key, tensor) of nested dictionaries; keys are joined by dots."""
   for key, x in saved.items() if isinstance(saved, dict) else ():
     if isinstance(key, str) and isinstance(x, kind):
       yield f'{start}{key}', x
@@ -257,7 +260,7 @@ def _tensors(
 
 
 def _to_numpy(x: Any) -> np.ndarray:
-  """Returns a dense tensor as an array that shares the memory."""
+  """Converts a dense tensor to an array that shares its memory."""
   import torch
 
   x = x.detach()

@@ -1,4 +1,4 @@
-"""Reads timm's directories and files of tensors; writes directories.
+"""Reads timm's directories and tensor files, and writes timm directories.
 
 Supports ViT and its successors (DeiT, DeiT III, AugReg, the image towers of
 CLIP and SigLIP, DINOv2, DINOv3), hybrids and BiT.
@@ -26,16 +26,17 @@ from vit_jax.models.variants import SIZES
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _CORRECT_IT = (
-  'If this is wrong, the logits are wrong. Then run `python -m vit_jax.convert '
-  'FILE DIRECTORY --to=timm`, correct config.json (model_args.global_pool, '
-  'model_args.act_layer, pretrained_cfg.mean ...) and give the directory.'
+  'If any of this is wrong, so are the logits. In that case, run `python -m '
+  'vit_jax.convert FILE DIRECTORY --to=timm`, correct config.json '
+  '(model_args.global_pool, model_args.act_layer, pretrained_cfg.mean ...) and '
+  'give the directory.'
 )
-# Models with these arrays may have rotary embeddings, which a file without
-# config.json does not describe.
+# Matches arrays of models that may have rotary embeddings. Only a config.json
+# can tell whether they do.
 _MAYBE_ROTARY = re.compile(
   r'blocks\.0\.(attn\.q_bias|attn\.q_proj\.weight|gamma_1)$'
 )
-# Arrays for training only, and arrays that follow from the configuration.
+# Matches arrays that only training uses or that the configuration determines.
 _UNUSED = re.compile(
   r'(^|\.)(mask_token|local_cls_norm\.\w+|bias_mask|rope_embed\.periods)$'
   '|^decoder_'
@@ -52,7 +53,7 @@ def matches(arrays: table.Flat) -> bool:
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
-  """Reads a file of tensors, or a directory with its config.json.
+  """Reads a tensor file; or a directory, if `config` is its config.json.
 
   Also reads torchvision's ViT and the original files of DINOv2, DINOv3 and MAE.
   """
@@ -88,7 +89,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _check_alone(path: str, arrays: table.Flat) -> None:
-  """Raises ValueError if a file needs a config.json to be understood."""
+  """Raises ValueError if a file cannot be read without a config.json."""
   why = ''
   bias = 'blocks.0.attn.qkv.bias'
   if key := next(filter(_MAYBE_ROTARY.match, arrays), ''):
@@ -97,7 +98,7 @@ def _check_alone(path: str, arrays: table.Flat) -> None:
     why = "has 'attn_pool.latent' and 'cls_token', like the Perception Encoder"
   elif 'blocks.0.norm1.weight' in arrays and bias not in arrays:
     # A damaged file looks the same as a model without this bias.
-    why = f'lacks {bias!r}, which may be lost or not part of the model'
+    why = f'lacks {bias!r}: the file is damaged, or the model has no such bias'
   if why:
     raise ValueError(
       f"{path} {why}. Give a directory with a config.json that names timm's "
@@ -115,8 +116,8 @@ def _vit_fields(
   pool = _pool(lookup, config, known['pool'])
   if is_deit and pool != 'cls':
     raise ValueError(
-      f"{lookup.path} has 'dist_token' but pool {pool!r}; such a model must "
-      'pool the class token.'
+      f"{lookup.path} has 'dist_token' but pool {pool!r}; a model with this "
+      'token must pool the class token.'
     )
   size = timm_config.image_size(config)
   if size:
@@ -142,10 +143,10 @@ def _vit_fields(
     facts['heads'] = _usual_heads(lookup.path, found['width'])
   if not config:
     config.warnings.append(
-      f'{lookup.path} does not store its configuration. This assumes '
+      f'{lookup.path} does not store its configuration. vit_jax assumes '
       f'{facts["heads"]} heads, pool {pool!r}, the exact GELU, a LayerNorm '
       f'epsilon of {facts["layer_norm_epsilon"]:g}, '
-      + ('a class token without a position, ' if grid_only else '')
+      + ('a class token without position embedding, ' if grid_only else '')
       + f'square images of {image_size[0]} pixels, resizing of '
       f'{images.describe()}, mean {images.mean} and standard deviation '
       f'{images.std}. {_CORRECT_IT}'
@@ -158,16 +159,21 @@ def _vit_fields(
 def _dinov3_fields(
   named: torch_vit.Arrays, periods: np.ndarray, config: JsonConfig
 ) -> dict[str, Any]:
-  """Returns the fields of an original file of DINOv3.
+  """Returns the fields of a model in DINOv3's original format.
+
+  Args:
+    named: the arrays.
+    periods: periods of the rotary embeddings, [P].
+    config: gets the warnings.
 
   Raises:
-    ValueError: if the periods of the rotary embeddings are invalid.
+    ValueError: if `periods` is invalid.
   """
   lookup = named.lookup('DINOv3')
   found, _, stride = torch_vit.fields(lookup)
   for name in named:
     if name.endswith('/key/bias'):
-      # The original code masks this bias.
+      # The original code ignores this bias.
       named[name] = np.zeros_like(named[name])
   P = periods.size
   theta = float(periods[-1]) ** (P / (P - 1)) if P > 1 else 0.0
@@ -179,7 +185,7 @@ def _dinov3_fields(
     'gelu': 'exact',
     'layer_norm_epsilon': 1e-5,
     'heads': found['width'] // (4 * P),
-    # Rounded, because some files store periods in 16 bits.
+    # Rounded, because some files store periods with 16 bits.
     'rope': float(round(theta)),
     'registers': lookup.size('registers', 3, axis=1),
     'image_size': image_size,
@@ -189,7 +195,13 @@ def _dinov3_fields(
 def _pool(
   lookup: archive.Lookup, config: JsonConfig, stated: str | None
 ) -> str:
-  """Returns the pooling; `stated` is from the configuration."""
+  """Returns the pooling.
+
+  Args:
+    lookup: the arrays.
+    config: the configuration, for messages.
+    stated: the pooling in the configuration; None if it has none.
+  """
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']
   elif not lookup.has('cls'):
@@ -200,7 +212,7 @@ def _pool(
     possible = ['cls', 'gap']
   if stated not in (None, *possible):
     raise ValueError(
-      f'{config.path}: global_pool means pool {stated!r}; the arrays need '
+      f'{config.path}: global_pool means pool {stated!r}, but the arrays need '
       f'{" or ".join(map(repr, possible))}.'
     )
   return stated or possible[0]
@@ -225,8 +237,8 @@ def _resnet_fields(
   if image_size is None:
     image_size = (224, 224)
     config.warnings.append(
-      f'{lookup.path} does not store its configuration. This assumes images of '
-      '224x224 pixels, resized as a whole and bilinearly, values in [-1, 1] '
+      f'{lookup.path} does not store its configuration. vit_jax assumes images '
+      'of 224x224 pixels, resized as a whole and bilinearly, values in [-1, 1] '
       f'and average pooling. {_CORRECT_IT}'
     )
   return torch_vit.bit_fields(lookup) | {'image_size': image_size}
@@ -242,7 +254,7 @@ def _notes(weights: table.Weights) -> list[str]:
     )
   if fields['name'] == 'resnet':
     lines.append(
-      'timm adds 1e-8 to the variance of kernels, BiT 1e-10. This changes '
+      'timm adds 1e-8 to the variance of kernels, BiT adds 1e-10. This changes '
       'logits by up to 2e-5 of the largest logit, and more if kernels are '
       'small.'
     )

@@ -1,8 +1,8 @@
 """Reads and writes the config.json of timm's models.
 
 timm's architectures have defaults that config.json does not repeat. This module
-knows the defaults of the paper's models and DeiT. For the defaults of other
-architectures, timm builds the model.
+knows the defaults of the paper's models and DeiT. For any other architecture,
+it lets timm build the model and reads the defaults from the model.
 """
 
 import re
@@ -23,7 +23,7 @@ from vit_jax.checkpoints.formats.json_config import (
 )
 from vit_jax.models import variants
 
-# Sizes by timm's names, and the patch sizes of these models in timm.
+# Maps timm's names of sizes to our size and to timm's patch sizes for it.
 _SIZES = {
   'tiny': (variants.SIZES['ti'], (16,)),
   'small': (variants.SIZES['s'], (8, 16, 32)),
@@ -39,7 +39,7 @@ _HYBRIDS = {
   (3, 4, 9): 'vit_base_r50_s16_224',
   (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
-# Depth and width factors of timm's BiT, by the number of units in each stage.
+# Depth and width factors of timm's BiTs, by the number of units in each stage.
 _BITS = {
   (3, 4, 6, 3): (50, (1, 3)),
   (3, 4, 23, 3): (101, (1, 3)),
@@ -49,7 +49,7 @@ _KNOWN = re.compile(
   rf'(?:vit|deit)_({"|".join(_SIZES)})_(?:distilled_)?'
   r'(?:patch\d+|r_s16_p8|r26_s32|r50_s16|r50_s32)_\d+'
 )
-# Our names of activations, by how PyTorch prints them.
+# Maps PyTorch's `repr` of activations to our names.
 _ACTIVATIONS = {
   'GELU()': 'exact',
   "GELU(approximate='none')": 'exact',
@@ -57,7 +57,7 @@ _ACTIVATIONS = {
   "GELU(approximate='tanh')": 'tanh',
   'QuickGELU()': 'quick',
 }
-# Facts about a file without a configuration.
+# The facts that are assumed without a configuration; see `architecture_facts`.
 _UNKNOWN: dict[str, Any] = {
   'width': None,
   'heads': None,
@@ -81,7 +81,7 @@ def _free(keys: str) -> dict[str, Key]:
   return dict.fromkeys(keys.split(), Key())
 
 
-# Keys of model_args for a ViT. Other keys are errors.
+# Keys of model_args for a ViT. Any other key raises an error.
 _VIT = {
   'act_layer': Key(
     'gelu',
@@ -117,7 +117,7 @@ _VIT = {
 _RESNET_ARGS = only({'global_pool': 'avg', 'in_chans': 3}) | _free(
   'channels drop_path_rate drop_rate num_classes stem_chs zero_init_last'
 )
-# Defaults of timm, which are not written.
+# Defaults of timm, which config.json need not repeat.
 _USUAL = {
   'init_values': 0.0,
   'norm_layer': 'layernorm',
@@ -131,7 +131,7 @@ _USUAL = {
 }
 BIT = 'resnetv2_.*_bit.*'
 # Names in current and older versions of timm. Other ResNets may have the same
-# arrays, but more pooling, or blurring.
+# arrays but differ in layers without arrays, such as pooling or blurring.
 RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
 _CLASSIFIERS: dict[str, Any] = {
@@ -155,7 +155,8 @@ def read(
 
   Args:
     config: the config.json; empty for a single file.
-    arrays: fields and timm's arguments that the arrays determine.
+    arrays: the fields, and arguments of timm's models, that the arrays
+      determine.
     known: result of `architecture_facts`.
 
   Raises:
@@ -175,7 +176,7 @@ def read(
   if config and 'embed_dim' not in args and known['width'] != width:
     config.refuse(
       'architecture',
-      f', whose width is {known["width"]}; the arrays have {width}.',
+      f', whose width is {known["width"]}; the width of the arrays is {width}.',
     )
   facts = {
     key: known[key] for key in known.keys() - {'pool', 'width', 'rotation'}
@@ -211,12 +212,12 @@ def _read_args(
 
 
 def _pretrained_cfg(config: JsonConfig) -> JsonConfig:
-  """Returns the part on images and classes; in older files, all keys."""
+  """Returns the part about images and classes; in older files, the whole."""
   return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
 def image_size(config: JsonConfig) -> tuple[int, int] | None:
-  """Returns (H, W) in pixels, or None if the configuration has no size."""
+  """Returns (H, W) in pixels, or None if the configuration lacks the size."""
   args, pretrained = config.part('model_args'), _pretrained_cfg(config)
   if 'img_size' in args:
     return args.sides('img_size')
@@ -235,10 +236,14 @@ def file_attributes(
   Args:
     config: the config.json; empty for a single file.
     fields: the model's fields.
-    images: the preprocessing of a single file.
+    images: the preprocessing to use for a single file.
+
+  Returns:
+    `preprocessing`, `class_names` and `warnings`.
 
   Raises:
-    ValueError: if the configuration has another number of classes or names.
+    ValueError: if the configuration has another number of classes or names, or
+      invalid preprocessing.
   """
   num_classes = fields['num_classes']
   known = config.replace(_pretrained_cfg(config) | config)
@@ -264,12 +269,16 @@ def file_attributes(
 
 
 def architecture_facts(config: JsonConfig) -> dict[str, Any]:
-  """Returns the facts that follow from the name of a ViT's architecture.
+  """Returns the facts that the name of a ViT's architecture implies.
 
-  The facts are `width`, `heads` and `pool`, None without a config.json; `gelu`,
-  `layer_norm_epsilon`, `rope` and `rope_side`; and `rotation`, the last two
-  arguments of `torch_vit.Arrays.reorder_channels`, or None without rotary
-  embeddings.
+  Args:
+    config: the config.json; empty for a single file.
+
+  Returns:
+    width, heads, pool: fields of the model; None without a config.json.
+    gelu, layer_norm_epsilon, rope, rope_side: fields of the model.
+    rotation: the last two arguments of `torch_vit.Arrays.reorder_channels`;
+      None without rotary embeddings.
 
   Raises:
     ImportError: if timm is needed but not installed.
@@ -292,19 +301,22 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
 
 
 def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
-  """Returns the facts of a model that timm builds on the meta device."""
+  """Returns the facts of an architecture by building it in timm.
+
+  The model is built on PyTorch's meta device, without memory for parameters.
+  """
   try:
     import timm
     import torch
   except (ImportError, RuntimeError) as e:
-    # A torchvision built for another torch raises RuntimeError.
+    # A torchvision for another version of torch raises RuntimeError.
     raise ImportError(
-      f'{config.path}: only timm has the defaults of architecture {name!r}. '
+      f'{config.path}: only timm knows the defaults of architecture {name!r}. '
       f'Run pip install timm. ({e})'
     ) from e
   if not timm.is_model(name):
     config.refuse(
-      'architecture', f', which timm {timm.__version__} does not have.'
+      'architecture', f', which timm {timm.__version__} does not know.'
     )
   with torch.device('meta'):
     model: Any = timm.create_model(name, num_classes=0)
@@ -326,7 +338,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
 
 
 def _activation(mlp: Any) -> str | None:
-  """Returns our name of an MLP's activation; None if it is not supported."""
+  """Returns our name for an MLP's activation; None if it is not supported."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
   return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))
@@ -371,7 +383,7 @@ def _unlike(model: Any) -> list[str]:
 
 
 def _rotation(rope: Any) -> dict[str, Any]:
-  """Returns `rope`, `rope_side` and `rotation`; {} if not supported."""
+  """Returns `rope`, `rope_side` and `rotation`; {} if `rope` is unsupported."""
   side, known = 0, False
   if type(rope).__name__ == 'RotaryEmbeddingDinoV3':
     known = rope.normalize_coords == 'separate' and rope.min_period is None
@@ -389,7 +401,7 @@ def _rotation(rope: Any) -> dict[str, Any]:
 
 
 def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
-  """Returns the config.json that timm builds a model from.
+  """Returns the config.json from which timm builds a model.
 
   Args:
     weights: the model.
@@ -473,9 +485,9 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_architecture(fields: dict[str, Any]) -> str:
-  """Returns the most similar name in timm's registry.
+  """Returns the most similar architecture of timm.
 
-  config.json overrides all arguments of that name except a hybrid's stem.
+  config.json overrides all its arguments except a hybrid's stem.
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])

@@ -11,7 +11,7 @@ def layout(name: str, shape: tuple[int, ...]) -> Layout:
   if leaf == 'kernel' and len(shape) == 4:
     return lambda x: x.transpose(3, 2, 0, 1), lambda x: x.transpose(2, 3, 1, 0)
   if leaf == 'kernel':
-    # The first two dimensions of an output projection are heads and channels.
+    # In an output projection, the first two axes are heads and channels.
     rows = shape[0] * shape[1] if name.endswith('out/kernel') else shape[0]
     return lambda x: x.reshape(rows, -1).T, lambda x: x.T.reshape(shape)
   if leaf == 'bias':

@@ -1,7 +1,8 @@
 """Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
-Reading accepts every name in the tables below, from any library. Writing uses
-the first name in a row for timm and the second for transformers.
+Reading accepts every name in the tables below, whatever library the file is
+from. Writing uses the first name in a row for timm, the second for
+transformers.
 """
 
 import math
@@ -23,9 +24,9 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules in timm, in transformers ('-' if the library has no such
-# module) and, for reading only, in transformers 5, CLIP, SigLIP, DINO and
-# torchvision.
+# Names of our modules in timm and transformers ('-' if the library lacks the
+# module), then names for reading only: from transformers 5, CLIP, SigLIP, DINO
+# and torchvision.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
   'class_token',
@@ -89,8 +90,8 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Key endings of kernels and query biases. If a file lacks the matching bias,
-# this bias is zero.
+# Endings of keys of kernels and query biases. If a file has such a key, it may
+# lack the bias of the kernel, or of the matching key projection: it is zero.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -98,12 +99,12 @@ _WITHOUT_BIAS = (
   'q_bias',
   'q_proj.bias',
 )
-# Keys of layers, and of a ResNet's units, for writing.
+# How keys of layers and of a ResNet's units begin, for writing.
 _PLACES = {
   'timm': ('blocks.{}.', 'stages.{}.blocks.{}.'),
   'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
 }
-# Replacements that convert keys of other forms to MODULE.LEAF.
+# Replacements that convert keys of other forms to the form MODULE.LEAF.
 _LEAVES = (
   (r'in_proj_(weight|bias)$', r'in_proj.\1'),
   (r'\.([qkv])_bias$', r'.\1.bias'),
@@ -119,7 +120,7 @@ _OURS, _OURS_IN_LAYER = _ours_by_key(_NAMES), _ours_by_key(_IN_LAYER)
 
 
 def _ours_of(key: str, is_bit: bool) -> str:
-  """Returns our name of an array; '' if it is unknown."""
+  """Returns our name for a key; '' if the key is unknown."""
   in_stem = key.startswith(BACKBONE)
   key = key.removeprefix(BACKBONE)
   for pattern, to in _LEAVES:
@@ -189,11 +190,12 @@ def namer(
 
 
 class Arrays(dict[str, np.ndarray]):
-  """The arrays of a file by our names, in PyTorch's layout.
+  """Maps our names to the arrays of a file, in PyTorch's layout.
 
   Attributes:
     path: path of the file.
-    others: arrays whose keys are unknown or repeat a name, by key.
+    others: the other arrays, by key: their keys are unknown, or another key has
+      the same name.
   """
 
   def __init__(
@@ -205,7 +207,7 @@ class Arrays(dict[str, np.ndarray]):
       path: path of the file.
       stored: arrays by key.
       is_bit: whether the model is a ResNet.
-      prefix: regular expression for a prefix of keys.
+      prefix: regular expression for a prefix to remove from keys.
     """
     super().__init__()
     self.path = path
@@ -245,7 +247,7 @@ class Arrays(dict[str, np.ndarray]):
       self._put(joined, up, self._keys[name])
 
   def _add_zeros(self) -> None:
-    """Adds the biases that a library leaves out."""
+    """Adds zeros for biases that a library does not store."""
     for name in [name for name in self if name.endswith('/kernel')]:
       bias, key = name.replace('kernel', 'bias'), self._keys[name]
       if name.endswith('/key/kernel'):
@@ -256,7 +258,7 @@ class Arrays(dict[str, np.ndarray]):
         self._put(bias, zeros, self._keys[name], ' (bias)')
 
   def key_of(self, name: str) -> str:
-    """Returns the file's key of an array, or our name if it is missing."""
+    """Returns the file's key of an array; our name if the array is missing."""
     return self._keys.get(name, name)
 
   def lookup(self, format_name: str) -> archive.Lookup:
@@ -284,19 +286,20 @@ class Arrays(dict[str, np.ndarray]):
   ) -> tuple[tuple[int, int], int]:
     """Converts tokens and position embeddings to the form of our ViT.
 
-    A token that the head does not read becomes a register. Position embeddings
-    of registers are added to the registers. Other tokens without a position
-    embedding get zeros. A patch kernel for grey images gets three channels.
+    A token that the head does not read becomes a register. If registers have
+    position embeddings, these are added to the registers. If the tokens that
+    the head reads have no position embeddings, they get zeros. A patch kernel
+    for grey images gets three channels.
 
     Args:
       read: the tokens that the head reads: 'cls', 'dist', both or neither.
       stride: distance between patches in pixels.
-      stated: (H, W) of images in pixels, if a configuration states the size.
+      stated: (H, W) of images in pixels; None if no configuration states it.
       config: gets the warnings.
 
     Returns:
-      (H, W) in pixels, and the number of tokens before the patches that had a
-      position embedding.
+      (H, W) in pixels, and the number of tokens before the patches that have a
+      position embedding in the file.
 
     Raises:
       ValueError: if the positions do not fit the image size, or arrays have
@@ -340,12 +343,12 @@ class Arrays(dict[str, np.ndarray]):
   ) -> None:
     """Reorders the channels of queries and keys for our rotary embeddings.
 
-    Attention does not depend on this order. Our embeddings rotate the channels
-    j and j + K/2 together; the first K/4 pairs encode the row.
+    Attention does not depend on the order of channels. Our embeddings rotate
+    channels j and j + K/2 as a pair; the first K/4 pairs encode the row.
 
     Args:
-      K: channels of a head.
-      neighbours: whether the file rotates adjacent channels together.
+      K: channels per head.
+      neighbours: whether the pairs are adjacent channels in the file.
       columns_first: whether the file's first K/4 pairs encode the column.
     """
     pairs = np.arange(K // 2)
@@ -368,7 +371,17 @@ def _size_and_placed(
 ) -> tuple[tuple[int, int], int]:
   """Returns the image size, and how many non-patch tokens have positions.
 
-  These are either no tokens, the tokens before the registers, or all tokens.
+  Either no such token has a position embedding, or all of them, or only the
+  tokens before the registers.
+
+  Args:
+    arrays: the arrays.
+    counts: the number of tokens of each kind; registers are the last kind.
+    stride: distance between patches in pixels.
+    stated: (H, W) of images in pixels; None if no configuration states it.
+
+  Raises:
+    ValueError: if the positions do not fit the image size, or both are missing.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
@@ -467,13 +480,13 @@ def bit_fields(lookup: archive.Lookup) -> dict[str, Any]:
 
 
 def to_timm(arrays: table.Flat) -> table.Flat:
-  """Converts our arrays to timm's, which concatenate some of them."""
+  """Converts our arrays to timm's arrays, some of which concatenate ours."""
   arrays = dict(arrays)
   is_bit = 'embedding/kernel' not in arrays
   first = int('cls' in arrays)
   if 'Transformer/pre_norm/scale' in arrays:
-    # If a norm follows, timm's patch embedding has no bias. The position
-    # embeddings include the bias instead.
+    # With pre_norm, timm's patch embedding lacks a bias. Therefore the bias is
+    # added to the position embeddings.
     positions_1LD = np.array(arrays[POSITIONS])
     positions_1LD[:, first:] += arrays.pop('embedding/bias')
     arrays[POSITIONS] = positions_1LD

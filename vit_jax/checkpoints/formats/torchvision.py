@@ -1,7 +1,7 @@
-"""ResNets with BatchNorm from torchvision and timm.
+"""Reads ResNets with BatchNorm from torchvision and timm.
 
-Supports ResNets with bottleneck units, such as ResNet-50. They become ResNets
-of version 0, whose BatchNorm uses the stored statistics.
+Supports ResNets with bottleneck units, such as ResNet-50. They become our
+ResNets with version=0, whose BatchNorm uses the stored statistics.
 """
 
 import os
@@ -26,7 +26,7 @@ IMAGES = table.Preprocessing(
 )
 _SIZE = (224, 224)
 LEAVES = torch_table.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
-# Replacements that turn our module paths into torchvision's, in this order.
+# Replacements that convert our module paths to torchvision's, in this order.
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 RULES: Rules = (
   (r'(conv|bn)_root', r'\g<1>1'),
@@ -45,15 +45,15 @@ def matches(arrays: table.Flat) -> bool:
 def read(
   path: str, arrays: table.Flat, config: dict[str, Any] | None = None
 ) -> table.File:
-  """Reads a file, or a directory of timm with its config.json."""
+  """Reads a file; or a timm directory, if `config` is its config.json."""
   lookup = archive.Lookup(path, arrays, _key_of, 'ResNet')
   full = JsonConfig(config or {}, os.path.join(path, 'config.json'))
   if config is None:
     full.warnings.append(
-      f'{path} does not store the preprocessing. This assumes a crop of '
+      f'{path} does not store the preprocessing. vit_jax assumes a crop of '
       f'{_SIZE[0]}x{_SIZE[1]} pixels from {IMAGES.resize_small}, bilinear, '
-      "ImageNet's mean and standard deviation, and average pooling. To use "
-      'other settings, give a timm directory with a config.json.'
+      "ImageNet's mean and standard deviation, and average pooling. For other "
+      'settings, give a timm directory with a config.json.'
     )
   timm_config.check_resnet(full, timm_config.RESNET)
   fields = {
@@ -74,7 +74,7 @@ def read(
 
 
 def _key_of(name: str) -> str:
-  """Converts one of our names to the file's key."""
+  """Returns the file's key for one of our names."""
   if name.startswith('head/'):
     return {'head/kernel': 'fc.weight', 'head/bias': 'fc.bias'}[name]
   module, _, leaf = name.rpartition('/')

@@ -5,10 +5,11 @@
   python -m vit_jax.bench input --vs=tf.data
   python -m vit_jax.bench input --data ./photos arrayrecord:./photos-shards
 
-See COMMAND --help. Several variants, sizes and batches run as a grid, one
-combination after the other. Our code and the libraries of --vs run in turns, so
-that other load on the machine affects all of them. Each printed ratio is our
-images/s divided by theirs: the median over the rounds.
+See COMMAND --help. With several variants, image sizes and batch sizes, the
+command measures all combinations, one after the other. Our code and the
+libraries of --vs run in turns, so that other load on the machine affects all of
+them. Each printed ratio is our images/s divided by the other library's, the
+median over the rounds.
 """
 
 import argparse
@@ -22,7 +23,7 @@ _COMMANDS = {'train': train_steps, 'inference': inference, 'input': input}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command; returns the exit status."""
+  """Runs a command and returns its exit status; see `flags.command`."""
   args = _parser().parse_args(argv)
   return flags.command(_COMMANDS[args.command].bench, args)
 
@@ -46,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     '--devices',
     type=int,
     default=1,
-    help='devices that share the batch, simulated on a CPU; default: 1',
+    help='number of devices that share the batch; a CPU simulates them; '
+    'default: 1',
   )
   _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
   added['inference'].set_defaults(devices=1)
@@ -55,12 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     '--data',
     nargs='+',
     metavar='NAME',
-    help='data sets to measure in turns, each in the syntax of data.name',
+    help='datasets to measure in turns, each in the syntax of data.name',
   )
   compared.add_argument(
     '--vs',
     choices=['tf.data'],
-    help='also measure this library, in turns with ours; needs TensorFlow',
+    help='also measure this library; needs TensorFlow',
   )
   return parser
 
@@ -100,7 +102,7 @@ def _grid_flags(
     '--vs',
     type=_names,
     default=[],
-    help='also measure these, in turns with ours: ' + ', '.join(peers),
+    help='also measure these implementations: ' + ', '.join(peers),
   )
   command.add_argument(
     '--set',

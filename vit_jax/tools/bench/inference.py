@@ -4,7 +4,7 @@
 
   onnx        our ONNX file in onnxruntime, on the CPU
   timm        timm's model of the same architecture with torch.compile
-  timm-eager  the same without torch.compile
+  timm-eager  timm's model without torch.compile
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Input pipeline on one core.
 
-It decodes photographs of 640x427 pixels, or the images of data sets, and
-resizes random crops to 224x224.
+The pipeline decodes photographs of 640x427 pixels, or the images of datasets,
+and resizes random crops to 224x224.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader on photographs, or on the data sets of --data.
+  """Measures our loader on photographs, or on the datasets of --data.
 
-  With --vs, it measures tf.data on the photographs too.
+  With --vs, also measures tf.data on the photographs.
 
   Raises:
     ImportError: if --vs=tf.data is given and TensorFlow is not installed.
+
+  Also raises the errors of `sources.open_source`.
   """
-  # Use one core. This comes first, because TensorFlow and OpenCV count the
-  # cores for their thread pools.
+  # Restrict this process to one core. This comes first, because TensorFlow and
+  # OpenCV count the cores when they create their threads.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
   photos = _Photos()
   named: dict[str, Source] = {'ours': photos}
@@ -47,7 +49,7 @@ def bench(args: argparse.Namespace) -> None:
     turns |= {
       f'tf.data, antialias={x}': _tf_data(photos, x) for x in (False, True)
     }
-    # The package may be called tensorflow or tensorflow-cpu.
+    # The installed package may be tensorflow or tensorflow-cpu.
     packages += importlib.metadata.packages_distributions()['tensorflow'][:1]
   print(race.machine(packages))
   what = 'images' if args.data else 'photographs of 640x427 pixels'
@@ -76,7 +78,7 @@ class _Photos(Source):
     ]
 
   def __len__(self) -> int:
-    # ImageNet's size, because Grain shuffles small sources more slowly.
+    # The size of ImageNet, because Grain shuffles small sources more slowly.
     return 1_281_167
 
   def __getitem__(self, index: int) -> dict:
@@ -104,7 +106,7 @@ def _our_batches(source: Source) -> Callable[[], float]:
 
 
 def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
-  """Returns a turn of the usual tf.data recipe, which decodes only the crop."""
+  """Returns a turn of the usual tf.data pipeline, which decodes only crops."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 
@@ -126,7 +128,7 @@ def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
   data = [record['image'] for record in records]
   labels = [record['label'] for record in records]
   dataset = tf.data.Dataset.from_tensor_slices((data, labels)).repeat()
-  # On one core, more parallel calls only add context switches.
+  # On one core, more parallel calls would only add context switches.
   dataset = dataset.map(transform, num_parallel_calls=1).batch(_BATCH_SIZE)
   dataset = dataset.prefetch(1)
   return lambda: _rate(dataset.as_numpy_iterator())

@@ -1,4 +1,4 @@
-"""Measure contenders in turns, and format a table of their speeds."""
+"""Measures contenders in turns, and formats a table of their speeds."""
 
 import dataclasses
 import importlib.metadata
@@ -14,8 +14,8 @@ from vit_jax.training.progress import mfu_text
 
 # Each contender has one turn per round, after one turn to warm up.
 ROUNDS = 9
-# Target duration of a turn: long enough that the device, and not the host,
-# limits the speed.
+# Target duration of a turn in seconds. It is so long that the device limits the
+# speed, not the host.
 TURN_S = 0.5
 
 
@@ -24,11 +24,12 @@ class Contender:
   """An implementation to measure.
 
   Attributes:
-    name: its name in tables.
-    turn: runs one turn and returns images/s.
-    compile_s: compile time in seconds.
-    memory_gib: peak memory.
-    mfu_per_image_s: model FLOPs utilisation (MFU) at one image/s.
+    name: name in the table.
+    turn: function that runs one turn and returns images/s.
+    compile_s: compile time in seconds; None if it is unknown.
+    memory_gib: peak memory per device; None if it is unknown.
+    mfu_per_image_s: model FLOPs utilisation (MFU) at one image/s; None if the
+      peak FLOPs of the device are unknown.
   """
 
   name: str
@@ -41,12 +42,12 @@ class Contender:
 def paced(
   start: Callable[[], Any], wait: Callable[[], Any], images: int
 ) -> Callable[[], float]:
-  """Returns a turn that runs as many steps as fit into `TURN_S`, up to 100.
+  """Returns a turn that runs 1 to 100 steps, as many as fit into `TURN_S`.
 
   Args:
-    start: dispatches a step.
-    wait: blocks until the device has finished all steps.
-    images: images per step.
+    start: function that dispatches a step.
+    wait: function that blocks until the device has finished all steps.
+    images: number of images per step.
   """
   steps = 0
 
@@ -68,10 +69,13 @@ def paced(
 
 
 def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
-  """Runs contenders alternately, ours first, and returns a table of speeds.
+  """Runs contenders in turns and returns the lines of a table of speeds.
 
-  Other load on the machine then affects all of them. A contender that does not
-  fit into memory is reported and left out.
+  Because of the turns, other load on the machine affects all contenders. If a
+  contender does not fit into memory, prints a message and leaves it out.
+
+  Args:
+    makers: functions that make the contenders, ours first.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -101,7 +105,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
     if each.mfu_per_image_s is not None:
       lines[-1] += f', MFU {mfu_text(median * each.mfu_per_image_s)}'
   for each, found in zip(contenders[1:], rates[1:], strict=True):
-    # Each ratio is within one round, where both had a similar load.
+    # A ratio of two turns of one round, which had a similar load.
     ratio = statistics.median(
       x / y for x, y in zip(rates[0], found, strict=True)
     )
@@ -116,7 +120,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def machine(packages: Iterable[str]) -> str:
-  """Returns versions, cores, and the load of the last minute."""
+  """Returns a line of versions, number of cores and load in the last minute."""
   versions = ', '.join(f'{p} {importlib.metadata.version(p)}' for p in packages)
   load = os.getloadavg()[0]
   return (

@@ -1,4 +1,4 @@
-"""Measure images/s over a grid of models, image sizes and batch sizes."""
+"""Measures images/s over a grid of models, image sizes and batch sizes."""
 
 import argparse
 import functools
@@ -34,7 +34,8 @@ def bench(
 
   Raises:
     ImportError: if a peer is not installed.
-    ValueError: if a combination cannot work, before anything is measured.
+    ValueError: if a combination is invalid. This is checked before any
+      measurement.
   """
   count = args.devices
   for peer in args.vs:
@@ -42,12 +43,12 @@ def bench(
       raise ValueError(f'--vs={peer} is unknown. Use {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
-    # Leave half of a GPU's memory to PyTorch. By default JAX takes 3/4.
+    # Leaves half of the GPU memory to PyTorch. By default, JAX takes 3/4.
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
-    # XLA uses one thread per core. Each simulated device blocks a thread while
-    # it waits for the others, so too few threads cause a deadlock.
+    # XLA uses one thread per core. A simulated device that waits for the others
+    # blocks a thread, so too few threads would cause a deadlock.
     threads = max(os.cpu_count() or 1, 2 * count)
     os.environ.setdefault('PJRT_NPROC', str(threads))
   names = list(
@@ -76,7 +77,8 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
   """Returns the first `count` devices, which share the batch.
 
   Raises:
-    ValueError: if there are fewer devices, or `versus` supports only one.
+    ValueError: if there are fewer devices, or `count` is above 1 and `versus`
+      supports only one device.
   """
   devices = jax.devices()
   kind = devices[0].device_kind
@@ -87,7 +89,7 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
     )
   if count > 1 and versus and devices[0].platform != 'cpu':
     raise ValueError(
-      f'--devices is {count}, and --vs={",".join(versus)} runs on one {kind}. '
+      f'--devices is {count}, but --vs={",".join(versus)} runs on one {kind}. '
       'Use --devices=1.'
     )
   return devices[:count]

@@ -1,4 +1,4 @@
-"""Models and batches for benchmarks."""
+"""Makes the configs, experiments and batches of benchmarks."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives.objective import Facts
 
 NUM_CLASSES = 1000
-# Enough examples for the warm-up at any batch size, and few enough that the
-# step number fits into 32 bits.
+# Class names and number of examples. The number is large enough for the warm-up
+# of the learning rate at any batch size, and small enough for 32-bit steps.
 _FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
-# Fields that have their own flags, because they name the printed tables.
+# Fields that have their own flags, because they appear in the tables' titles.
 _NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
 
 
@@ -62,7 +62,7 @@ def experiment_of(
 
 
 def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
-  """Returns a batch of random images and labels."""
+  """Returns a batch of random images and labels for an experiment."""
   rng = np.random.default_rng(0)
   shapes = experiment.objective.batch_shapes(experiment.config.batch_size)
   return {

@@ -1,4 +1,4 @@
-"""Benchmark timm's models in PyTorch, trained and run as timm does it."""
+"""Benchmarks timm's models in PyTorch."""
 
 import functools
 import importlib
@@ -25,7 +25,7 @@ def arguments(experiment: Experiment) -> dict[str, Any]:
     ValueError: if timm lacks the model.
   """
   model, size = experiment.objective.model, experiment.image_size
-  # Broadcast arrays take no memory; only names and shapes matter here.
+  # Only names and shapes matter. Broadcast arrays take no memory.
   params = jax.tree.map(
     lambda x: np.broadcast_to(np.float32(0), x.shape),
     flops.param_shapes(model, size),
@@ -40,7 +40,7 @@ def arguments(experiment: Experiment) -> dict[str, Any]:
 
 
 def peers(training: bool) -> dict[str, Callable[[Experiment], Contender]]:
-  """Returns functions that make timm's contenders, by their names in `--vs`."""
+  """Returns the functions that make timm's contenders, by name in `--vs`."""
   return {
     name: functools.partial(contender, training=training, compiled=compiled)
     for name, compiled in (('timm', True), ('timm-eager', False))
@@ -50,12 +50,15 @@ def peers(training: bool) -> dict[str, Callable[[Experiment], Contender]]:
 def contender(
   experiment: Experiment, training: bool, compiled: bool
 ) -> Contender:
-  """Returns timm's training or inference step; bfloat16 uses autocast.
+  """Returns timm's training step or inference as a contender.
+
+  Uses autocast if the dtype is bfloat16.
 
   Args:
-    experiment: gives model, batch size and dtype.
+    experiment: experiment with the model, batch size and dtype.
     training: True for training steps with AdamW and cross-entropy, on a batch
-      that is on the device; False for inference on images in host memory.
+      that is already on the device; False for inference on images in host
+      memory.
     compiled: whether to use `torch.compile`.
 
   Raises:
@@ -69,7 +72,7 @@ def contender(
   on_gpu = torch.cuda.is_available()
   device = 'cuda' if on_gpu else 'cpu'
   model: Any = timm.create_model(**arguments(experiment)).train(training)
-  # The images have this layout, and convolutions are fastest in it on GPUs.
+  # The images have this layout, and on GPUs convolutions are fastest with it.
   model = model.to(device, memory_format=torch.channels_last)
   batch = step.random_batch(experiment)
   images = torch.from_numpy(batch['image'])
@@ -122,7 +125,7 @@ def contender(
         raise
       reason = str(e).strip().partition('\n')[0][:100] or type(e).__name__
       raise ValueError(
-        f'--vs=timm: torch.compile fails here ({reason}). Use --vs=timm-eager.'
+        f'--vs=timm: torch.compile fails ({reason}). Use --vs=timm-eager.'
       ) from e
     compile_s = time.monotonic() - started_s
   if on_gpu:
@@ -154,8 +157,8 @@ def libraries() -> Any:
     try:
       importlib.import_module('torchvision')
     except RuntimeError:
-      # With a CPU build of torch, PyPI's torchvision cannot load its operators
-      # and fails on these two names. timm does not use them.
+      # With a CPU build of torch, torchvision from PyPI cannot load its
+      # operators and fails on these two names. timm does not use them.
       for name in ('nms', 'qnms'):
         torch.library.define(
           f'torchvision::{name}', '(Tensor a, Tensor b, float c) -> Tensor'
@@ -167,6 +170,6 @@ def libraries() -> Any:
       f'torch torchvision. ({e})'
     ) from e
   torch.set_num_threads(cores.usable_cores())
-  # As in JAX, GPUs multiply float32 in TF32.
+  # GPUs multiply float32 in TF32, as in JAX.
   torch.set_float32_matmul_precision('high')
   return torch

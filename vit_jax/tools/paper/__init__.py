@@ -1,1 +1,1 @@
-"""The paper's recipes and results, and its tables and figures for your runs."""
+"""Recipes and results of the ViT paper, and its tables and figures for runs."""

@@ -1,19 +1,19 @@
-"""The published results of the paper (arXiv 2010.11929v2).
+"""Results published in the ViT paper (arXiv 2010.11929v2).
 
-`published.csv` has a row for each model of tables 2, 5 and 9, with percentages
-in columns named as in `data.benchmarks`. The columns 'real' (ReaL labels),
-'objectnet' and 'objectnet/top5' (appendix D.9) are for models fine-tuned on
-imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks. Table 2 has
-means and standard deviations of three fine-tuning runs.
+`published.csv` has a row for each model of tables 2, 5 and 9. Its columns are
+accuracies in percent, named as in `data.benchmarks`. The columns 'real' (ReaL
+labels), 'objectnet' and 'objectnet/top5' (appendix D.9) are for models
+fine-tuned on imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks.
+Table 2 has means and standard deviations of three fine-tuning runs.
 
-Noisy Student's 88.4 on ImageNet is from its own paper; the ViT paper also
-prints 88.5, from Touvron et al. (2020).
+Noisy Student's accuracy on ImageNet, 88.4, is from its own paper. The ViT paper
+also prints 88.5, from Touvron et al. (2020).
 """
 
 import csv
 import pathlib
 
-# Percentages by column, some with deviation, such as 88.4 or 88.55 ± 0.04.
+# Accuracies by column, such as '88.4', or '88.55 ± 0.04' with its deviation.
 Results = dict[str, str]
 # Columns of published.csv that are not results.
 _FACTS = ('table', 'model', 'variant', 'pretraining')
@@ -31,7 +31,7 @@ def _table(number: int) -> list[tuple[dict[str, str], Results]]:
 
 
 TABLE_2 = {row['model']: results for row, results in _table(2)}
-# Keys are variant and pre-training data; models are fine-tuned at 384 pixels.
+# Keys are (variant, pre-training data). Models are fine-tuned at 384 pixels.
 TABLE_5 = {
   (row['variant'], row['pretraining']): results for row, results in _table(5)
 }

@@ -12,19 +12,19 @@ from vit_jax.data import benchmarks
 from vit_jax.sweeps import axes
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
-# VTAB's number of steps, used for data sets that table 4 does not list.
+# Number of steps for datasets that table 4 does not list, the same as for VTAB.
 STEPS = 2_500
 # BiT resizes images to 448 pixels and crops 384.
 RESIZE = 448 / 384
 
 
 def fine_tuning(config: ConfigDict, model: str) -> None:
-  """Sets the fields of table 4 that all data sets share.
+  """Sets the fields of table 4 that all datasets share.
 
   Args:
-    config: result of `config.base`.
-    model: a variant, or a checkpoint that also sets the preprocessing; see
-      `from_init`.
+    config: result of `config.base`; it is changed in place.
+    model: a variant or a checkpoint. A checkpoint also sets the preprocessing,
+      see `from_init`.
 
   Raises:
     ValueError: if `model` is neither a variant nor a checkpoint.
@@ -49,9 +49,11 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
 
 
 def on(name: str) -> dict[str, Any]:
-  """Returns the fields of table 4 for one data set.
+  """Returns the fields of table 4 for one dataset.
 
-  Data sets that are not benchmarks need the splits train and test.
+  Args:
+    name: `data.name` of the config. If it is not in `benchmarks.BENCHMARKS`,
+      the dataset needs the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
@@ -68,9 +70,11 @@ def on(name: str) -> dict[str, Any]:
 
 
 def grid(config: ConfigDict, name: str) -> dict[str, Any]:
-  """Returns the fields that tune the learning rate on one data set.
+  """Returns the fields that tune the learning rate on one dataset.
 
-  The config comes from `fine_tuning`; `name` is as in `on`.
+  Args:
+    config: the config after `fine_tuning`.
+    name: as in `on`.
   """
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES

@@ -1,4 +1,4 @@
-"""Accuracy over pre-training compute: figure 5 of the paper."""
+"""Plots accuracy over pre-training compute: figure 5 of the ViT paper."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from vit_jax.training import plots
 # Families in the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
-# Offsets of labels from their points, used alternately.
+# Offsets of labels from their points, in points. Points alternate between them.
 _OFFSETS = ((6, -10), (-4, 6))
 
 
@@ -24,7 +24,7 @@ class Point(NamedTuple):
     family: one of `FAMILIES`.
     exaflops: compute of pre-training.
     mean: mean of the metric over seeds.
-    deviation: standard deviation over seeds; None for a single seed.
+    deviation: standard deviation of the metric over seeds; None for one seed.
   """
 
   name: str
@@ -35,10 +35,10 @@ class Point(NamedTuple):
 
 
 def exaflops(result: Mapping[str, Any]) -> float:
-  """Returns the compute of a run, counted as in table 6 of the paper.
+  """Returns the compute of a run in exaFLOPs, as in table 6 of the paper.
 
-  It is 3 x forward FLOPs x images: the backward pass costs twice the forward
-  pass.
+  It is 3 x forward FLOPs x images, because the backward pass costs twice as
+  much as the forward pass.
   """
   images = result['steps'] * result['config']['batch_size']
   return 3 * result['gflops'] * images / 1e9
@@ -57,9 +57,10 @@ def family(model: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ScalingReport(grid.GridReport):
-  """The models of a sweep with their training compute.
+  """Reports the models of a sweep with their training compute.
 
-  Each combination of swept values, seeds aside, is a model.
+  Each combination of swept values is a model. Runs that differ only in their
+  seed are the same model.
   """
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -82,7 +83,8 @@ class ScalingReport(grid.GridReport):
       if result := next((run.result for run in runs if run.result), None):
         kind = family(result['config']['model'])
         params = f'{result["params"]:,}'
-      # A diverged run stopped early, so its compute is not the model's.
+      # Only a finished run: a diverged run has stopped early, so its compute is
+      # too small.
       if result := _finished(runs):
         computed = f'{exaflops(result):.4g}'
       rows.append([name, kind, params, computed, self._cell(runs, n)])
@@ -100,16 +102,16 @@ class ScalingReport(grid.GridReport):
     return points
 
   def files(self) -> dict[str, bytes]:
-    """Adds figure 5, once a run has finished."""
+    """Adds figure 5 as plot.png if a run has finished."""
     png = self.plot()
     return super().files() | ({'plot.png': png} if png else {})
 
   def plot(self) -> bytes | None:
-    """Returns figure 5 for the finished models; None without any."""
+    """Returns figure 5 of the finished models as PNG; None without a model."""
     points = self.points()
     if not points:
       return None
-    # Imported here, because it is slow.
+    # Imported here, because importing matplotlib is slow.
     from matplotlib.ticker import PercentFormatter
 
     figure = plots.figure(8, 5.5)
@@ -123,7 +125,7 @@ class ScalingReport(grid.GridReport):
 
 
 def draw_points(axes: Any, points: Sequence[Point]) -> None:
-  """Draws every model with its name, and a line through each family."""
+  """Draws a point and a name for each model, and a line for each family."""
   for number, name in enumerate(FAMILIES):
     style = plots.style(number)
     members = [point for point in points if point.family == name]

@@ -1,4 +1,4 @@
-"""Tables 2 and 9 of the paper for our sweeps over its data sets."""
+"""Makes tables 2 and 9 of the ViT paper from sweeps over its datasets."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ from vit_jax.tools.paper.published import Results
 DATASET = 'Dataset'
 METRIC = 'test/accuracy'
 
-# Further metrics of models fine-tuned on ImageNet: the metric, the column of
-# published.csv, and the title.
+# Further metrics of models fine-tuned on ImageNet: (metric, column of
+# published.csv, title).
 EXTRAS = {
   'imagenet2012': (
     ('real/accuracy', 'real', 'ImageNet ReaL'),
@@ -33,12 +33,12 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """Results on a data set or a mean: a row of table 2 or column of table 9.
+  """Results on one dataset, or their mean: a row of table 2, column of table 9.
 
   Attributes:
     name: column of the published results.
-    title: shown in the table.
-    cells: texts by the name of your model.
+    title: title in the table.
+    cells: text of the cell for each of your models, by name.
   """
 
   name: str
@@ -48,18 +48,18 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TransferReport(grid.GridReport):
-  """The runs of a sweep beside the published results.
+  """Reports the runs of a sweep beside the published results.
 
-  The axis 'Dataset' lists the data sets. Each combination of the other axes,
-  except seeds, is a model. The tables show test accuracy, even if another
-  metric chooses the best step of a run.
+  The axis 'Dataset' lists the datasets. Each combination of the other axes,
+  except seeds, is a model. The tables always show test accuracy. Another metric
+  may choose the best step of a run.
   """
 
   def markdown(self) -> str:
     """Returns table 2 and, for tasks of VTAB, table 9.
 
-    For VTAB, each seed gives one value, its mean over the tasks. Only seeds
-    with all tasks finished count.
+    The mean over VTAB's tasks is computed for each seed. Only seeds that have
+    finished all tasks count.
     """
     parts = [self._caption(self._usual_n) + '\n']
     if len(self._tasks) < len(self.axes[DATASET]):
@@ -75,7 +75,7 @@ class TransferReport(grid.GridReport):
     )
 
   def _table_2(self) -> str:
-    """Returns a table with a row per data set and a column per model."""
+    """Returns a table with a row per dataset and a column per model."""
     lines = self.data_lines()
     if self._tasks:
       lines.append(self._mean_line(VTAB_TITLE, decimals=2))
@@ -87,7 +87,7 @@ class TransferReport(grid.GridReport):
     return grid.table(['', *self.models, *columns], rows)
 
   def _table_9(self) -> str:
-    """Returns a table with a row per model, and the legend of its symbols."""
+    """Returns a table with a row per model, and a legend of the symbols."""
     lines = [
       *(self._line_of(task, decimals=1) for task in self._tasks),
       self._mean_line('Mean', decimals=1),
@@ -113,7 +113,7 @@ class TransferReport(grid.GridReport):
 
   @property
   def models(self) -> list[str]:
-    """The names of our models, in the order of their runs."""
+    """The names of your models, in the order of their runs."""
     return list(dict.fromkeys(map(self._model, self.runs)))
 
   def _model(self, run: GridRun) -> str:
@@ -128,12 +128,12 @@ class TransferReport(grid.GridReport):
 
   @property
   def _tasks(self) -> list[str]:
-    """The swept tasks of VTAB in table 9's order."""
+    """The tasks of VTAB in this sweep, in the order of table 9."""
     return [name for name in SUITES[VTAB] if name in self.axes[DATASET]]
 
   @functools.cached_property
   def _usual_n(self) -> int:
-    """The largest number of values in a cell."""
+    """The largest number of values (finished runs) in a cell."""
     return max(
       len(self.values(self._runs(model, name), METRIC))
       for model in self.models
@@ -141,7 +141,7 @@ class TransferReport(grid.GridReport):
     )
 
   def data_lines(self) -> list[Line]:
-    """Returns a line for each metric of the data sets outside of VTAB."""
+    """Returns a line for each metric of the datasets outside of VTAB."""
     lines = []
     for name in self.axes[DATASET]:
       if name not in SUITES[VTAB]:
@@ -174,7 +174,7 @@ class TransferReport(grid.GridReport):
     return Line(key or dataset, title, cells)
 
   def _mean_line(self, title: str, decimals: int) -> Line:
-    """Returns the unweighted mean of VTAB's tasks."""
+    """Returns the unweighted mean over VTAB's tasks, for each model."""
     tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:
@@ -196,10 +196,10 @@ class TransferReport(grid.GridReport):
     return Line(VTAB, title, cells)
 
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
-    """Returns the published models with a result on any of the lines.
+    """Returns the published models to show, and their results.
 
-    They are the models of table 2, and models of table 5 with the architecture
-    of one of our runs.
+    These are the models of table 2, and the models of table 5 that have the
+    architecture of one of your runs. Each has a result on one of the lines.
     """
     columns = dict(published.TABLE_2)
     models = [run.result['config']['model'] for run in self.runs if run.result]

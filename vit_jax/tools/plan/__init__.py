@@ -1,1 +1,1 @@
-"""Plan time and memory of training on TPUs that are not attached."""
+"""Estimates time and memory of training on TPUs that are not attached."""

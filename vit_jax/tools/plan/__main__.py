@@ -6,11 +6,12 @@
   python -m vit_jax.plan --config=configs/vit.py:l16 --topology=v5e:16x16 \
     --slices=2 --config.batch_size=8192
 
-It compiles the real training step with the TPU's own compiler, which needs no
-TPU (`pip install -c requirements.txt -e '.[plan]'`). It prints memory, step
-time, images/s, MFU and the bytes that each device sends. It also prints the
-cost of the whole run, and the cost of losing a slice. If the step does not fit
-into memory, the exit status is 1. docs/guides/plan.md explains the output.
+The command compiles the real training step with the TPU compiler, which works
+without a TPU (`pip install -c requirements.txt -e '.[plan]'`). It prints
+memory, step time, images/s, MFU and the bytes that each device sends. It also
+prints the cost of the whole run, and the cost of losing a slice. If the step
+does not fit into memory, the exit status is 1. docs/guides/plan.md explains the
+output.
 
 A topology is a TPU generation (v2, v3, v4, v5e, v5p, v6e, tpu7x) and its grid
 of chips: v3:4x4, v4:2x2x4.
@@ -58,7 +59,7 @@ _RESTART_MIN = flags.DEFINE_float(
   'restart_min', 10.0, 'Minutes from a failure to the next step.', lower_bound=0
 )
 _SAVE_S = flags.DEFINE_float(
-  'save_s', 5.0, 'Seconds that training stops for a save.', lower_bound=0.01
+  'save_s', 5.0, 'Seconds that training stops to save.', lower_bound=0.01
 )
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
@@ -84,7 +85,7 @@ def run(argv: list[str]) -> None:
   """Prints the plan of a config, or an error."""
   del argv
   show_messages()
-  # This process needs devices for a few small arrays only.
+  # This process runs only small computations itself.
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
   try:
@@ -98,7 +99,7 @@ def run(argv: list[str]) -> None:
     experiment = Experiment(CheckedConfig(config, devices), facts)
     print(
       f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
-      f'batch in {config.accum_steps} parts',
+      f'accum_steps {config.accum_steps}',
       flush=True,
     )
     step = compile_step(experiment)

@@ -1,7 +1,8 @@
-"""Programs to compile ahead of time, also for devices that are not attached.
+"""Prepares programs for compilation ahead of time (AOT).
 
 A program is the training step or inference, with the shapes and shardings of
-its arguments. `plan` reports the costs of programs, and `bench` runs them.
+its arguments. The devices need not be attached. `plan` reports the costs of
+programs, and `bench` runs them.
 """
 
 import dataclasses
@@ -22,18 +23,18 @@ class Program:
 
   Attributes:
     function: a jitted function.
-    shapes: shapes of its arguments, with shardings.
+    shapes: trees of `jax.ShapeDtypeStruct` with shardings, one per argument.
   """
 
   function: Any
   shapes: tuple[Any, ...]
 
   def lower(self) -> jax.stages.Lowered:
-    """Lowers the program for the platform of its arguments' devices."""
+    """Lowers the program for the platform of the arguments' devices."""
     placed = jax.tree.leaves(self.shapes)[0].sharding
     (platform,) = {device.platform for device in placed.device_set}
-    # A TPU that is only described has no backend in this process, so JAX needs
-    # its platform by name. JAX finds other platforms, such as CUDA, itself.
+    # A TPU that is not attached has no backend in this process, so JAX must be
+    # told the platform. For attached devices, JAX finds it out.
     if platform == 'tpu':
       with attention.portable():
         traced = self.function.trace(*self.shapes)
@@ -54,9 +55,9 @@ def training(experiment: Experiment) -> Program:
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:
-  """Returns inference from uint8 images to the outputs of the model.
+  """Returns inference, a function of the parameters and uint8 images BHWC.
 
-  Its arguments are the parameters and the images, BHWC.
+  The function normalises the images and returns the model's main output.
   """
   objective = experiment.objective
 
@@ -74,7 +75,7 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
 
 
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the peak memory of a device, including arguments."""
+  """Returns the peak memory per device in bytes, including the arguments."""
   found: Any = compiled.memory_analysis()
   total = (
     found.argument_size_in_bytes
@@ -82,8 +83,8 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
     + found.temp_size_in_bytes
     - found.alias_size_in_bytes
   )
-  # On TPU, the compiler's peak counts each array only while it is needed. On
-  # other platforms it omits temporary arrays, so the sum of all arrays is used.
+  # On TPU, the compiler's peak counts each array only while it is in use. On
+  # other platforms it omits temporary arrays, so this takes the sum of all.
   placed = jax.tree.leaves(compiled.input_shardings)[0]
   is_tpu = next(iter(placed.device_set)).platform == 'tpu'
   return found.peak_memory_in_bytes if is_tpu else total

@@ -1,4 +1,4 @@
-"""Compile a training step for TPU, and compute its time and memory."""
+"""Compiles a training step for TPU, and computes its time and memory."""
 
 import collections
 import dataclasses
@@ -27,13 +27,13 @@ from vit_jax.training.progress import mfu_text
 
 GIB = 2**30
 
-# Classes and examples of data sets that this machine may lack. ImageNet-21k
-# (release of fall 2011) has 14.2 million images and 21,841 synsets. The paper's
-# code uses two more logits.
+# Numbers of classes and examples of datasets that need not be on this machine.
+# ImageNet-21k (release of fall 2011) has 14.2 million images and 21,841
+# synsets. The paper's models have two more logits.
 _KNOWN = {'imagenet21k': (21_843, 14_197_122)}
 
-# Without these variables libtpu searches the network for a TPU, logs errors,
-# and blocks other processes from using libtpu.
+# Environment variables for libtpu. Without them, libtpu searches the network
+# for a TPU, logs errors, and keeps other processes from using libtpu.
 _LIBTPU = {
   'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
@@ -55,8 +55,10 @@ class Step:
   Attributes:
     program: the operations with their estimated cycles.
     params_bytes: bytes of the parameters per device.
-    optimizer_bytes: bytes of optimizer state and averaged parameters.
-    peak_bytes: peak memory, including parameters and optimizer state.
+    optimizer_bytes: bytes of the optimizer state and the averaged parameters
+      per device.
+    peak_bytes: peak memory per device, including parameters and optimizer
+      state.
     compile_s: compile time in seconds.
   """
 
@@ -95,10 +97,10 @@ def compile_step(experiment: Experiment) -> Step:
 
 
 def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-  """Returns a compiled program and its HLO text.
+  """Compiles a program; returns it with its HLO text.
 
-  The text is from the compiler's dump, because older versions of JAX cannot
-  read programs for TPU7x and some programs for v6e.
+  The text is from the compiler's dump, because `as_text` of older versions of
+  JAX fails for TPU7x and for some programs for v6e.
   """
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile(
@@ -118,13 +120,17 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns a sentence with the needed and the available memory."""
+  """Returns a sentence with the needed and the available memory.
+
+  Args:
+    message: the compiler's error message.
+  """
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
   needed, there = map(float, match.groups())
   return (
-    f'it needs {needed:.2f} GiB, and a core has {there:.2f} GiB, '
+    f'it needs {needed:.2f} GiB, but a device has {there:.2f} GiB, '
     f'{needed - there:.2f} too few. Try a higher --config.accum_steps, '
     '--config.model.remat=nothing_saveable, --config.gather=layer with '
     '--config.mesh.fsdp=-1, or a larger topology'
@@ -134,7 +140,11 @@ def _reason(message: str) -> str:
 def devices_of(
   topology: str, slices: int = 1
 ) -> tuple[list[jax.Device], hardware.TpuChip]:
-  """Returns the devices of a topology's slices, and the facts of its chip.
+  """Returns the devices of all slices, and the facts about the chip.
+
+  Args:
+    topology: generation and grid of chips of one slice, such as 'v3:16x16'.
+    slices: number of slices.
 
   Raises:
     ImportError: if libtpu is not installed.
@@ -152,7 +162,7 @@ def devices_of(
   if slices > 1 and not chip.network_bytes_per_s:
     known = [k for k, v in hardware.TPU_CHIPS.items() if v.network_bytes_per_s]
     raise ValueError(
-      f'--slices is {slices}, and the network speed between slices of '
+      f'--slices is {slices}, but the network speed between slices of '
       f'{generation} is not published. It is known for {", ".join(known)}.'
     )
   for name, value in _LIBTPU.items():
@@ -161,7 +171,7 @@ def devices_of(
     importlib.util.find_spec('libtpu') or os.environ.get('TPU_LIBRARY_PATH')
   ):
     raise ImportError(
-      "The TPU's compiler is not installed. Run pip install -c "
+      'The TPU compiler is not installed. Run pip install -c '
       "requirements.txt -e '.[plan]'."
     )
   try:
@@ -174,9 +184,12 @@ def devices_of(
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
-  """Returns the facts of a config's data; classes are named by numbers.
+  """Returns the facts about a config's data; class names are numbers.
 
-  `num_classes` and `examples` override the data's numbers, unless they are 0.
+  Args:
+    config: the config.
+    num_classes: number of classes; 0 takes it from the data.
+    examples: number of training examples; 0 takes it from the data.
 
   Raises:
     ValueError: if the data are unknown and cannot be opened.
@@ -186,7 +199,7 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   usual = benchmarks.BENCHMARKS.get(name)
   classes, size, several = num_classes, examples, False
   if num_classes and examples:
-    pass  # no need to open the data
+    pass  # the data need not be opened
   elif name in _KNOWN:
     classes, size = _KNOWN[name]
     size = len(splits.select(split, {'train': range(size)}, name))
@@ -204,17 +217,19 @@ class Cost:
   """The cost of a step, as estimated by the compiler.
 
   Attributes:
-    computing_s: seconds without collectives.
-    least_s: seconds if collectives overlap with computation as scheduled, and
-      data shared by the devices of a chip is sent once.
-    most_s: seconds if nothing overlaps and each device sends its own data.
+    computing_s: seconds of computation, without collectives.
+    least_s: lower bound of the step time in seconds. Collectives overlap with
+      computation as scheduled, and data that the devices of a chip share is
+      sent once.
+    most_s: upper bound of the step time in seconds. Nothing overlaps, and each
+      device sends its own data.
     sent_bytes: bytes that each device sends inside its slice.
     network_bytes: bytes that each device sends to other slices.
-    network_s: seconds for `network_bytes`.
+    network_s: seconds to send `network_bytes`.
     flops: FLOPs of a step at the largest image size.
-    peak_flops: FLOP/s of all chips.
+    peak_flops: peak FLOP/s of all chips.
     hbm_bytes: memory of a device.
-    images: images in the batch.
+    images: number of images in the batch.
     chips: number of chips.
     cores: number of cores, see `hardware.cores_per_device`.
     devices: number of devices.
@@ -227,15 +242,15 @@ class Cost:
     devices: Sequence[jax.Device],
     chip: hardware.TpuChip,
   ):
-    """Computes all costs; assumes links and network at full speed."""
+    """Computes all costs; assumes that links and network run at full speed."""
     coords = {tuple(d.coords) for d in devices}  # the same in each slice
     self.devices = len(devices)
-    # The devices of a single slice lack the attribute.
+    # With a single slice, devices lack the attribute.
     slices = {getattr(d, 'slice_index', 0) for d in devices}
     self.chips = len(coords) * len(slices)
     per_chip = self.devices // self.chips
-    # The topology may list both cores of a v4 chip as devices, while training
-    # uses them as one device.
+    # The topology may list the two cores of a v4 chip as two devices, but
+    # training uses a chip as one device.
     device_cores = hardware.cores_per_device(devices[0])
     self.cores = self.chips * max(per_chip, device_cores)
     self.peak_flops = self.chips * hardware.chip_flops(devices[0])
@@ -271,6 +286,7 @@ class Cost:
     return self.images / step_s / self.cores
 
   def mfu(self, step_s: float) -> str:
+    """Returns the model FLOPs utilisation as text."""
     return mfu_text(self.flops / step_s / self.peak_flops)
 
 
@@ -328,7 +344,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
 
 
 def span(bounds: Sequence[float], form: str) -> str:
-  """Formats bounds as 'a to b', or as 'a' if they are equal."""
+  """Formats bounds as 'a to b', or as 'a' if both give the same text."""
   return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 
 
@@ -337,7 +353,7 @@ def _gib(count: float) -> str:
 
 
 def _collectives(program: hlo.CompiledProgram) -> list[str]:
-  """Returns lines about collectives, by kind and number of devices."""
+  """Returns a line for each kind of collective and number of devices."""
   found: dict[tuple[bool, str, int], list[hlo.Collective]] = {}
   for each in program.collectives:
     key = (each.between_slices, each.kind, each.devices)
@@ -350,7 +366,7 @@ def _collectives(program: hlo.CompiledProgram) -> list[str]:
 
 
 def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
-  """Returns the slowest operations, summed over layers."""
+  """Returns lines about the `count` slowest operations, summed over layers."""
   cycles: collections.Counter[str] = collections.Counter()
   for name, number in program.cycles.items():
     cycles[re.sub(r'block_\d+', 'block_*', name)] += number

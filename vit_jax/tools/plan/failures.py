@@ -1,4 +1,4 @@
-"""The cost of lost slices, and the best interval between checkpoints.
+"""Computes the cost of lost slices, and the best checkpoint interval.
 
 A run that loses a slice restarts on all slices, from the newest checkpoint.
 """
@@ -12,9 +12,9 @@ class Failures:
   """Rate and cost of failures.
 
   Attributes:
-    mtbf_s: mean time between failures of any slice.
-    restart_s: time from a failure to the next step.
-    save_s: time that training stops to save a checkpoint.
+    mtbf_s: mean seconds between failures of any slice.
+    restart_s: seconds from a failure to the next step.
+    save_s: seconds that training stops to save a checkpoint.
   """
 
   mtbf_s: float
@@ -22,16 +22,16 @@ class Failures:
   save_s: float
 
   def interval_s(self) -> float:
-    """Returns the checkpoint interval that loses the least time.
+    """Returns the checkpoint interval in seconds that loses the least time.
 
-    Young, "A first order approximation to the optimum checkpoint interval",
-    1974. Daly, 2006, adds terms of higher order. They matter only if saving
-    takes about as long as the time between failures.
+    Uses the approximation of Young, "A first order approximation to the optimum
+    checkpoint interval", 1974. The higher-order terms of Daly, 2006, matter
+    only if saving takes about as long as the time between failures.
     """
     return math.sqrt(2 * self.save_s * self.mtbf_s)
 
   def lost_s(self, interval_s: float) -> float:
-    """Returns the mean time lost by a failure."""
+    """Returns the mean number of seconds that a failure costs."""
     return interval_s / 2 + self.restart_s
 
   def lost_share(self, interval_s: float) -> float:
@@ -39,7 +39,12 @@ class Failures:
     return self.save_s / interval_s + self.lost_s(interval_s) / self.mtbf_s
 
   def report(self, step_s: float, every: int) -> str:
-    """Returns lines about a run that saves every `every` steps."""
+    """Returns lines about a run that saves a checkpoint every `every` steps.
+
+    Args:
+      step_s: seconds per step.
+      every: number of steps between checkpoints.
+    """
     set_s, best_s = every * step_s, self.interval_s()
     best = max(1, round(best_s / step_s))
     return (

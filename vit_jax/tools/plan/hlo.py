@@ -1,8 +1,8 @@
-"""The cost of a compiled TPU program, read from its HLO text.
+"""Reads the cost of a compiled TPU program from its HLO text.
 
 libtpu's compiler annotates scheduled operations with an estimate of their cost,
 `estimated_cycles`. Operations in a loop count once per iteration. Collectives
-lack the estimate, so their bytes are counted. The schedule shows which
+lack the estimate, so this module counts their bytes. The schedule shows which
 computation runs between the start and the end of a collective.
 """
 
@@ -28,19 +28,21 @@ _ASYNC = re.compile(
   r' = (\(?.*?) (all-gather|all-reduce|all-to-all|collective-permute|'
   r'reduce-scatter)(-start)?\('
 )
-# Matches the bits of an array's elements, and its shape. `pred` takes a byte.
+# Matches an array's bits per element and its shape. A `pred` takes a byte.
 _ARRAY = re.compile(r'\b(?:pred|(?:[sufc]|bf)(\d+))\[([\d,]*)\]')
 _GROUPS = re.compile(r'replica_groups=\[(\d+),(\d+)\]')
 _GROUP = re.compile(r'replica_groups=\{\{([\d,]*)\}')
-# Matches axes of a mesh, or parts of axes: 'data':(2)4 is a part of size 4. The
-# order of the devices may stand between the mesh and the axes.
+# Matches a mesh and some of its axes. A group may use a part of an axis:
+# 'data':(2)4 is a part of size 4. The order of the devices may stand between
+# the mesh and the axes.
 _MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]* \{([^}]*)\}')
 _CHANNEL = re.compile(r' channel_id=(\d+)')
 _DONE = re.compile(rf'-done\({_NAME}')
 _UPDATE = re.compile(rf' async-update\({_NAME}')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-# Slices exchange arrays through their hosts, by a pair of `send` and `recv` of
-# the same name. Both lines list the slices, as in {1,2}, and the transfer type.
+# Matches the exchange of arrays between slices: a pair of `send` and `recv`
+# with the same name. Both lines list the slices, as in {1,2}, and the transfer
+# type.
 _BETWEEN = re.compile(
   r' (send|recv)\(.*_xla_host_transfer_rendezvous="([^"]*)".*'
   r'_xla_megascale_target="\{([^}]*)\}.*_xla_megascale_transfer_type="(\w+)"'
@@ -52,10 +54,10 @@ class Collective(NamedTuple):
 
   Attributes:
     kind: name of the operation in HLO, such as 'all-reduce'.
-    devices: number of devices in each group.
+    devices: number of devices in each group; the number of slices if
+      `between_slices`.
     bytes: size of the whole array that is gathered or reduced.
-    between_slices: whether it crosses the network between slices; then
-      `devices` is the number of slices.
+    between_slices: whether it crosses the network between slices.
   """
 
   kind: str
@@ -66,8 +68,8 @@ class Collective(NamedTuple):
   def sent_bytes(self) -> float:
     """Returns the minimal number of bytes that each device sends.
 
-    Rings reach this bound: each device sends (n - 1) / n of the array, or twice
-    as much in an all-reduce (reduce-scatter, then all-gather).
+    With a ring of n devices, each device sends (n - 1) / n of the array. An
+    all-reduce is a reduce-scatter and an all-gather, so it sends twice as much.
     """
     share = (self.devices - 1) / self.devices
     if self.kind == 'all-reduce':
@@ -78,21 +80,26 @@ class Collective(NamedTuple):
 
 
 class Compute(NamedTuple):
-  """Computation of a core, and the operation of the model it belongs to."""
+  """Computation of a core.
+
+  Attributes:
+    cycles: estimated number of cycles.
+    source: the operation of the model that it belongs to.
+  """
 
   cycles: int
   source: str
 
 
 class Start(NamedTuple):
-  """The start of a collective; it ends at the `Done` of the same name."""
+  """The start of a collective, which the `Done` of the same name waits for."""
 
   name: str
   collective: Collective
 
 
 class Done(NamedTuple):
-  """The wait for a collective."""
+  """The wait for the end of a collective."""
 
   name: str
 
@@ -108,7 +115,7 @@ class CompiledProgram:
 
   @functools.cached_property
   def cycles(self) -> Mapping[str, int]:
-    """Cycles of one core by operation of the model."""
+    """The cycles of one core, by operation of the model."""
     cycles: collections.Counter[str] = collections.Counter()
     for event in self.events:
       if isinstance(event, Compute):
@@ -129,13 +136,13 @@ class CompiledProgram:
   ) -> float:
     """Returns the run time if collectives overlap with computation.
 
-    The links of a slice run one collective at a time. Each waits until the
-    previous one has finished. The network between slices does the same.
-    Collectives are assumed not to slow down computation.
+    The links of a slice run one collective at a time, in order, and so does the
+    network between slices. Collectives are assumed not to slow down
+    computation.
 
     Args:
       clock_hz: cycles per second.
-      sent_s: maps a collective to its seconds when it has the links alone.
+      sent_s: function that returns the seconds that a collective takes.
     """
     now = 0.0
     free = {False: 0.0, True: 0.0}  # when links and network become free
@@ -154,7 +161,7 @@ class CompiledProgram:
 
 
 def read(text: str) -> CompiledProgram:
-  """Reads the text of a compiled program, `Compiled.as_text()`.
+  """Reads the HLO text of a compiled program.
 
   Raises:
     ValueError: if the program is not for TPU.
@@ -189,8 +196,8 @@ def _events(
 ) -> Iterator[Event]:
   """Yields the events of a computation.
 
-  On SparseCores, a collective starts without its array; a later update
-  provides it.
+  On SparseCores, a collective starts without its array. A later update provides
+  the array.
   """
   unsent: dict[str, list[Start]] = {}
   started: dict[str, str] = {}  # maps an update or recv to its start
@@ -230,12 +237,12 @@ def _events(
         elif not isinstance(event, Done):
           yield event
     elif called and ' custom-call(' in line:
-      # This custom call runs on another core, so its cycles do not count.
+      # The custom call runs on another core, so its cycles do not count.
       for event in _events(computations, inner):
         if isinstance(event, Start | Done):
           yield event
     elif called and (' call(' in line or ' conditional(' in line):
-      # Only one branch runs; count the first.
+      # Only one branch of a conditional runs. Count the first.
       yield from _events(computations, inner)
 
 
@@ -244,7 +251,8 @@ def _fused(lines: list[str], computation: str) -> Iterator[Start | Done]:
 
   libtpu writes a reduce-scatter as a fusion of an all-reduce and a slice. A
   gather that overlaps with several fusions appears in each of them, with the
-  same channel: the first fusion starts it, and the last one waits for it.
+  same channel. The first fusion starts the gather, and the last one waits for
+  it.
   """
   is_scatter = computation.startswith('all-reduce-scatter')
   is_start, is_end = (
@@ -271,9 +279,10 @@ def _name(line: str) -> str:
 
 
 def _trips(loop: str, condition: list[str]) -> int:
-  """Returns how often a loop runs.
+  """Returns the number of iterations of a loop.
 
-  Loops of `jax.lax.scan` count from 0 to a constant in their condition.
+  Without a known trip count, takes the limit from the condition: `jax.lax.scan`
+  counts from 0 to a constant.
   """
   if match := _TRIPS.search(loop):
     return int(match[1])
@@ -282,7 +291,7 @@ def _trips(loop: str, condition: list[str]) -> int:
 
 
 def _source(line: str) -> str:
-  """Returns the operation of the model that a line comes from."""
+  """Returns the operation of the model from which a line was compiled."""
   match = _SOURCE.search(line)
   if not match:
     return 'added by the compiler'
@@ -314,11 +323,12 @@ def _collective(line: str) -> Collective | None:
     return None
   shapes, kind, started = match.groups()
   devices, size = _devices(line), sum(_sizes(shapes))
-  # The tuple of an async gather or permutation contains its operands, too.
+  # The result of an async gather or permutation is a tuple that also contains
+  # the operands.
   if started and kind == 'all-gather':
     size = size * devices // (devices + 1)
   elif started and kind == 'collective-permute':
-    # On TPUs the tuple also has contexts of type u32[].
+    # On TPUs, the tuple also has contexts of type u32[].
     size = (size - 4 * shapes.count('u32[]')) // 2
   elif kind == 'reduce-scatter':
     size *= devices

@@ -1,1 +1,1 @@
-"""Serve trained models. Only `__main__` and `board` import JAX."""
+"""Serves trained models. Only `__main__` and `board` import JAX."""

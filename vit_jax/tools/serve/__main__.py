@@ -2,9 +2,10 @@
 
   python -m vit_jax.serve CHECKPOINT [MORE ...] --port=8000
 
-The page compares two checkpoints side by side. Models run as ONNX in float32;
-JAX computes the attention rollout of a class. `python -m vit_jax.convert
-CHECKPOINT board --to=board` writes the same server for a machine without JAX.
+The page can compare two checkpoints side by side. Models run as ONNX in
+float32; JAX computes only the attention rollout for a class. To serve on a
+machine without JAX, write a folder for it with `python -m vit_jax.convert
+CHECKPOINT board --to=board`.
 """
 
 import argparse
@@ -34,7 +35,15 @@ def explained(
   fusion: str,
   discard: float,
 ) -> np.ndarray:
-  """Returns the attention rollout for a class, hw; see `engine.Explain`."""
+  """Returns the attention rollout for a class, float [h, w].
+
+  Args:
+    checkpoint: the model.
+    pixels_HWC: the image, uint8 RGB.
+    number: index of the class.
+    fusion: how to reduce attention over heads.
+    discard: share of the lowest attention weights to drop.
+  """
   layers = Layers(
     checkpoint.model,
     checkpoint.on_device,
@@ -44,7 +53,7 @@ def explained(
 
 
 def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
-  """Opens checkpoints; the keys are their names on the page.
+  """Opens checkpoints. Keys of the result are their names on the page.
 
   Raises:
     FileNotFoundError: if a path does not exist.
@@ -83,7 +92,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-  """Runs the command; returns its exit status."""
+  """Runs the command and returns its exit status; see `flags.command`."""
   parser = flags.parser('serve', __doc__)
   parser.add_argument('checkpoints', nargs='+', help=WHAT_OPENS)
   serve_flags.add_flags(parser)

@@ -1,6 +1,6 @@
-"""Write a folder that serves a model without JAX.
+"""Writes a folder that serves a model without JAX, as on a small board.
 
-It contains a copy of the server and of the modules that it imports.
+The folder contains a copy of the server and of the modules that it imports.
 """
 
 import pathlib
@@ -38,10 +38,17 @@ if __name__ == '__main__':
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
-  With the dtype 'int8', a float32 file is written too, because it is faster on
-  some boards. The server times both and uses the faster one.
+  Args:
+    checkpoint: the checkpoint.
+    target: the new folder.
+    dtype: 'float32' or 'int8'. With 'int8', writes the model in both dtypes,
+      because float32 is faster on some boards. The server uses the faster one.
+
+  Returns:
+    One sentence for each difference from the checkpoint.
 
   Raises:
+    FileExistsError: if the target exists.
     ImportError: if ONNX is not installed.
     ValueError: if the model lacks a head, or cannot be written.
   """
@@ -71,7 +78,10 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def write_model(
   checkpoint: Checkpoint, folder: pathlib.Path, name: str, dtype: str
 ) -> list[str]:
-  """Writes the file of a model; returns warnings about what it cannot store.
+  """Writes the file of a model as FOLDER/NAME.DTYPE.onnx.
+
+  Returns:
+    One sentence for each difference from the checkpoint.
 
   Raises:
     ImportError: if ONNX is not installed.
@@ -88,9 +98,9 @@ def write_model(
 
 
 def name_of(path: str) -> str:
-  """Returns the name of a model: the last part of its path.
+  """Returns the name of a model: the last part of its path, or its workdir.
 
-  A checkpoint in a workdir gets the name of the workdir.
+  Characters that are not word characters become underscores.
   """
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':
