@@ -362,7 +362,7 @@ def test_a_folder_without_models_says_so(tmp_path):
   )
   assert result.returncode == 2
   assert result.stderr == (
-    f'error: There are no models in {tmp_path}/models. Write them again with '
+    f'error: {tmp_path}/models has no models. Write the folder again with '
     'python -m vit_jax.convert --to=board.\n'
   )
 

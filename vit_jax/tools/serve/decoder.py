@@ -1,7 +1,7 @@
-"""Decode and preprocess untrusted image files in a separate process.
+"""Decodes and preprocesses untrusted image files in a separate process.
 
-It uses the functions of `predict`, so the pixels are the same. The process has
-limits of time and memory, and is replaced if it hangs.
+The pixels are the same as in `predict`, because both use the same functions.
+The process has limits of time and memory. If it hangs, the server replaces it.
 """
 
 import json
@@ -21,16 +21,16 @@ from vit_jax.data import decode, orientation
 from vit_jax.data.orientation import Box
 from vit_jax.data.preprocessing import Plan, Preprocessing
 
-# Environment variable with the token. Other users of the machine can see a
-# flag, but not a variable.
+# Name of the environment variable with the token. Other users of the machine
+# can see flags, but not environment variables.
 TOKEN = 'VIT_JAX_TOKEN'
-# Only common formats, since each format's decoder can be attacked.
+# Only common formats, because every decoder can be attacked.
 FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 SECONDS = 10.0
 _START_SECONDS = 60.0
-# Limit of the address space, which includes libraries and far exceeds the
-# memory in use.
+# Limit of the address space, which includes libraries. It is far larger than
+# the memory in use.
 MAX_MEMORY_BYTES = 2 << 30
 
 
@@ -44,8 +44,8 @@ class View(NamedTuple):
   Attributes:
     size: (height, width) in pixels.
     preprocessing: how an image is resized to `size`.
-    keeps_shape: whether the aspect ratio is kept: the image is resized to fit
-      and stands in the upper left corner, and the rest is black.
+    keeps_shape: whether the aspect ratio is kept. The image is then resized to
+      fit into the upper left corner, and the rest of the input is black.
   """
 
   size: tuple[int, int]
@@ -57,10 +57,10 @@ class Seen(NamedTuple):
   """A preprocessed image.
 
   Attributes:
-    pixels_HWC: uint8 RGB.
+    pixels_HWC: the input of the model, uint8 RGB.
     box: the part of the image that the model sees: top, left, height and width
-      as shares of the image, after EXIF orientation is applied.
-    size: (height, width) in pixels, without padding.
+      as shares of the upright image.
+    size: (height, width) of the input without padding, in pixels.
   """
 
   pixels_HWC: np.ndarray
@@ -109,7 +109,7 @@ class Decoder:
     """Starts the process.
 
     Args:
-      views: each image is preprocessed for all of them.
+      views: the input formats for which each image is preprocessed.
       seconds: time limit per image.
 
     Raises:
@@ -132,7 +132,7 @@ class Decoder:
       self._process = subprocess.Popen(
         [sys.executable, '-m', __name__, str(other.fileno()), views],
         pass_fds=[other.fileno()],
-        process_group=0,  # Ctrl-C reaches only the server, not this process
+        process_group=0,  # Ctrl-C reaches only the server, not the new process
         env=env,
       )
     try:
@@ -162,8 +162,8 @@ class Decoder:
     except (EOFError, OSError):
       self.close()
       raise UnreadableUpload(
-        f'The image cannot be decoded within {self._seconds:g} seconds and '
-        'the available memory. Send a simpler one.'
+        f'Decoding the image takes more than {self._seconds:g} seconds or too '
+        'much memory. Send a smaller image.'
       ) from None
     if error:
       raise UnreadableUpload(error)
@@ -187,8 +187,8 @@ class Decoder:
 
 
 def main() -> None:
-  """Decodes images for the server; runs in the separate process."""
-  # Otherwise strangers could write to the log by warnings about their images.
+  """Decodes images for the server, in the separate process."""
+  # Otherwise strangers could write to the log through warnings about images.
   warnings.simplefilter('ignore')
   logging.disable()
   for limit, most in (

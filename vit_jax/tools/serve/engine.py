@@ -1,7 +1,8 @@
-"""Answer requests with a decoder, a thread that runs models, and caches.
+"""Answers requests with a decoder, a thread that runs models, and caches.
 
-Images and answers are cached by the image's digest, in memory and never on
-disk. So moving a slider neither uploads the image nor runs the model again.
+Images and answers are cached in memory by the image's digest, and never on
+disk. Therefore a moved slider neither uploads the image nor runs the model
+again.
 """
 
 import contextlib
@@ -19,14 +20,14 @@ from starlette.exceptions import HTTPException
 from vit_jax.tools.serve.decoder import Decoder, Seen, View
 from vit_jax.tools.serve.served_model import Answer, ServedModel
 
-# Limit of requests that wait or run; further requests are refused.
+# The largest number of requests that wait or run. Further requests are refused.
 MAX_WAITING = 32
-_MAX_BYTES = 16 << 20  # limit of each cache
+_MAX_BYTES = 16 << 20  # size limit of each cache
 
-# An image, preprocessed for each view.
+# Maps each view to the image, preprocessed for it.
 Sights = dict[View, Seen]
-# Returns an attention map, hw. Arguments: the model's name, the preprocessed
-# image, the index of a class, the fusion of heads, and the share of weights to
+# Returns the attention map of a class, [h, w]. Arguments: name of the model,
+# preprocessed image, index of the class, fusion of heads, share of weights to
 # discard.
 Explain = Callable[[str, np.ndarray, int, str, float], np.ndarray]
 
@@ -66,7 +67,7 @@ class Engine:
 
   Attributes:
     models: models by name.
-    explain: computes the map of a class; None without JAX.
+    explain: function that computes the map of a class; None without JAX.
     waiting: number of requests that wait or run.
   """
 
@@ -81,7 +82,7 @@ class Engine:
     self._decoder = Decoder(self._views)
     self._images = LruCache(_MAX_BYTES)
     self._answers = LruCache(_MAX_BYTES)
-    self._seconds = 0.1  # recent duration of a request
+    self._seconds = 0.1  # moving average of the time per request
     # Separate threads, so that decoding does not delay models.
     self._decoding, self._running = (
       futures.ThreadPoolExecutor(1) for _ in range(2)
@@ -89,7 +90,9 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Counts a request as waiting; call only in the thread of the event loop.
+    """Within this context, counts a request as waiting.
+
+    Call it only in the thread of the event loop.
 
     Raises:
       HTTPException: if `MAX_WAITING` requests wait or run.
@@ -115,9 +118,10 @@ class Engine:
       )
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
-    """Returns the digest of an image, and the image preprocessed per view.
+    """Decodes an image file in the decoder's thread.
 
-    The future raises `UnreadableUpload` if the image cannot be read.
+    The future returns the image's digest, and the image preprocessed for each
+    view. It raises `UnreadableUpload` if the image cannot be read.
     """
     return self._decoding.submit(self._add, data)
 
@@ -132,13 +136,16 @@ class Engine:
     return digest, found
 
   def known(self, digest: str) -> Sights | None:
-    """Returns a cached image preprocessed per view, or None."""
+    """Returns a cached image, preprocessed for each view; None if missing."""
     return self._images.get(digest)
 
   def answer(
     self, digest: str, seen: Seen, model: str
   ) -> futures.Future[Answer]:
-    """Returns the output of a model for an image."""
+    """Runs a model on an image, or takes its output from the cache.
+
+    The future returns the output.
+    """
     if (known := self._answers.get((digest, model))) is not None:
       future: futures.Future[Answer] = futures.Future()
       future.set_result(known)
@@ -153,14 +160,14 @@ class Engine:
   def explained(
     self, seen: Seen, model: str, number: int, fusion: str, discard: float
   ) -> futures.Future[np.ndarray]:
-    """Returns the rollout map hw of a class."""
+    """Computes the attention map of a class; the future returns it, [h, w]."""
     assert self.explain
     return self._running.submit(
       self.explain, model, seen.pixels_HWC, number, fusion, discard
     )
 
   def close(self) -> None:
-    """Ends the threads and the decoder; drops waiting requests."""
+    """Ends the threads and the decoder, and drops waiting requests."""
     for executor in (self._decoding, self._running):
       executor.shutdown(cancel_futures=True)
     self._decoder.close()

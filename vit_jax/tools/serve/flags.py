@@ -1,4 +1,4 @@
-"""Flags of the server; they parse without the extra `serve`."""
+"""Flags of the server. This module works without the extra `serve`."""
 
 import argparse
 import os
@@ -12,24 +12,28 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--host',
     default='127.0.0.1',
-    help='address to listen at (default: 127.0.0.1, only this machine; 0.0.0.0 '
-    'is open to the network, so give a --token too)',
+    help='address to listen on (default: 127.0.0.1, only this machine; 0.0.0.0 '
+    'accepts the whole network, so set --token too)',
   )
   parser.add_argument(
-    '--port', type=_port, default=8000, help='(default: 8000; 0: any free port)'
+    '--port',
+    type=_port,
+    default=8000,
+    help='port to listen on (default: 8000; 0: any free port)',
   )
   parser.add_argument(
     '--token',
     type=_token,
     default=os.environ.get(TOKEN),
-    help=f'secret that requests to the API must send (default: ${TOKEN}, which '
-    'is hidden from other users of this machine; if empty, no secret)',
+    help='secret that requests to the API must send (default: the environment '
+    f'variable {TOKEN}, which other users of this machine cannot see; if it is '
+    'empty, requests need no secret)',
   )
   parser.add_argument(
     '--threads',
     type=int,
     default=0,
-    help='threads per model (default: 0, one per core)',
+    help='number of threads per model (default: 0, one per core)',
   )
 
 
@@ -37,8 +41,8 @@ def _token(text: str) -> str:
   # HTTP headers strip spaces, and encode characters outside ASCII differently.
   if not re.fullmatch('[!-~]+', text):
     raise argparse.ArgumentTypeError(
-      f'the token {text!r} is empty, or has a character that HTTP headers do '
-      'not keep. Use ASCII letters, digits and punctuation.'
+      f'the token {text!r} is empty, or has a character that HTTP headers may '
+      'change. Use ASCII letters, digits and punctuation.'
     )
   return text
 

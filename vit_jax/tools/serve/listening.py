@@ -1,4 +1,4 @@
-"""Start the server, on a workstation or a board."""
+"""Starts the server, on a workstation or a board."""
 
 import argparse
 import ctypes
@@ -26,8 +26,12 @@ def serve(
 
   Args:
     args: parsed flags of `flags.add_flags`.
-    paths: files NAME.DTYPE.onnx, one per name.
+    paths: one file NAME.DTYPE.onnx per model.
     explain: see `Engine`.
+
+  Raises:
+    OSError: if the port is not free, or the decoder cannot be started.
+    ValueError: if a file is not a model for serving.
   """
   is_local = args.host in protection.LOOPBACK
   if not is_local and not args.token:
@@ -61,22 +65,23 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     loop='asyncio',
     ws='none',
     h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
-    # asyncio accepts a whole backlog before it can refuse connections.
+    # A small backlog, because asyncio accepts all of it before it can refuse
+    # connections.
     backlog=100,
     timeout_graceful_shutdown=5,
     headers=list(protection.HEADERS.items()),
     access_log=False,
     server_header=False,
     proxy_headers=False,
-    # Otherwise strangers could write to the log by causing warnings.
+    # Otherwise strangers could write to the log through warnings.
     log_level='error',
   )
 
 
 def _give_memory_back() -> None:
-  """Makes glibc return freed large arrays to the system.
+  """Makes glibc return the memory of large freed arrays to the system.
 
-  Otherwise each thread keeps them: with ViT-B/16, a third of all memory.
+  Otherwise each thread keeps that memory, a third of all memory with ViT-B/16.
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):
@@ -86,7 +91,7 @@ def _give_memory_back() -> None:
 
 
 def main() -> int:
-  """Serves the folder models/ of a board; returns the exit status."""
+  """Serves the folder models/ beside serve.py; returns the exit status."""
   parser = argparse.ArgumentParser(
     description='Serves the models of this folder, as a web page and an HTTP '
     'API.'
@@ -96,7 +101,8 @@ def main() -> int:
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='dtype of models that are stored in both (default: faster: time both)',
+    help='dtype of models that are stored in both (default: faster, which '
+    'times both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'
@@ -107,7 +113,7 @@ def main() -> int:
   try:
     if not found:
       raise FileNotFoundError(
-        f'There are no models in {folder}. Write them again with '
+        f'{folder} has no models. Write the folder again with '
         'python -m vit_jax.convert --to=board.'
       )
     serve(args, [choose(x, args.dtype, args.threads) for x in found.values()])
@@ -125,8 +131,9 @@ def choose(
   """Returns the file of a model in one dtype.
 
   Args:
-    paths: files of a model by dtype, 'float32' and 'int8' or one of them.
-    dtype: 'float32', 'int8', or 'faster' to time them.
+    paths: files of a model by dtype: 'float32', 'int8' or both.
+    dtype: 'float32' or 'int8'; 'faster' runs both and takes the faster one.
+      Ignored if there is only one file.
     threads: number of threads per model.
 
   Raises:

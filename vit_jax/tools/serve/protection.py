@@ -1,4 +1,4 @@
-"""Protect the server: headers, tokens, and limits of size and time."""
+"""Protects the server with headers, tokens, and limits of size and time."""
 
 import asyncio
 import base64
@@ -34,8 +34,9 @@ HEADERS = {
 def content_policy(page: str) -> str:
   """Returns the Content-Security-Policy of a page.
 
-  It allows the page's own script and style, by their hashes, and its own
-  images. Everything else is forbidden.
+  The policy allows the page's own script and style, by their hashes; images
+  from this server or made by the page; and requests to this server. It forbids
+  everything else.
   """
 
   def hashed(tag: str) -> str:
@@ -54,33 +55,44 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Refuses requests that another site makes a browser send.
+  """Refuses requests that a page of another site makes a browser send.
 
   Args:
     request: the request.
     hosts: accepted host names, without ports; None accepts every name. A list
-      protects from DNS rebinding: foreign names that resolve to this machine.
+      protects against DNS rebinding, a foreign name that resolves to this
+      machine.
+
+  Raises:
+    HTTPException: if the request is refused.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
   if hosts is not None and name not in hosts:
-    raise HTTPException(403, f'The host {host!r:.100} is not served here.')
+    raise HTTPException(
+      403, f'This server does not accept the host name {host!r:.100}.'
+    )
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
     if request.headers.get('sec-fetch-mode') != 'navigate':
-      raise HTTPException(403, 'Requests from pages of other sites fail.')
+      raise HTTPException(
+        403, 'This server does not accept requests from pages of other sites.'
+      )
 
 
 def check_token(request: Request, token: str) -> None:
   """Refuses a request without `Authorization: Bearer TOKEN`.
 
   The comparison takes the same time for every wrong token.
+
+  Raises:
+    HTTPException: if a token is set and the request does not have it.
   """
   # Starlette decodes headers as Latin-1.
   given = request.headers.get('authorization', '').encode('latin-1')
   if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
     raise HTTPException(
       401,
-      'A token is needed, as the header Authorization: Bearer TOKEN.',
+      'A token is needed. Send the header Authorization: Bearer TOKEN.',
       {'WWW-Authenticate': 'Bearer'},
     )
 
@@ -88,8 +100,9 @@ def check_token(request: Request, token: str) -> None:
 def lingering(app: ASGIApp) -> ASGIApp:
   """Delays the end of a response until the whole request has arrived.
 
-  The connection closes with the response. If it closed earlier, a client that
-  is still sending its image would see a broken connection and no response.
+  The end of the response closes the connection. If it came earlier, a client
+  that is still sending its image would see a broken connection instead of the
+  response.
   """
 
   async def lingering_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,9 +130,9 @@ def lingering(app: ASGIApp) -> ASGIApp:
 class ImpatientProtocol(H11Protocol):
   """HTTP with time limits for slow clients.
 
-  Request headers may take `HEADER_SECONDS`, a body `BODY_SECONDS`, and reading
-  the response `BODY_SECONDS`. If there are too many connections, the oldest is
-  closed for the newest, so idle clients cannot block others. Every response
+  A client has `HEADER_SECONDS` to send headers, `BODY_SECONDS` to send a body
+  and `BODY_SECONDS` to read the response. If there are too many connections, a
+  new one closes the oldest, so idle clients cannot block others. Every response
   closes its connection.
   """
 
@@ -131,7 +144,7 @@ class ImpatientProtocol(H11Protocol):
     self._start = self.loop.time()
     self._wait(HEADER_SECONDS)
     if len(self.connections) > MAX_CONNECTIONS:
-      # A connection without a deadline waits for the model; keep it.
+      # Keep connections without a deadline: they wait for the model.
       every = cast(set[ImpatientProtocol], self.connections)
       waiting = [x for x in every if x._deadline]
       oldest = min(waiting, key=lambda x: x._start)
@@ -144,7 +157,7 @@ class ImpatientProtocol(H11Protocol):
     if self.cycle and not self.cycle.more_body:
       self._stop()
     elif self.cycle and was_head:
-      # The application answers a late body with an error, 5 s earlier.
+      # The application responds to a late body with an error, 5 s before this.
       self._wait(BODY_SECONDS + 5)
 
   def send_400_response(self, msg: str) -> None:

@@ -1,4 +1,4 @@
-"""Run a model as ONNX, and compute rollout maps from its attention."""
+"""Runs a model as ONNX, and computes rollout maps from its attention."""
 
 import dataclasses
 import json
@@ -19,12 +19,15 @@ class Answer(NamedTuple):
   """The output of a model for an image.
 
   Attributes:
-    probability_C: float64; for DETR, QC: probabilities of each query.
-    boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image.
-    fused: attention weights of the layers, XLL, by fusion of heads; empty if
-      the model does not support maps.
-    read_L: weight of each token in the output; see `attention_maps.Layers`.
-    seconds: duration of the model's run.
+    probability_C: class probabilities, float64 [C]; for DETR, [Q, C] for Q
+      queries.
+    boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image; None
+      for classifiers.
+    fused: for each fusion of heads, the attention weights of all X layers,
+      [X, L, L]; empty if the model does not support maps.
+    read_L: weight of each token in the output, see `attention_maps.Layers`;
+      None if the model does not support maps.
+    seconds: run time of the model.
   """
 
   probability_C: np.ndarray
@@ -41,15 +44,15 @@ class Answer(NamedTuple):
 
 
 class ServedModel:
-  """A file of `convert/onnx.py`, ready to run.
+  """A model from a file that `convert/onnx.py` wrote.
 
   Attributes:
-    name: name of the model, from its file.
-    view: input format.
-    grid: (h, w) of a map, in patches; None if maps are not supported.
+    name: name of the model, from the file name.
+    view: the input format.
+    grid: (h, w) of a map, in patches; None if the model does not support maps.
     layers: number of layers that a map can show.
-    class_names: C names; numbers if classes are unnamed.
-    finds_objects: whether it is DETR.
+    class_names: a name for each class; numbers if the file has no names.
+    finds_objects: whether the model is DETR.
     about: facts for /api/models.
   """
 
@@ -66,7 +69,7 @@ class ServedModel:
     self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Free memory after each run, since boards have little.
+    # Frees memory after each run, because boards have little.
     options.enable_cpu_mem_arena = False
     try:
       self._session = onnxruntime.InferenceSession(
@@ -77,7 +80,7 @@ class ServedModel:
       saved: Any = self._session.get_modelmeta().custom_metadata_map
       given = Preprocessing.of(
         {
-          # Numbers are stored as JSON, text is stored unchanged.
+          # Numbers are stored as JSON; text is stored unchanged.
           x.name: value if isinstance(x.default, str) else json.loads(value)
           for x in dataclasses.fields(Preprocessing)
           if (value := saved.get(x.name)) is not None
@@ -109,15 +112,15 @@ class ServedModel:
       }
     except Exception as e:
       raise ValueError(
-        f'{path} is not a file for serving ({type(e).__name__}: {e}). Write '
+        f'{path} is not a model for serving ({type(e).__name__}: {e}). Write '
         'one with python -m vit_jax.convert --to=board.'
       ) from e
 
   def run(self, seen: Seen) -> Answer:
     """Runs the model on a preprocessed image.
 
-    Images run one by one. In batches onnxruntime takes more CPU time per image,
-    and int8 activations would be quantised by the range of the batch.
+    Images run one by one. In a batch, onnxruntime would take more CPU time per
+    image, and quantise int8 activations by the range of the whole batch.
     """
     start = time.perf_counter()
     image_HWC = (seen.pixels_HWC / np.float32(255) - self._mean) / self._std
@@ -144,7 +147,11 @@ class ServedModel:
 
 
 def seconds_per_image(path: pathlib.Path, threads: int) -> float:
-  """Returns the shortest of four run times of a model."""
+  """Returns the shortest of four run times of a model.
+
+  Raises:
+    ValueError: if the file is not a model for serving.
+  """
   model = ServedModel(path, threads)
   size = model.view.size
   black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
@@ -152,7 +159,7 @@ def seconds_per_image(path: pathlib.Path, threads: int) -> float:
 
 
 def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
-  """Returns probabilities by softmax, or by a sigmoid of each class."""
+  """Returns probabilities: the softmax, or the sigmoid of each logit."""
   x_C = logits_C.astype(np.float64)
   if loss == 'sigmoid':
     return 0.5 + 0.5 * np.tanh(0.5 * x_C)  # never overflows
@@ -161,7 +168,7 @@ def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
 
 
 def _text(text: str) -> str:
-  """Replaces characters that UTF-8 cannot encode; file names may have some."""
+  """Replaces characters that UTF-8 cannot encode, as file names may have."""
   return text.encode(errors='replace').decode()
 
 
@@ -172,12 +179,12 @@ def rollout(
   discard: float,
   layer: int | None,
 ) -> np.ndarray:
-  """Returns a rollout map hw with a maximum of 1 (or 0).
+  """Returns a rollout map [h, w] with a maximum of 1, or 0 if all is discarded.
 
-  It computes the same as `visualize/rollout.py`.
+  Computes the same as `visualize/rollout.py`, without JAX.
 
   Args:
-    fused_XLL: weights of all layers with the heads combined.
+    fused_XLL: attention weights of all X layers, with the heads combined.
     read_L: weight of each token in the output.
     grid: (h, w) of the patches.
     discard: share of a layer's lowest weights that is set to 0.

@@ -1,4 +1,4 @@
-"""The page and the API as an ASGI application."""
+"""The web page and the HTTP API, as an ASGI application."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ _FOLDER = pathlib.Path(__file__).parent
 DESCRIPTION = json.loads((_FOLDER / 'openapi.json').read_text())
 _PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 
-# Status and message for errors that are not HTTPExceptions. An empty message
-# stands for the error's own message.
+# Status and message of the response to each error that is not an HTTPException.
+# If the message is empty, the response has the error's own message.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
   UnreadableUpload: (422, ''),
   ClientDisconnect: (400, 'The image ended too early.'),
@@ -59,7 +59,7 @@ class PageServer:
     self._arriving_bytes = 0
 
   def app(self) -> ASGIApp:
-    """Returns the application; it does not read the disk afterwards."""
+    """Returns the application, which never reads the disk."""
     models = [
       model.about
       | {'explains_classes': bool(self._engine.explain and model.grid)}
@@ -81,12 +81,12 @@ class PageServer:
       ],
       exception_handlers=dict.fromkeys([HTTPException, *_ERRORS], self._error),
     )
-    # A redirect would go to whatever host the request names.
+    # A redirect would lead to the host that the request names, whatever it is.
     app.router.redirect_slashes = False
     return protection.lingering(app)
 
   def _guarded(self, endpoint: Endpoint | Response) -> Endpoint:
-    """Wraps an endpoint or a fixed response in the checks of all requests."""
+    """Returns an endpoint that checks requests before it responds."""
 
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
@@ -132,7 +132,7 @@ class PageServer:
 
   @contextlib.asynccontextmanager
   async def _body(self, request: Request) -> AsyncIterator[bytearray]:
-    """Reads a body; it counts towards `MAX_BODIES_BYTES` while in use."""
+    """Yields the body of a request; counts it towards `MAX_BODIES_BYTES`."""
     too_large = HTTPException(
       413,
       f'The image exceeds {MAX_BODY_BYTES >> 20} MiB. Send a smaller one.',
@@ -208,13 +208,13 @@ class PageServer:
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
-  """Returns the values of all parameters; None if missing and without default.
+  """Returns the values of all parameters of /api/predict.
 
-  Values are checked against openapi.json and the limits of the model. An empty
-  parameter counts as missing.
+  A missing or empty parameter has its default, or None if there is no default.
+  Values are checked against openapi.json and the limits of the model.
 
   Raises:
-    HTTPException: if a value is invalid. The message names the parameter and
+    HTTPException: if a value is invalid; the message names the parameter and
       its valid values.
   """
   given = {name: text for name, text in given.items() if text}
@@ -233,13 +233,13 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
-      'A map for a class needs gradients and attention maps, which this server '
+      'The map of a class needs gradients and attention maps, which this server '
       'cannot compute for this model. Leave out class, or run python -m '
       'vit_jax.serve with a ViT where JAX is installed.',
     )
   if query['class'] is not None and query['layer'] is not None:
     raise HTTPException(
-      400, 'A map for a class always uses all layers. Leave out layer.'
+      400, 'The map of a class always uses all layers. Leave out layer.'
     )
   return query
 
@@ -278,7 +278,7 @@ def _invalid(name: str, text: str, way_out: str) -> HTTPException:
 def _likeliest(
   probability_C: np.ndarray, model: ServedModel, top: int
 ) -> list[dict[str, Any]]:
-  """Returns the `top` likeliest classes in order."""
+  """Returns the `top` likeliest classes, the likeliest first."""
   order = np.argsort(-probability_C, kind='stable')[:top]
   return [
     {
@@ -293,7 +293,10 @@ def _likeliest(
 def _objects(
   answer: Answer, model: ServedModel, threshold: float
 ) -> list[dict[str, Any]] | None:
-  """Returns DETR's objects, the likeliest first; None for classifiers."""
+  """Returns the objects that DETR finds, the likeliest first.
+
+  Returns None for classifiers.
+  """
   if answer.boxes_Q4 is None:
     return None
   found = []
