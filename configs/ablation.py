@@ -4,15 +4,18 @@
   python -m vit_jax.main --config=configs/ablation.py:head --workdir=...
   python -m vit_jax.main --config=configs/ablation.py:vit5 --workdir=...
 
-`posemb` is table 8: every kind of position embedding at the input, and learned
-ones also in every layer, separate or shared. Fixed sines and cosines are an
-addition to the table. `head` is figure 9: class token, mean or attention
-pooling, each at three learning rates, as some heads may need another rate.
-`vit5` compares a ViT, ViT-5, and ViT-5 without one of its additions to ViT.
+The first value is the grid:
 
-The data follow a comma: digits (the default) with three seeds, or a folder of
-small images with one seed, as in posemb,./cifar10. --sweep=seed=0,1,2 runs
-more seeds. The same command resumes a grid; it writes results.csv and table.md.
+  posemb  table 8: every kind of position embedding at the input. Learned
+          embeddings are also added in every layer, separate or shared. The
+          paper's table does not have the fixed sines and cosines.
+  head    figure 9: class token, mean or attention pooling, each at three
+          learning rates, because heads may need different rates.
+  vit5    a ViT, ViT-5, and ViT-5 without one of its additions to ViT.
+
+The second value is the data, as in posemb,./cifar10: digits (the default) with
+three seeds, or a folder of small images with one seed. --sweep=seed=0,1,2 runs
+more seeds. The same command resumes a grid. It writes results.csv and table.md.
 
 On digits and 2 busy CPU cores, the 27 runs of posemb took 9 minutes and the 36
 runs of head 18. Test accuracy is 87.7 % without position embeddings and 96.8 to

@@ -14,44 +14,49 @@ epochs, 78.5 % after 150 and 80.0 % after 300. With one linear layer as the head
 expects 6 to 7 hours for 90 epochs on a TPU v3-8. The paper covers only S/16.
 Not measured here.
 
-The recipe is big_vision's vit_s16_i1k.py: fixed 2-D sine-cosine position
-embeddings, the mean of all tokens, a tanh layer before the head, softmax loss,
-no dropout, RandAugment(2, 10), mixup 0.2, Adam with a first moment in bfloat16,
-decoupled weight decay on kernels, clipping at norm 1, a warm-up of 10,000
-steps, cosine decay, and the first 99 % of the training images. These
-differences remain:
+The recipe is big_vision's vit_s16_i1k.py:
 
-  weight decay     The original multiplies 1e-4 by the schedule; this config
+  model            fixed 2-D sine-cosine position embeddings, the mean of all
+                   tokens, a tanh layer before the head, no dropout
+  data             the first 99 % of the training images, RandAugment(2, 10),
+                   mixup 0.2
+  optimization     softmax loss, Adam with a first moment in bfloat16, decoupled
+                   weight decay on kernels, clipping at norm 1, a warm-up of
+                   10,000 steps, cosine decay
+
+This config differs from it as follows:
+
+  weight decay     big_vision multiplies 1e-4 by the schedule; this config
                    multiplies 0.1 by the learning rate. Both are equal at the
-                   recipe's rate of 1e-3. Another rate needs another
-                   `optimizer.weight_decay` here.
-  learning rate    The warm-up is one step ahead: the first update has 1e-7, not
-                   0.
-  Adam             b1 is 0.9. The original rounds it to bfloat16, 0.8984, when
-                   it multiplies the moment.
-  mixup            Pairs are neighbours in the whole batch; the original pairs
-                   neighbours on the same device.
-  RandAugment      Pillow computes the operations, with big_vision's random
-                   draws. For torchvision's, set
-                   `data.augment='randaugment(2, 10)'`.
-  flip             After RandAugment, not before it.
-  crop             Aspect ratios go up to 4/3, not 1.33. Resizing suppresses
-                   aliasing; the original's bilinear resize does not.
-  JPEG             Decoded by libjpeg-turbo, large images at a reduced size.
+                   recipe's rate of 1e-3. If you change the rate, scale
+                   `optimizer.weight_decay` too.
+  learning rate    The warm-up is one step ahead: the rate of the first update
+                   is 1e-7, not 0.
+  Adam             b1 is 0.9. big_vision rounds it to bfloat16, 0.8984, when it
+                   multiplies the moment.
+  mixup            Pairs are neighbours in the whole batch, not on the same
+                   device.
+  RandAugment      Pillow computes big_vision's operations. For torchvision's,
+                   set `data.augment='randaugment(2, 10)'`.
+  flip             Images are flipped after RandAugment, not before.
+  crop             Aspect ratios go up to 4/3, not 1.33. Resizing is
+                   antialiased.
+  JPEG             libjpeg-turbo decodes large images at a reduced size.
   evaluation       The short side is resized to 256 by a bilinear filter, not by
                    area.
-  shuffling        Over all images, not in a buffer of 250,000.
+  shuffling        All images are shuffled, not those in a buffer of 250,000.
 
 "ViT Baseline Revisited" (EIFY 2025) measured some of these differences, with
 the linear head, 90 epochs and all training images. A PyTorch implementation
-reached 76.91 % with torchvision's RandAugment and crop. It reached 77.27 % with
-big_vision's RandAugment except its contrast, and 76.94 % with TensorFlow's crop
-in addition; this config has the distribution of that crop. big_vision's code
-reached 76.74 % unchanged, and 76.77 to 76.87 % after changes to contrast,
-aliasing, JPEG decoding, the dtype of the first moment and shuffling. Runs of
-the same recipe differed by 0.4 points.
+reached 76.91 % with torchvision's RandAugment and crop. With big_vision's
+RandAugment, except its contrast, it reached 77.27 %. With TensorFlow's crop in
+addition, it reached 76.94 %; this config draws crops from the same
+distribution. big_vision's code reached 76.74 % unchanged, and 76.77 to 76.87 %
+after changes to contrast, aliasing, JPEG decoding, the dtype of the first
+moment and shuffling. Runs of the same recipe differed by 0.4 points.
 
-Other data use the splits train and test, and a warm-up of 10 % of the run.
+Other datasets need the splits train and test, and have a warm-up of 10 % of the
+run.
 """
 
 from vit_jax import config as config_lib

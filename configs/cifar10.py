@@ -1,33 +1,34 @@
-"""CIFAR-10 from scratch: in an hour on 2 CPU cores, or with full training.
+"""CIFAR-10 from scratch, in an hour on 2 CPU cores or with a full recipe.
 
   export JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4
   python -m vit_jax.main --config=configs/cifar10.py:hybrid --workdir=...
   python -m vit_jax.main --config=configs/cifar10.py:deit,./cifar10,10 ...
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
-The first value is the recipe and the second a folder with a sub-folder for each
-class. The third value is the training time in minutes, by default 60; `full`
-ignores it. The other recipes train on as many images as 2 cores of an AMD EPYC
-process in that time. The recipes are:
+The first value is the recipe. The second is a folder with a sub-folder for each
+class. The third is the training time in minutes, by default 60. It determines
+the number of training images: as many as 2 cores of an AMD EPYC process in that
+time. `full` ignores it. The recipes are:
 
-  vit      a small ViT, patches of 4 pixels
+  vit      a small ViT with patches of 4 pixels
   hybrid   the same ViT after two stages of a ResNet, at 48 pixels
-  deit     the same ViT, taught by a ResNet that is trained for the first third
-           of the time
-  full     9 layers of width 192 for 300 epochs of strong augmentation, for an
-           accelerator; 93.6 % is published for a similar recipe (the ViT of
-           SPT_LSA_ViT, which instead pads by 4 pixels and crops)
+  deit     the same ViT with a teacher, a ResNet that is trained for the first
+           third of the time
+  full     a ViT of 9 layers of width 192, for 300 epochs with strong
+           augmentation, for an accelerator. 93.6 % is published for a similar
+           recipe, SPT_LSA_ViT's ViT, with crops after padding by 4 pixels.
 
 On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
-minutes, the ViT 77.9 % after 68.0, and DeiT 70.6 % after 75.1, with a teacher
-of 78.0 % (2026-11-25). DeiT is worse because the teacher takes a third of the
-time and each step runs two models. `full` would take 2 cores two days. Its
-first epoch took 15 minutes while tests ran, and reached 28.2 % (2026-11-26).
+minutes. The ViT reached 77.9 % after 68.0 minutes. DeiT reached 70.6 % after
+75.1 minutes, with a teacher of 78.0 % (2026-11-25). DeiT is worse because the
+teacher takes a third of the time and each step runs two models. `full` would
+take two days on 2 cores. Its first epoch took 15 minutes while tests ran, and
+reached 28.2 % (2026-11-26).
 
-For the first three recipes, the learning rate, the model's size and the stem
-were chosen by accuracy on a validation split, a tenth of the training images.
-The environment variables above make each core a device, which was a tenth to a
-quarter faster here.
+In the first three recipes, the learning rate, the model size and the stem were
+chosen by accuracy on a validation split of a tenth of the training images. The
+environment variables above make each core a device, which was 10 to 25 % faster
+here.
 """
 
 from vit_jax import config as config_lib

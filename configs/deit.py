@@ -1,4 +1,4 @@
-"""DeiT: a ViT trained on ImageNet with a teacher (arXiv 2012.12877).
+"""DeiT: trains a ViT on ImageNet with a teacher (arXiv 2012.12877).
 
   python -m vit_jax.main --config=configs/deit.py:s16 --config.teacher=... \
       --workdir=...
@@ -6,19 +6,20 @@
       --config.teacher=runs/resnet --workdir=...
 
 The first value is the variant of a ViT, the second the data. The default is the
-paper's recipe on ImageNet: 300 epochs at batch 1024, AdamW at 1e-3 (5e-4 for
-512) with weight decay 0.05, RandAugment 9/0.5, mixup 0.8 or CutMix 1.0, random
-erasing 0.25, repeated augmentation 3, label smoothing 0.1 and stochastic depth
-0.1. (The paper's code skips each of RandAugment's operations with probability
-one half.) `small` is a small ViT that trains in minutes on a CPU, on a folder
-of small images.
+paper's recipe on ImageNet: 300 epochs at batch size 1024, AdamW with a learning
+rate of 5e-4 per 512 images and weight decay 0.05, RandAugment 9/0.5, mixup 0.8
+or CutMix 1.0, random erasing 0.25, repeated augmentation 3, label smoothing 0.1
+and stochastic depth 0.1. One thing differs: the paper's code skips each
+operation of RandAugment with probability one half. `small` is a small ViT that
+trains in minutes on a CPU, on a folder of small images.
 
-The teacher is a checkpoint in any supported format, with any architecture and
-image size and with the same classes: a workdir, a file, or a published name.
+The teacher is a checkpoint in any supported format: a workdir, a file, or a
+published name. It may have any architecture and image size, but it must have
+the same classes.
 
-  objective.kind=hard              the student learns the teacher's likeliest
-                                   class; soft: its probabilities
-  objective.temperature=3.0        temperature of these probabilities
+  objective.kind=hard              hard: the student learns the teacher's
+                                   likeliest class; soft: its probabilities
+  objective.temperature=3.0        temperature of the probabilities
   objective.weight=0.5             weight of the teacher's loss; the paper uses
                                    0.1 for soft
   objective.teacher_dtype=float32  or bfloat16

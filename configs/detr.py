@@ -7,29 +7,31 @@
 
 The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5), or `small`
 for few images and random initial parameters. The second value is a folder with
-COCO's annotations. `digits` needs no download: its images are canvases of 48x48
+COCO annotations. `digits` needs no download: its images are canvases of 48x48
 pixels with one to three of scikit-learn's digits.
 
-The recipe is the original's: AdamW at 1e-4 (1e-5 for the backbone), a frozen
-root and first stage, batch 64, and gradients clipped at 0.1. It takes 300
-epochs, the last 100 at a tenth of the rates. Images, whole or cropped, have
-short sides of 480 to 800 pixels. For 500 epochs:
+The recipe is the original recipe: AdamW at 1e-4 (1e-5 for the backbone), a
+frozen root and first stage, batch size 64, and gradients clipped at 0.1. It
+takes 300 epochs, the last 100 at a tenth of the learning rates. Images, whole
+or cropped, have short sides of 480 to 800 pixels. For 500 epochs:
 
   ...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)
 
-Three things differ from the original. Weight decay applies only to kernels.
-Batches have one of three shapes by the short sides of their images: squares of
-960, 1184 and 1333 pixels. These batches have more padding than the original's.
-In the first two shapes, an image with an aspect ratio above 5/3 is shrunk to
-fit. The backbone has random initial parameters unless --config.init is a
-checkpoint of a DETR, or of a ResNet with the same layers, width and version. A
-frozen BatchNorm needs the statistics of a checkpoint: to start without one, set
-model.backbone_version=1 and optimizer.frozen=().
+Three things differ from the original:
 
-model.masks=True learns masks, and evaluators.coco.masks=True measures them.
-Each object must have a mask. The original trains boxes first, then only the
-head of the masks. Here every --config.init gets a new class layer, which is
-trained as well:
+- Weight decay applies only to kernels.
+- A batch has one of three shapes, squares of 960, 1184 or 1333 pixels, by the
+  short sides of its images. This needs more padding than the original. In the
+  first two shapes, an image with an aspect ratio above 5/3 is shrunk to fit.
+- The backbone has random initial parameters unless --config.init is a
+  checkpoint of a DETR, or of a ResNet with the same layers, width and version.
+  A frozen BatchNorm needs the statistics of a checkpoint. To start without a
+  checkpoint, set model.backbone_version=1 and optimizer.frozen=().
+
+With model.masks=True the model learns masks, and each object must have a mask.
+evaluators.coco.masks=True measures them. The original trains boxes first, then
+only the mask head. Here --config.init always gives a new class layer, which is
+trained too:
 
   ...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()
     --config.objective.mask_stride=4
@@ -39,7 +41,7 @@ trained as well:
 about half an hour on 2 busy cores (one seed, 2026-11-24).
 
 The index of a class is its COCO category id. evaluators.coco measures AP and
-COCO's other metrics; it needs pip install -e '.[detection]'.
+COCO's other metrics. It needs pip install -e '.[detection]'.
 """
 
 from vit_jax import config as config_lib

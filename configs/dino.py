@@ -1,34 +1,37 @@
-"""DINO: learning from images without labels (2104.14294).
+"""DINO: learns from images without labels (2104.14294).
 
   python -m vit_jax.main --config=configs/dino.py:s16 --workdir=...
   python -m vit_jax.main --config=configs/dino.py:small,./cifar10 --workdir=...
 
-The student sees small and large views of an image. It learns to predict the
-output of the teacher, its own moving average, for a large view. Evaluators
-measure the teacher, which is also the result of the run.
+The student sees small and large views of an image. The teacher, a moving
+average of the student, sees only large views. The student learns to predict the
+teacher's output. Evaluators measure the teacher, which is also the result of
+the run.
 
 The first value is the variant of a ViT, the second the data. The default is the
-authors' recipe for 300 epochs: AdamW, batch 1024, a learning rate of 5e-4 per
-256 images, weight decay from 0.04 to 0.4, a teacher's temperature from 0.04 to
-0.07 in 30 epochs, two views of 224 pixels and eight of 96. Gradients are
-clipped by their global norm; the original clips each parameter's gradient.
+authors' recipe for 300 epochs: AdamW, batch size 1024, a learning rate of 5e-4
+per 256 images, weight decay from 0.04 to 0.4, a temperature of the teacher from
+0.04 to 0.07 in 30 epochs, two views of 224 pixels and eight of 96. One thing
+differs: gradients are clipped by their global norm, not parameter by parameter.
 `small` is a small ViT that trains in minutes on a CPU, on a folder of small
 images.
 
-  objective.small_views=8        number of small views, see small_size and
+  objective.small_views=8        number of small views; see also small_size and
                                  small_area
-  objective.momentum=0.996       momentum of the teacher, higher for small
+  objective.momentum=0.996       momentum of the teacher; higher for small
                                  batches
   objective.teacher_temperature=0.07
 
+The best sign of progress is k-NN accuracy. These flags measure it with labels
+during training:
+
   --config.evaluators.knn.on --config.evaluators.knn.data=./cifar10
 
-These flags measure k-NN accuracy with labels during training, the best sign of
-progress. To learn classes afterwards, start configs/finetune.py,
-configs/small.py or another config with --config.init=WORKDIR.
+To learn classes afterwards, start configs/finetune.py, configs/small.py or
+another config with --config.init=WORKDIR.
 
-Published for S/16 with this recipe: 73.3 % by k-NN and 76.0 % by a linear probe
-on ImageNet. The guide is docs/guides/self_supervised.md.
+Published accuracy of S/16 on ImageNet with this recipe: 73.3 % by k-NN, 76.0 %
+by a linear probe. The guide is docs/guides/self_supervised.md.
 """
 
 from vit_jax import config as config_lib
@@ -60,7 +63,7 @@ def paper(config, variant, data):
   )
   config_lib.choose_model(config, variant)
   config.model.update(dtype='bfloat16', gelu='exact', stochastic_depth=0.1)
-  # Small models train the scale of the last layer; large ones keep it at 1.
+  # Small models train the scale of the last layer; large models keep it at 1.
   config.objective.last_scale = variant.startswith(('ti', 's'))
   config.mesh.fsdp = -1
   config.optimizer.update(

@@ -5,26 +5,26 @@
       --workdir=...
   python -m vit_jax.main --config=configs/igpt.py:tiny,./cifar10 --workdir=...
 
-A transformer predicts the colour of every pixel from the pixels before it. The
+A transformer predicts the colour of each pixel from the previous pixels. The
 first value is a size: s, m, l, or tiny, which trains in minutes on a CPU. The
-second value is the data, and the third a palette from `vit_jax.palette`. The
-default palette has 8 values each of red, green and blue.
+second value is the data. The third value is a palette from `vit_jax.palette`;
+the default palette has 8 values each of red, green and blue.
 
-  model.causal=False               BERT: a fraction of the pixels,
-                                   objective.rate (0.15), is hidden and
-                                   predicted from the others
+  model.causal=False               BERT: hides a fraction of the pixels,
+                                   objective.rate (0.15), and predicts them from
+                                   the others
   objective.name=classification --config.init=WORKDIR
-                                   fine-tuning on classes
+                                   fine-tunes a workdir on classes
 
-The default is the paper's recipe: batch 128, a million steps, Adam with betas
-0.9 and 0.95, a warm-up of one epoch, cosine decay to 0, neither dropout nor
-weight decay, and learning rates 0.003 (S, M) and 0.001 (L). The paper resizes
-the short side to a random size from 256 to 384 pixels, crops 224 pixels and
-resizes them to 32. This config takes inception crops of at least a third of the
-area instead.
+The default is the paper's recipe: batch size 128, a million steps, Adam with
+betas 0.9 and 0.95, a warm-up of one epoch, cosine decay to 0, no dropout, no
+weight decay, and learning rates 0.003 (S, M) and 0.001 (L). Only the crops
+differ. The paper resizes the short side to a random size from 256 to 384
+pixels, crops 224 pixels and resizes them to 32. This config takes inception
+crops of at least a third of the area.
 
 Published test NLL on 32 x 32 ImageNet: 2.0895 nats per pixel (S), 2.0614 (M),
-2.0466 (L). Measured here: see docs/results/objectives.md.
+2.0466 (L). docs/results/objectives.md has the results measured here.
 """
 
 from vit_jax import config as config_lib

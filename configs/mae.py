@@ -1,28 +1,28 @@
-"""Masked autoencoders: learning from images without labels (2111.06377).
+"""Masked autoencoders (MAE): learns from images without labels (2111.06377).
 
   python -m vit_jax.main --config=configs/mae.py:b16 --workdir=...
   python -m vit_jax.main --config=configs/mae.py:small,./cifar10 --workdir=...
 
-Three quarters of the patches are hidden. The encoder sees the rest, and a small
-decoder predicts the pixels of the hidden patches. The first value is the
-variant of a ViT, the second the data. The default is the published recipe:
-AdamW (0.9, 0.95), batch 4096, a learning rate of 1.5e-4 per 256 images, weight
-decay 0.05, 800 epochs with cosine decay after a warm-up of 40, crops of at
-least a fifth of the image, and flips. The paper's longer schedule is
-total='1600 epochs'. `small` is a small ViT that trains in minutes on a CPU, on
-a folder of small images.
+Three quarters of the patches are hidden. The encoder sees only the other
+patches, and a small decoder predicts the pixels of the hidden patches. The
+first value is the variant of a ViT, the second the data. The default is the
+published recipe: AdamW with betas 0.9 and 0.95, batch size 4096, a learning
+rate of 1.5e-4 per 256 images, weight decay 0.05, 800 epochs with a warm-up of
+40 epochs and cosine decay, crops of at least a fifth of the image, and flips.
+For the paper's longer schedule, set total='1600 epochs'. `small` is a small ViT
+that trains in minutes on a CPU, on a folder of small images.
 
   objective.rate=0.75            fraction of hidden patches
   objective.normalized=True      normalises the pixels of each patch to mean 0
-                                 and deviation 1
+                                 and standard deviation 1
   objective.decoder_depth=8      layers of the decoder; see also decoder_width
                                  and decoder_heads
 
 To learn classes afterwards, start configs/finetune.py, configs/small.py or
 another config with --config.init=WORKDIR, which drops the decoder.
 
-Published after fine-tuning on ImageNet: B/16 83.6 %, L/16 85.9 % (1600 epochs).
-The guide is docs/guides/self_supervised.md.
+Published accuracy after fine-tuning on ImageNet, with 1600 epochs: B/16 83.6 %,
+L/16 85.9 %. The guide is docs/guides/self_supervised.md.
 """
 
 from vit_jax import config as config_lib

@@ -6,26 +6,27 @@
 
 Half of the patches are corrupted, and the model predicts the mean colour of
 each corrupted patch. The first value is the variant of a ViT, the second the
-data. The default is the paper's recipe: Adam at 2e-4, batch 4096, 10,000 steps
-of warm-up, cosine decay and a million steps (14 epochs of JFT-300M). JFT is not
-public, so the data are ImageNet-21k. The paper does not mention weight decay,
-so this config sets it to 0. `small` is a small ViT that trains in minutes on a
-CPU, on a folder of small images. Only evaluators.fewshot reads labels, if it is
-on.
+data. The default is the paper's recipe: Adam at 2e-4, batch size 4096, 10,000
+steps of warm-up, cosine decay and a million steps (14 epochs of JFT-300M). JFT
+is not public, so the default data are ImageNet-21k. The paper does not mention
+weight decay, so this config sets it to 0. `small` is a small ViT that trains in
+minutes on a CPU, on a folder of small images. Training does not read labels;
+only evaluators.fewshot does, if it is on.
 
   objective.target=mean_colour     or downsized (4 x 4 colours), or pixels
-  objective.rate=0.5               fraction of corrupted patches
+  objective.rate=0.5               fraction of patches that are corrupted
   objective.mask=0.8               fraction of the corrupted patches that become
                                    the mask embedding
-  objective.other=0.1              fraction that become another patch of the
-                                   image; the rest are unchanged
+  objective.other=0.1              fraction of the corrupted patches that become
+                                   another patch of the image; the remaining
+                                   corrupted patches are unchanged
 
 To learn classes afterwards, start configs/finetune.py, configs/small.py or
 another config with --config.init=WORKDIR.
 
-Published for B/16: 79.9 % on ImageNet after fine-tuning, 2 points above
-training from scratch and 4 below supervised pre-training. Measured here: see
-docs/results/objectives.md.
+Published accuracy of B/16 on ImageNet after fine-tuning: 79.9 %, 2 points above
+training from scratch and 4 below supervised pre-training.
+docs/results/objectives.md has the results measured here.
 """
 
 from vit_jax import config as config_lib

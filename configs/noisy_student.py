@@ -1,26 +1,26 @@
-"""Noisy Student: self-training on unlabelled images (arXiv 1911.04252).
+"""Noisy Student: self-training with unlabelled images (arXiv 1911.04252).
 
   python -m vit_jax.main --config=configs/noisy_student.py --workdir=...
   python -m vit_jax.main --config=configs/noisy_student.py:./cifar10 ...
   python -m vit_jax.main --config=configs/noisy_student.py:digits,compare ...
 
-The value is the data. For digits, 40 images count as labelled and the others as
-unlabelled. For a folder of small images or another dataset, one image in 200
-counts as labelled and all count as unlabelled.
+The first value is the data. For digits, 40 images count as labelled and the
+others as unlabelled. For a folder of small images or another dataset, one image
+in 200 counts as labelled and all count as unlabelled.
 
-A teacher learns from the labelled images and predicts labels for the others. A
-student learns from both, with noise: RandAugment, crops, dropout and stochastic
-depth. Then the student becomes the teacher of the next one, up to the third
-student. The same command resumes in any generation:
+A teacher learns from the labelled images and predicts labels for the unlabelled
+images. A student learns from both, with noise: RandAugment, crops, dropout and
+stochastic depth. Then this student is the teacher of the next student. There
+are three students. The same command resumes in any generation:
 
   WORKDIR/stages/teacher/          the first teacher
-  WORKDIR/stages/teacher.npz       its labels of the unlabelled images
+  WORKDIR/stages/teacher.npz       its labels for the unlabelled images
   WORKDIR/stages/student_1/ ...    the first student, and so on
   WORKDIR                          the last student
 
-`compare` runs three methods with three seeds each: this one, the same without
-noise (three students of the same teacher), and training on the labelled images
-alone. All generations see the same number of images.
+The second value `compare` runs three methods with three seeds each: Noisy
+Student, Noisy Student without noise for the students, and training on the
+labelled images alone. All generations see the same number of images.
 
   data.split=train[:40]            the labelled images
   objective.unlabelled=train[40:]  the unlabelled images: a split of the same
@@ -28,8 +28,8 @@ alone. All generations see the same number of images.
   objective.unlabelled_data=PATH   the unlabelled images: another dataset, with
                                    or without classes
   objective.threshold=0.3          minimum probability of the likeliest class
-  objective.images_a_class=0       unlabelled images per class; 0 means as many
-                                   as the largest class has
+  objective.images_a_class=0       unlabelled images per class; 0 means the
+                                   number in the largest class
   objective.ratio=3                pseudo-labelled images per labelled image
 """
 
@@ -62,7 +62,7 @@ def get_config(argument='digits'):
   else:
     small(config, data)
   config.update_from_flattened_dict(NOISE)
-  # Among so few images, one class may be twice as frequent as another.
+  # With so few images, one class may be twice as frequent as another.
   config.data.balance = 1.0
   config.optimizer.update(
     lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05
@@ -103,7 +103,7 @@ def small(config, data):
 
 
 def generations(config):
-  """Sets the stages: each generation learns from the one before."""
+  """Sets the stages: each generation learns from the previous generation."""
   names = ['teacher', *(f'student_{n}' for n in range(1, GENERATIONS))]
   taught = [
     {'teacher': f'stages/{name}', 'objective.labels': f'stages/{name}.npz'}

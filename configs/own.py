@@ -1,18 +1,19 @@
-"""A folder of photos, in ten minutes: the config to begin with.
+"""Trains on a folder of photos in ten minutes: the config to begin with.
 
   python -m vit_jax.main --config=configs/own.py:./photos --workdir=runs/own
   python -m vit_jax.main --config=configs/own.py:./photos,minutes=3 ...
   python -m vit_jax.main --config=configs/own.py:./photos,augreg/s16-224 ...
 
-The first value is a folder with a sub-folder of photos for each class, the
-second a checkpoint to start from: a published one by name, or a workdir. Below
-some thousand photos a published checkpoint is far better than none.
+The first value is a folder with a sub-folder of photos for each class. The
+second value is a checkpoint to start from: the name of a published checkpoint,
+or a workdir. With fewer than some thousand photos, the result is far better
+with a published checkpoint.
 
-When training starts, the run chooses image size, augmentation and the number of
-steps by the photos and the speed of the machine, and prints them. It keeps any
-field that you give, as in --config.data.image_size=96.
+When training starts, the run chooses image size, augmentation and number of
+steps by the photos and the speed of the machine, and prints them. It keeps each
+field that you set, as in --config.data.image_size=96.
 
-docs/guides/own_photos.md says what to expect.
+docs/guides/own_photos.md says what accuracy to expect.
 """
 
 from vit_jax import config as config_lib

@@ -1,15 +1,15 @@
-"""S4L: few labels and a self-supervised loss on all images (arXiv 1905.03670).
+"""S4L: few labels, and a self-supervised loss on all images (arXiv 1905.03670).
 
   python -m vit_jax.main --config=configs/s4l.py:./cifar10 --workdir=...
   python -m vit_jax.main --config=configs/s4l.py:./cifar10,exemplar ...
 
 The first value is a folder of images or another dataset. The second value is
-the self-supervised task: rotation (the default) predicts the rotation of an
-image, and exemplar recognises augmented copies of the same image. One image in
-200 counts as labelled (250 of CIFAR-10), and all count as unlabelled. A batch
-has equally many labelled and unlabelled images. Each image occurs in four
-rotations or eight copies, so a step processes 8 or 16 times `batch_size`
-images.
+the self-supervised task. With rotation (the default), the model predicts the
+rotation of an image. With exemplar, it recognises augmented copies of the same
+image. One image in 200 counts as labelled (250 of CIFAR-10), and all count as
+unlabelled. A batch has equally many labelled and unlabelled images. Each image
+occurs in four rotations or eight copies, so a step processes 8 or 16 times
+`batch_size` images.
 
   data.split=train[:0.5%]          the labelled images
   objective.unlabelled=train       the unlabelled images: a split of the same
@@ -17,7 +17,7 @@ images.
   objective.unlabelled_data=PATH   the unlabelled images: another dataset, with
                                    or without classes
   objective.weight=1.0             weight of the self-supervised loss
-  model=b16                        another ViT; S4L's own is a ResNet-50 v2
+  model=b16                        another ViT; the paper uses a ResNet-50 v2
 """
 
 from vit_jax import config as config_lib

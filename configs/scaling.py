@@ -5,25 +5,27 @@
   python -m vit_jax.main --config=configs/scaling.py:imagenet21k,imagenet2012 \
       --workdir=...
 
-Every model is pre-trained on the same number of examples. Then 10-shot accuracy
-of its frozen features is measured. The first value is the data of pre-training.
-The second value is the data of the few-shot evaluation, by default the same
-(ImageNet for ImageNet-21k). plot.png has a curve for each family; table.md and
-results.csv have the parameters and exaFLOPs.
+All models are pre-trained on the same number of examples. Then the run measures
+the 10-shot accuracy of their frozen features. The first value is the data of
+pre-training. The second value is the data of the few-shot evaluation, by
+default the same (for ImageNet-21k, ImageNet). plot.png has a curve for each
+family of models. table.md and results.csv have the parameters and exaFLOPs.
 
 On digits and folders of small images, the models are small ViTs, ResNets and
-hybrids, named by layers x width. Digits run with three seeds. On data of TFDS,
-the models are those of table 6, at 224 pixels and batch 4096, with the learning
-rates of table 3 for JFT-300M. R200x3 is missing in table 3 and has the rate of
-R152x2. JFT is not public, so models train for 30 epochs of ImageNet-21k, or 90
-of other data. As in table 3 the decay is linear and the warm-up 10,000 steps;
-on other data than ImageNet-21k the warm-up is 10 % of the run.
+hybrids, named by layers x width. Digits run with three seeds. On TFDS datasets,
+the models are the models of table 6, at 224 pixels and batch size 4096, with
+the learning rates of table 3 for JFT-300M. R200x3 is missing from table 3 and
+gets the rate of R152x2. JFT is not public, so models train for 30 epochs on
+ImageNet-21k, or for 90 epochs on other datasets. As in table 3, the decay is
+linear. The warm-up is 10,000 steps on ImageNet-21k, and 10 % of the run on
+other datasets.
 
-Published for ViT-L/16, 7 epochs on JFT: 783 exaFLOPs, 86.30 % on ImageNet after
-fine-tuning (table 6). Measured here on digits, 3 seeds, 10 examples per class
-(2026-11-21): ViTs 66.0, 78.2 and 66.4 %, ResNets 96.5, 96.4 and 98.6 %, hybrids
-88.8, 95.0 and 89.0 %. 112 steps are few for a transformer, and the deepest
-model needs a lower learning rate. The 27 runs take half an hour on 2 CPU cores.
+Published for ViT-L/16 with 7 epochs on JFT: 783 exaFLOPs, and 86.30 % on
+ImageNet after fine-tuning (table 6). Measured here on digits with 3 seeds and
+10 examples per class (2026-11-21): ViTs 66.0, 78.2 and 66.4 %, ResNets 96.5,
+96.4 and 98.6 %, hybrids 88.8, 95.0 and 89.0 %. 112 steps are few for a
+transformer, and the deepest model needs a lower learning rate. The 27 runs take
+half an hour on 2 CPU cores.
 """
 
 from vit_jax import config as config_lib
@@ -31,7 +33,7 @@ from vit_jax.data import folder
 from vit_jax.models import variants
 from vit_jax.sweeps import axes
 
-# Named models of table 6, their variants, and learning rates of table 3.
+# For each model of table 6: its variant, and its learning rate from table 3.
 TABLE_6 = {
   'ViT-B/32': ('b32', 8e-4),
   'ViT-B/16': ('b16', 8e-4),
@@ -54,7 +56,7 @@ TABLE_6 = {
 def small_models(patch_size):
   """Returns the fields of small models for images of 32 pixels, by name.
 
-  ResNets and hybrids turn an image into 4 x 4 positions.
+  The last feature map of ResNets and hybrids has 4 x 4 positions.
   """
 
   def vit(depth, width):
@@ -94,8 +96,8 @@ def small_models(patch_size):
 def large_models(loss):
   """Returns the fields of table 6's models by name.
 
-  Choosing a ResNet replaces the group `model`, so shared fields are repeated
-  for each model.
+  Shared fields are repeated for each model, because choosing a ResNet replaces
+  the whole group `model`.
   """
   models = {}
   for name, (variant, rate) in TABLE_6.items():
@@ -122,7 +124,7 @@ def small(config, data):
     config.data.crop_min_area = 0.8
     return small_models(patch_size=4)
   config.data.update(crop_min_area=0.7, flip=False)
-  # A patch covers 2 pixels of the scans, which have 8 x 8.
+  # A patch covers 2 x 2 pixels of the original scans of 8 x 8 pixels.
   return small_models(patch_size=8)
 
 

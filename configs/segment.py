@@ -1,4 +1,4 @@
-"""Segmentation: a class for every pixel, by a linear layer on a ViT's patches.
+"""Segmentation: predicts a class for each pixel, by a linear head on a ViT.
 
   python -m vit_jax.main --config=configs/segment.py:./photos,CHECKPOINT \
       --workdir=...
@@ -7,14 +7,15 @@
   python -m vit_jax.main --config=configs/segment.py --workdir=...
 
 The first value is a folder with masks, the second a checkpoint of a ViT. The
-first command is a linear probe: it trains the head on frozen features. The
-second fine-tunes the whole model. Without a checkpoint, a small model is
-trained from scratch; the third command trains it on digits on a canvas, without
-a download.
+first command is a linear probe: it trains only the head, on frozen features.
+The second command fine-tunes the whole model. Without a checkpoint, a small
+model is trained from scratch. The third command does this on canvases with
+digits, which need no download.
 
-`./photos` has images/, masks/ with a PNG for each image, and classes.txt; or
-COCO's annotations with masks. Images are squashed to data.image_size, in
-training after a random crop and a flip.
+`./photos` has images/, masks/ with a PNG for each image, and classes.txt.
+Alternatively, it has COCO annotations with masks. Images are resized to
+data.image_size, ignoring their aspect ratio. In training, they are first
+cropped and flipped at random.
 
 The guide is docs/guides/segmentation.md.
 """

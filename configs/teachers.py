@@ -4,26 +4,32 @@
   python -m vit_jax.main --config=configs/teachers.py:unlabelled,./cifar10 ...
   python -m vit_jax.main --config=configs/teachers.py:wrong_labels ...
 
-`unlabelled`: 40 digits have labels, or one image in 200 of a folder of small
+The first value is the table.
+
+In `unlabelled`, 40 digits have labels, or one image in 200 of a folder of small
 images. Every method has a budget of 1,200 steps of 64 images, which includes
-its teachers, earlier students and pre-training. The methods are training on
-labels alone; DeiT, hard and soft, from a ResNet trained on the same labels;
-Noisy Student with four generations; S4L's rotations and exemplars; and masked
-patches of all images before training on labels.
+teachers, earlier students and pre-training. The methods are:
 
-`wrong_labels`: 40 % of the labels are wrong. The methods are training without a
-teacher, and DeiT, hard and soft, with a teacher of the same recipe that learned
-from correct labels.
+- training on labels alone;
+- DeiT, hard and soft, with a ResNet teacher trained on the same labels;
+- Noisy Student with four generations;
+- S4L with rotations and with exemplars;
+- predicting masked patches of all images, then training on labels.
 
-Digits have three seeds, a folder one (--sweep=seed=0,1,2 runs more). The same
-command resumes; it writes results.csv and table.md.
+In `wrong_labels`, 40 % of the labels are wrong. The methods are training
+without a teacher, and DeiT, hard and soft, with a teacher. The teacher has the
+same recipe and has learned from correct labels.
+
+The second value is the data: digits (the default) with three seeds, or a folder
+with one seed (--sweep=seed=0,1,2 runs more). The same command resumes. It
+writes results.csv and table.md.
 """
 
 from vit_jax import config as config_lib
 from vit_jax.sweeps import axes
 
 STEPS = 1200
-# The paper's weight of the soft loss.
+# The soft loss with the weight of the DeiT paper.
 SOFT = {'objective.kind': 'soft', 'objective.weight': 0.1}
 LABELS_ALONE = {'objective': 'classification', 'teacher': ''}
 DISTILLED = {
@@ -54,7 +60,7 @@ def unlabelled(config):
     few, rest = 'train[:40]', 'train[40:]'
   else:
     few, rest = 'train[:0.5%]', 'train[0.5%:]'
-  # Among so few images, one class may be twice as frequent as another.
+  # With so few images, one class may be twice as frequent as another.
   config.data.update(split=few, balance=1.0)
   config.total = f'{STEPS} steps'
   methods = {
@@ -76,7 +82,7 @@ def unlabelled(config):
 
 
 def deit():
-  """Returns fields: half the budget for a ResNet, half for its student."""
+  """Returns fields that spend half the budget on a ResNet, half on DeiT."""
   total = {'total': f'{STEPS // 2} steps'}
   resnet = {
     'model': 'r50x1',
@@ -89,7 +95,7 @@ def deit():
 
 
 def noisy_student(rest):
-  """Returns fields: a quarter of the budget for each of four generations."""
+  """Returns fields that spend a quarter of the budget on each generation."""
 
   def taught(name):
     path = f'stages/{name}'
@@ -113,7 +119,7 @@ def noisy_student(rest):
 
 
 def masked():
-  """Returns fields: half the budget for masked patches, half for labels."""
+  """Returns fields that spend half the budget on masked patches."""
   first = {
     'objective': 'masked',
     'best_metric': 'test/loss',

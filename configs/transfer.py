@@ -1,28 +1,34 @@
-"""The paper's transfer evaluation: tables 2 and 9.
+"""Transfer evaluation of a model, as in tables 2 and 9 of the paper.
 
   python -m vit_jax.main --config=configs/transfer.py:MODEL,SUITE --workdir=...
 
 MODEL is a variant together with --config.init=CHECKPOINT, or the checkpoint
-itself. SUITE is table2 (ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers and VTAB),
-vtab (its 19 tasks), natural, specialised or structured (groups of VTAB), or
-datasets joined by +: TFDS names, vtab/TASK, folders.
+itself. SUITE is one of:
 
-For each dataset, every learning rate of table 4 is trained on a part of the
-training set and measured on the rest. The best rate is then trained on the
-whole training set with three seeds. The table has their mean and deviation
-beside the published numbers. The same command resumes; table.md, results.csv
-and tune.csv grow with every run.
+  table2      ImageNet, CIFAR-10, CIFAR-100, Pets, Flowers and VTAB
+  vtab        the 19 tasks of VTAB
+  natural, specialised, structured
+              a group of VTAB's tasks
+  other       datasets joined by +: TFDS names, vtab/TASK or folders
+
+For each dataset, the run first tries every learning rate of table 4: it trains
+on a part of the training set and measures accuracy on the rest. Then it trains
+on the whole training set with the best rate and three seeds. The table has the
+mean and the standard deviation over seeds, beside the published numbers. The
+same command resumes. table.md, results.csv and tune.csv grow with every run.
+Examples of MODEL,SUITE with more fields:
 
     l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json
     l16,imagenet2012,evaluators.objectnet.on=True,evaluators.objectnet.data=DIR
     runs/mine,./data,data.image_size=64,total=200 steps,batch_size=64
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
-averaging 0.9999, as the paper did for its table 2. All other datasets have 384
-pixels.
+averaging of 0.9999, as the paper did for its table 2. All other datasets have
+384 pixels.
 
-Published for L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB 72.72 %.
-Not measured here. docs/guides/fine_tune.md has a small example on CIFAR-10.
+Published accuracy of L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB
+72.72 %. Not measured here. docs/guides/fine_tune.md has a small example on
+CIFAR-10.
 """
 
 from vit_jax import config as config_lib
@@ -32,7 +38,7 @@ from vit_jax.sweeps import axes
 from vit_jax.tools.paper import recipe
 
 SEEDS = ('0', '1', '2')
-# These evaluators measure only models of ImageNet; for other data they are off.
+# Switches off evaluators that measure only models fine-tuned on ImageNet.
 IMAGENET_ONLY = {
   'evaluators.real.on': False,
   'evaluators.real.labels': '',
@@ -59,20 +65,20 @@ def get_config(argument='b16,table2'):
   (model, suite), pairs = config_lib.parse_argument(argument, ['b16', 'table2'])
   config = config_lib.base()
   recipe.fine_tuning(config, model)
-  config.eval_every = '100%'  # the test set is used only once, at the end
+  config.eval_every = '100%'  # uses the test set only once, at the end
   config_lib.override(config, pairs)
   names = benchmarks.SUITES.get(suite) or tuple(suite.split('+'))
   tasks = {}
   for name in names:
-    # The user's values override the recipe, except for evaluators that cannot
-    # work on this dataset.
+    # Fields that the user sets override the recipe. But evaluators that cannot
+    # work on this dataset stay off.
     tasks[name] = {
       field: value
       for field, value in fields_on(config, name, suite).items()
       if field not in pairs or (field in IMAGENET_ONLY and not value)
     }
   if len(tasks) == 1:
-    # --config.FIELD could not change the fields of an axis.
+    # Sets the fields directly: --config.FIELD cannot change fields of an axis.
     config.update_from_flattened_dict(*tasks.values())
     tasks = {names[0]: {}}
   config.report = 'transfer'

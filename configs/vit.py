@@ -1,4 +1,4 @@
-"""Pre-training: table 3 of the paper, for ViTs, ResNets and hybrids.
+"""Pre-trains ViTs, ResNets and hybrids, as in table 3 of the paper.
 
   python -m vit_jax.main --workdir=... --config=configs/vit.py:VARIANT
   python -m vit_jax.main --workdir=... --config=configs/vit.py:l16,imagenet2012
@@ -6,42 +6,42 @@
   python -m vit_jax.main --workdir=... \
       --config=configs/vit.py:s16,/data/my_folder,total=30epochs
 
-VARIANT is a size (ti, s, b, l, h, g, G) and a patch size: l16 (the default),
-h14; a ResNet: r50x1; a hybrid: r50+b16; or an axial model: axial_b16.
-`python -m vit_jax.models` lists them. The second value is the data, which
-selects the row of table 3:
+VARIANT is a ViT, a size (ti, s, b, l, h, g, G) and a patch size, such as l16
+(the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or an
+axial model such as axial_b16. `python -m vit_jax.models` lists all variants.
+The second value is the data, which selects the row of table 3:
 
   jft           (default) the row of JFT-300M: Adam 0.9/0.999, weight decay 0.1,
-                10,000 steps of warm-up, linear decay, batch 4096, 7 or 14
+                10,000 steps of warm-up, linear decay, batch size 4096, 7 or 14
                 epochs. JFT is not public, so the data are ImageNet-21k.
   imagenet21k   the row of ImageNet-21k: 90 epochs, weight decay 0.03, dropout.
   imagenet2012  the row of ImageNet: 300 epochs, cosine decay, weight decay 0.3,
                 gradient clipping.
-  other         any TFDS name or folder: the row of ImageNet with softmax loss,
-                and a warm-up of 10 % of the run instead of 10,000 steps.
+  other         any TFDS name or folder: the row of ImageNet, with a warm-up of
+                10 % of the run instead of 10,000 steps.
 
 The third value is adam (default) or sgd. sgd is the setting of appendix D.1,
-taken from BiT: momentum 0.9, learning rate 0.48 (0.03 per 256 images), 5,000
+which is from BiT: momentum 0.9, learning rate 0.48 (0.03 per 256 images), 5,000
 steps of warm-up, L2 penalty 1e-4. The learning rate is divided by ten after
 10/40, 23/40, 30/40 and 37/40 of the run.
 
-TFDS cannot prepare ImageNet-21k. Registered users get its images from
-https://image-net.org: give their folder, with a sub-folder for each class, as
---config.data.name=/path, or your own TFDS dataset of that name. Models that
-are missing in table 3 use the row of the nearest model.
+TFDS cannot prepare ImageNet-21k. Registered users can download its images from
+https://image-net.org. Give the folder, which needs a sub-folder for each class,
+as --config.data.name=/path; or prepare a TFDS dataset called imagenet21k. A
+model that is missing from table 3 uses the row of the nearest model.
 
-Published accuracy on ImageNet after fine-tuning: L/16, 14 epochs on JFT,
-87.12 % with 0.68k TPUv3-core-days (tables 2 and 6); R50x1 and R152x2, 7 epochs,
-77.54 % and 84.97 % with Adam, 78.24 % and 84.37 % with SGD (table 7). Not
-measured here.
+Published accuracy on ImageNet after fine-tuning: L/16 with 14 epochs on JFT
+reaches 87.12 % in 0.68k TPUv3-core-days (tables 2 and 6). R50x1 and R152x2 with
+7 epochs reach 77.54 % and 84.97 % with Adam, 78.24 % and 84.37 % with SGD
+(table 7). Not measured here.
 """
 
 import re
 
 from vit_jax import config as config_lib
 
-# Patterns of variants, with learning rate and epochs on JFT; the first match
-# wins.
+# Rows of table 3 for JFT: pattern of variants, learning rate, epochs. The first
+# match counts.
 JFT_ROWS = (
   (r'r(26|50)x\d+', 1e-3, 7),
   (r'r101x\d+', 8e-4, 7),
@@ -70,7 +70,7 @@ def get_config(argument='l16'):
   config.data.workers = 8
   config_lib.choose_model(config, variant)
   config.model.dtype = 'bfloat16'
-  # Every core updates only a part of the parameters (ZeRO-1).
+  # Each device updates only a part of the parameters (ZeRO-1).
   config.mesh.fsdp = -1
   if 'representation_size' in config.model:
     # The head of pre-training has one hidden layer (section 3.1).

@@ -4,22 +4,24 @@
   python -m vit_jax.main --config=configs/vit5.py:s16,imagenet2012 --workdir=...
   python -m vit_jax.main --config=configs/vit5.py:small,./cifar10 --workdir=...
 
-The first value is the variant: `vit5_s16`, `vit5_b16` and `vit5_l16` are models
-of ViT-5 (arXiv 2602.08071); `s16`, `b16`, `l16` and `h14` are models of DeiT
-III (arXiv 2204.07118), a ViT with LayerScale. `small` is a ViT-5 that trains in
-minutes on a CPU, on a folder of small images.
+The first value is the variant, the second the data. `vit5_s16`, `vit5_b16` and
+`vit5_l16` are models of ViT-5 (arXiv 2602.08071). `s16`, `b16`, `l16` and `h14`
+are models of DeiT III (arXiv 2204.07118), ViTs with LayerScale. `small` is a
+ViT-5 that trains in minutes on a CPU, on a folder of small images.
 
-Both use DeiT III's recipe: 800 epochs at batch 2048, binary cross-entropy,
+Both use DeiT III's recipe: 800 epochs at batch size 2048, binary cross-entropy,
 3-Augment, mixup 0.8 or CutMix 1.0, repeated augmentation 3, weight decay 0.05,
-stochastic depth 0.05, 0.2, 0.45 and 0.6 for S, B, L and H, and LAMB at 4e-3, or
-at 3e-3 from a width of 768. Four things differ from the published recipe:
+and stochastic depth 0.05, 0.2, 0.45 and 0.6 for S, B, L and H. The optimizer is
+LAMB at 4e-3, or at 3e-3 for a width of 768 or more. Four things differ from the
+published recipe:
 
-  stochastic depth  grows from 0 over the layers; theirs is the same in all
-  mixed labels      are fractions; theirs are 1 for both classes
-  cross-entropy     is summed over classes; theirs is the mean, so that here
-                    clip_norm clips sooner
-  image size        is 224 pixels throughout; theirs is smaller for B and above,
-                    before fine-tuning at 224
+  stochastic depth  grows from 0 over the layers; published: the same in all
+                    layers
+  mixed labels      are fractions; published: 1 for both classes
+  cross-entropy     is summed over classes; published: averaged. Therefore
+                    clip_norm clips sooner here.
+  image size        is always 224 pixels; published: smaller for B and above,
+                    then fine-tuning at 224 pixels
 
 Published for S, B and L at 224 pixels: 82.2, 84.2 and 84.9 % (ViT-5), 81.4,
 83.8 and 84.9 % (DeiT III). Not measured here.

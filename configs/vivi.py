@@ -1,22 +1,23 @@
-"""VIVI: few labels and a self-supervised loss on videos (arXiv 1912.02783).
+"""VIVI: few labels, and a self-supervised loss on videos (arXiv 1912.02783).
 
   python -m vit_jax.main --config=configs/vivi.py:./cifar10,./clips ...
 
-The first value is the data whose classes are learned. For digits, 40 images
-count as labelled; for a folder of small images or another dataset, one in 200.
-The second value is a folder with a folder of frames for each video:
+The first value is the data whose classes the model learns. For digits, 40
+images count as labelled; for a folder of small images or another dataset, one
+in 200.
+The second value is a folder of videos. Each video is a folder of frames:
 ./clips/NAME/000001.jpg and so on. A batch has as many videos as labelled
-images. Each video gives `shots` x `frames` x `copies` images, by default 8, so
+images. Each video gives `shots` x `frames` x `copies` images, by default 8. So
 a step processes nine times `batch_size` images.
 
   data.split=train[:40]            the labelled images
-  objective.shots=2                shots per video, in order; each lies in its
-                                   own part of the video
+  objective.shots=2                shots per video, each from another part of
+                                   the video, in order
   objective.frames=2               frames per shot
   objective.length=16              length of a shot in frames
-  objective.copies=2               copies of a frame, each augmented anew
+  objective.copies=2               augmented copies of each frame
   objective.weight=1.0             weight of the loss on videos
-  model=b16                        another ViT; VIVI's own is a ResNet-50 v2
+  model=b16                        another ViT; the paper uses a ResNet-50 v2
 """
 
 from vit_jax import config as config_lib

@@ -7,17 +7,19 @@
 #
 #   image     builds the container image of this code and uploads it
 #   run       starts training (-- arguments of vit_jax.main), or resumes it
-#   logs      follows the output of host --worker=0 of the first slice
+#   logs      follows the output of a host of the first slice, --worker=0
 #   status    shows the state of the JobSet and its hosts
-#   stop      saves and gives the TPU back; `run` with the same options resumes
-#   delete    deletes the JobSet; needed before its name can be used again
+#   stop      saves and releases the TPU; `run` with the same options resumes
+#   delete    deletes the JobSet; afterwards its name can be used again
 #
-# Preempted or failed hosts restart and resume, at most --restarts times.
-# --slices=N trains on N slices of the topology, each in its own node pool.
-# --nodes takes spot, flex-start or reservation=NAME; --queue a queue of Kueue.
-# --data_bucket=NAME mounts a bucket read-only at /data, by Cloud Storage FUSE.
-# --dry_run only prints the commands. The script needs kubectl with a cluster
-# that has TPU nodes and JobSet; `image` needs docker.
+# If a host is preempted or fails, training restarts and resumes, at most
+# --restarts times. --slices=N trains on N slices of the topology, each in its
+# own node pool. --nodes is spot, flex-start or reservation=NAME. --queue is a
+# queue of Kueue. --data_bucket=NAME mounts a bucket read-only at /data, with
+# Cloud Storage FUSE. --dry_run only prints the commands.
+#
+# The script needs kubectl, and a cluster with TPU nodes and JobSet. `image`
+# needs docker.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
@@ -29,13 +31,13 @@ image=''
 accelerator=tpu-v6e-slice
 topology=4x4
 slices=1                   # number of slices with that topology
-chips=4                    # chips of a host
+chips=4                    # chips per host
 nodes=''                   # empty: on demand
-queue=''                   # empty: without Kueue
-data_bucket=''             # empty: without /data
-service_account=default    # service account of Kubernetes
+queue=''                   # empty: does not use Kueue
+data_bucket=''             # empty: does not mount /data
+service_account=default    # service account in Kubernetes
 restarts=20
-worker=0                   # host whose log to follow
+worker=0                   # host whose log `logs` follows
 options=(name image accelerator topology slices chips nodes queue data_bucket
   service_account restarts worker)
 
@@ -53,7 +55,8 @@ esac
 take_options "${@:2}"
 # Pods are called NAME-slice-SLICE-HOST-abcde, with at most 63 letters.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
-  refuse "--name=$name: only a-z, 0-9 and -, first a letter, at most 42."
+  refuse "--name=$name: use a-z, 0-9 and -, begin with a letter, end with a" \
+    "letter or digit, at most 42 characters."
 for word in accelerator service_account ${queue:+queue}; do
   [[ ${!word} =~ ^[a-z0-9][-a-z0-9.]*$ ]] ||
     refuse "--$word=${!word} is not a name in Kubernetes."
@@ -94,8 +97,8 @@ else
   need_tool kubectl https://kubernetes.io/docs/tasks/tools
 fi
 
-# Prints words as a YAML list. Kubernetes replaces $(NAME) in arguments, and
-# reads $$ as $.
+# Prints words as a YAML list. Doubles $, because Kubernetes replaces $(NAME) in
+# arguments and reads $$ as $.
 yaml_list() {
   local word list=''
   for word in "$@"; do
@@ -117,8 +120,8 @@ manifest() {
       "--chips=$chips do not divide."
   ((hosts /= chips))
   ((slices == 1 || hosts > 1)) ||
-    refuse "--slices=$slices: slices of one host, as --topology=$topology with" \
-      "--chips=$chips, cannot be joined. Give a larger topology."
+    refuse "--slices=$slices: --topology=$topology with --chips=$chips has" \
+      "one host, and slices of one host cannot be joined. Give a larger topology."
   args=$(yaml_list "${main_args[@]}") || exit
   local -A words=([NAME]=$name [IMAGE]=$image [ACCELERATOR]=$accelerator
     [TOPOLOGY]=$topology [SLICES]=$slices [CHIPS]=$chips [HOSTS]=$hosts
@@ -126,7 +129,7 @@ manifest() {
     [LABELS]="{${queue:+kueue.x-k8s.io/queue-name: \"$queue\"}}"
     [ANNOTATIONS]=$annotations [MOUNT]=$mount [VOLUME]=$volume [ARGS]=$args)
   text=$(< "$(dirname "$0")/jobset.yaml")
-  # The arguments come last, so that words in them are not replaced.
+  # ARGS come last, so that words in the arguments are not replaced.
   for key in NAME IMAGE ACCELERATOR TOPOLOGY SLICES CHIPS HOSTS RESTARTS \
     SERVICE_ACCOUNT NODES LABELS ANNOTATIONS MOUNT VOLUME ARGS; do
     text=${text//__"$key"__/"${words[$key]}"}
@@ -150,7 +153,7 @@ case "$command" in
     if $dry_run; then
       printf "kubectl apply -f - <<'EOF'\n%s\nEOF\n" "$text"
     else
-      # Applying a manifest cannot restart a JobSet that has ended.
+      # `kubectl apply` cannot restart a JobSet that has ended.
       ended=$(kubectl get "jobset/$name" --ignore-not-found \
         '--output=jsonpath={.status.conditions[?(@.status=="True")].type}')
       [[ ! " $ended " =~ ' '(Completed|Failed)' ' ]] ||

@@ -4,8 +4,9 @@
 #   launch/local.sh -- --config=configs/digits.py --workdir=runs/digits
 #   launch/local.sh --dry_run -- ...     only prints the command
 #
-# Signals and the exit status are those of vit_jax.main. SIGTERM saves and ends
-# with status 75. The script does not restart training; repeat it to resume.
+# Signals and exit statuses are the same as for vit_jax.main: on SIGTERM it
+# saves and ends with status 75. The script does not restart training. To
+# resume, run the same command again.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh

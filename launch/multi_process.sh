@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Tries out training with several processes, on the CPU of this machine.
+# Trains with several processes on the CPU of this machine, to try it out.
 #
 #   launch/multi_process.sh -- --config=configs/digits.py --workdir=runs/two
 #   launch/multi_process.sh --processes=4 --devices=2 -- ...
 #   launch/multi_process.sh --dry_run -- ...     only prints the commands
 #
-# The processes form one mesh, like the hosts of a pod. Process 0 writes to the
-# terminal, and each process to WORKDIR/processes/ID.log. When one fails, the
-# others end with status 69, or are killed after --grace_s. The exit status is
-# that of the first process to fail. Ctrl-C and SIGTERM save first: status 75.
-# The same command resumes, also with another number of processes.
+# The processes form one mesh, like the hosts of a pod. Each process writes to
+# WORKDIR/processes/ID.log, and process 0 to the terminal too. If a process
+# fails, the others end with status 69, or are killed after --grace_s seconds.
+# The script ends with the status of the first process that failed. On Ctrl-C
+# or SIGTERM, training saves and ends with status 75. The same command resumes,
+# even with another number of processes.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
 source "$(dirname "$0")/options.sh"
 
 processes=2
-devices=4   # of each process
-port=free   # port where process 0 waits for the others; free: any free port
-grace_s=60  # seconds for the other processes to end after one has failed
+devices=4   # number of devices per process
+port=free   # port on which process 0 waits for the others; free: any free port
+grace_s=60  # seconds that the other processes have to end after a failure
 options=(processes devices port grace_s)
 take_options "$@"
 need_main_args
@@ -27,7 +28,7 @@ for name in processes devices grace_s; do
     refuse "--$name=${!name} is not a positive number."
 done
 [[ $workdir != *://* ]] ||
-  refuse "--workdir=$workdir: here, it is a local folder."
+  refuse "--workdir=$workdir: this script needs a local folder."
 
 if [[ $port == free ]]; then
   port=$(python -c 'import socket
@@ -53,7 +54,7 @@ if $dry_run; then
 fi
 
 mkdir -p "$workdir/processes"
-# -i: tee must survive Ctrl-C, because process 0 still writes after it.
+# With -i, tee survives Ctrl-C, because process 0 still writes after that.
 exec {tee}> >(exec tee -i "$workdir/processes/0.log")
 tee_pid=$!
 pids=()
@@ -70,7 +71,7 @@ done
 
 status=0
 while ((${#pids[@]})); do
-  sleep 0.2 || true  # Ctrl-C ends sleep too
+  sleep 0.2 || true  # Ctrl-C interrupts sleep too
   for i in "${!pids[@]}"; do
     if kill -0 "${pids[i]}" 2> /dev/null; then continue; fi
     wait "${pids[i]}" && one=0 || one=$?
@@ -88,5 +89,5 @@ done
 exec {tee}>&-
 wait "$tee_pid" || true  # tee fails if the disk is full
 ((!status)) ||
-  echo "Status $status; each process has a log in $workdir/processes." >&2
+  echo "Status $status. Each process has a log in $workdir/processes." >&2
 exit "$status"

@@ -1,9 +1,9 @@
-# Functions of the launch scripts that parse options and show commands.
+# Functions with which the launch scripts parse options and run commands.
 #
-# A script sets its options at the top, names them in `options` and calls
-# `take_options "$@"`. Then --NAME=VALUE sets an option, and --NAME sets an
-# option that is `false` to `true`. Arguments after -- are for vit_jax.main and
-# go into `main_args` unchanged.
+# A script sets default values of its options, names them in `options` and calls
+# `take_options "$@"`. Then --NAME=VALUE sets an option. An option whose default
+# is `false` is a switch: --NAME sets it to `true`. Arguments after -- are for
+# vit_jax.main and go into `main_args` unchanged.
 # shellcheck shell=bash disable=SC2034,SC2086,SC2154  # shares variables
 
 main_args=()
@@ -49,8 +49,8 @@ take_options() {
   done
 }
 
-# Sets `config` and `workdir`, or ends: without them, vit_jax.main would fail
-# only after waiting in a queue.
+# Sets `config` and `workdir`. Refuses missing ones now, because vit_jax.main
+# would fail only after waiting in a queue.
 need_main_args() {
   local arg before=''
   local -A found=([config]='' [workdir]='')
@@ -68,31 +68,31 @@ need_main_args() {
   done
   config=${found[config]}
   workdir=${found[workdir]}
-  # Shells do not expand ~ after --workdir=, and vit_jax.main does.
+  # Shells do not expand ~ after --workdir=, but vit_jax.main does.
   [[ $workdir != \~/* ]] || workdir=$HOME/${workdir#\~/}
 }
 
-# Hosts of a cloud get only this repository's files.
+# Refuses a config outside of this repository, because the hosts do not get it.
 need_shipped_config() {
   local file=${config%%:*}
   [[ $file != */* && $file != *.py || ${file#./} == configs/?*.py ]] ||
-    refuse "The hosts do not have --config=$config: they get only vit_jax/ and" \
-      "configs/. Put the file into configs/."
+    refuse "--config=$config: the hosts get only vit_jax/ and configs/." \
+      "Put the file into configs/."
 }
 
-# Refuses data and checkpoints of this machine, which the hosts do not get. A
-# path that begins with / may be mounted there.
+# Refuses data and checkpoints on this machine, because the hosts do not get
+# them. A path that begins with / is accepted: the hosts may have mounted it.
 need_no_local_path() {
   local arg word words before=''
   for arg in "${main_args[@]}"; do
     IFS=$' \n\'"=,:()' read -rd '' -a words <<< "$arg" || true
     for word in "${words[@]}"; do
       [[ $word == /* || ${word#./} == @(configs|vit_jax)/* ]] && continue
-      # A name without / or . is rarely a file, except for a checkpoint.
+      # A word without / or . rarely means a file, unless it is a checkpoint.
       if [[ $word == @(.|..)/* ]] || [[ -e $word &&
         ($word == *[./]* || $before == ?(*.)@(init|teacher)) ]]; then
-        refuse "The hosts do not have $word. Name a bucket, or a folder or file" \
-          "that all hosts have mounted, by its path from /."
+        refuse "The hosts do not have $word. Give a path in a bucket, or the" \
+          "absolute path of a folder or file that all hosts have mounted."
       fi
       before=$word
     done
@@ -101,17 +101,17 @@ need_no_local_path() {
 
 need_bucket() {
   [[ $workdir == gs://?* ]] ||
-    refuse "--workdir=$workdir would be lost with the machine. Name a folder" \
+    refuse "--workdir=$workdir would be lost with the machine. Give a folder" \
       "in a bucket: --workdir=gs://BUCKET/FOLDER."
 }
 
-# Refuses to run without a tool. A dry run does not need the tool.
+# Refuses to run if a tool is missing. A dry run does not need the tool.
 need_tool() {
   $dry_run || command -v "$1" > /dev/null ||
     refuse "$1 is not installed. See $2."
 }
 
-# Prints words so that any shell reads the same words again.
+# Prints words with quotes, so that a shell reads the same words again.
 quoted() {
   local word quote=\' escaped="'\\''" line=''
   for word in "$@"; do
@@ -123,7 +123,7 @@ quoted() {
   printf '%s\n' "${line:1}"
 }
 
-# Runs a command, or with --dry_run prints it.
+# Runs a command; with --dry_run, only prints it.
 run() {
   if $dry_run; then quoted "$@"; else "$@"; fi
 }

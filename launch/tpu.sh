@@ -4,26 +4,26 @@
 #   launch/tpu.sh up --name=vit --zone=us-east5-b --type=v6e-16 --spot -- \
 #     --config=configs/vit.py:l16 --workdir=gs://BUCKET/l16
 #
-# `up` does everything: create, install, run and logs; it repeats these after
-# each preemption, so that training resumes from WORKDIR, and deletes the TPU
-# when training is done. After a failure it keeps the machines for inspection.
-# `up` may be stopped at any time: training continues, and the same command
-# follows it again. The single steps are:
+# `up` does all steps: create, install, run and logs. After a preemption it
+# repeats them, and training resumes from WORKDIR. When training is done, it
+# deletes the TPU. If training fails, it keeps the TPU for inspection. You may
+# stop `up` at any time: training continues, and the same command follows it
+# again. The steps are:
 #
 #   create    requests the TPU (--type, --zone, --spot)
 #   install   copies this code to every host and installs it
 #   run       starts training on every host (-- arguments of vit_jax.main)
-#   logs      follows the output of host --worker=0
+#   logs      follows the output of a host, --worker=0
 #   status    shows the state of the request, and of training on every host
 #   stop      makes training save and end; `run` or `up` resumes it
-#   delete    gives the TPU back; the hosts' disks are lost
+#   delete    releases the TPU; the hosts' disks are lost
 #
 # The script uses the Cloud TPU API, which serves v2 to v6e and gets only fixes.
-# Google recommends GKE (launch/gke.sh) or Compute Engine; TPU7x exists only
+# Google recommends GKE (launch/gke.sh) or Compute Engine. TPU7x exists only
 # there.
 #
-# --dry_run only prints the commands. The script needs gcloud, logged in, with a
-# project (--project or `gcloud config set project`); for pods also
+# --dry_run only prints the commands. The script needs gcloud with a login and a
+# project (--project or `gcloud config set project`). For pods, also run
 # `ssh-add ~/.ssh/google_compute_engine`.
 
 # shellcheck disable=SC2016  # the hosts expand variables in single quotes
@@ -34,10 +34,10 @@ source "$(dirname "$0")/options.sh"
 name=vit-jax
 zone=us-east5-b
 type=v6e-16
-version=default  # software of the hosts; default: chosen by the type
-spot=false       # cheaper, but may be preempted
+version=default  # runtime version of the hosts; default: depends on the type
+spot=false       # whether the TPU is cheaper but may be preempted
 project=default  # default: gcloud's project
-worker=0         # host whose log to follow
+worker=0         # host whose log `logs` follows
 poll_s=30        # seconds between two requests for the state
 options=(name zone type version spot project worker poll_s)
 
@@ -57,7 +57,7 @@ take_options "${@:2}"
   { need_main_args && need_shipped_config && need_bucket &&
     need_no_local_path; }
 [[ $name =~ ^[a-z][-a-z0-9]*$ ]] ||
-  refuse "--name=$name: only a-z, 0-9 and -, first a letter."
+  refuse "--name=$name: use a-z, 0-9 and -, and begin with a letter."
 [[ $worker =~ ^[0-9]+$ ]] || refuse "--worker=$worker is not the number of a host."
 [[ $poll_s =~ ^[0-9]+$ ]] || refuse "--poll_s=$poll_s is not a number of seconds."
 
@@ -71,7 +71,8 @@ if [[ $version == default ]]; then
     v5litepod-*) version=v2-alpha-tpuv5-lite ;;
     v5p-*) version=v2-alpha-tpuv5 ;;
     v6e-*) version=v2-alpha-tpuv6e ;;
-    *) refuse "The software for --type=$type is unknown. Give --version=..." ;;
+    *) refuse "The runtime version for --type=$type is unknown." \
+      "Give --version=..." ;;
   esac
 fi
 
@@ -100,7 +101,7 @@ state() {
     "--filter=name ~ /$name\$" '--format=value(state.state)'
 }
 
-# The hosts' own Python is 3.10, which is too old; uv installs a newer one.
+# uv installs a newer Python, because the hosts' Python 3.10 is too old.
 install() {
   local archive=vit_jax.tgz
   $dry_run || archive=$(mktemp --suffix=.tgz)
@@ -117,13 +118,13 @@ python3 -m pip install --quiet --user uv &&
 env/bin/pip install --quiet -c requirements.txt -e '.[tpu]'"
 }
 
-# Training outlives the ssh connection. It holds vit_jax/lock while it runs and
-# leaves its exit status in vit_jax/status.
+# Training continues after the ssh connection ends. It holds vit_jax/lock while
+# it runs, and writes its exit status to vit_jax/status.
 start() {
   local training script
   training=(env/bin/python -m vit_jax.main --distributed "${main_args[@]}")
-  # With the trap, the shell waits for training on SIGTERM. A preempted host
-  # sends SIGTERM to all of its processes.
+  # A preempted host sends SIGTERM to all its processes. Because of the trap,
+  # the shell then waits for training.
   script=$(quoted "trap : TERM; $(quoted "${training[@]}"); echo \$? > status")
   remote all "cd vit_jax || exit
 flock -n lock true ||
@@ -154,7 +155,7 @@ delete() {
   run "${tpus[@]}" queued-resources delete "$name" "${place[@]}" --force --quiet
 }
 
-# A new host refuses ssh for a while.
+# Waits until all hosts accept ssh. New hosts refuse it for a while.
 wait_for_hosts() {
   local _
   for _ in {1..20}; do
@@ -164,12 +165,12 @@ wait_for_hosts() {
   return 1
 }
 
-# Starts training on hosts where it does not run, and returns at its end.
+# Starts training unless it runs already, and returns when it ends.
 train() {
   wait_for_hosts || return
   local now='' _
-  # Ask again if the connection is lost: the code of a running training must not
-  # be overwritten.
+  # If the connection is lost, ask again, because `install` must not overwrite
+  # the code while training runs.
   for _ in {1..20}; do
     now=$(remote 0 'if cd vit_jax 2> /dev/null && ! flock -n lock true
 then echo running; else echo free; fi') && break
@@ -180,7 +181,7 @@ then echo running; else echo free; fi') && break
     *free*) install && start || return ;;
     *) return 1 ;;
   esac
-  logs || true  # a lost connection; the state tells what happened
+  logs || true  # if the connection is lost, `up` looks at the state
 }
 
 up() {
@@ -189,17 +190,16 @@ up() {
     return
   fi
   local now ended _
-  # The last report of gcloud about the request: '' for none, seen, or
-  # preempted.
+  # What is known about the request: '' (nothing), seen, or preempted.
   local known=''
-  state > /dev/null  # errors of gcloud show here
+  state > /dev/null  # shows errors of gcloud before the loop hides them
   while true; do
     now=$(state || echo unknown)
     case "$now" in
       '')
         case "$known" in
           seen)
-            echo "error: $name was deleted, and is not requested again." >&2
+            echo "error: $name was deleted. It is not requested again." >&2
             exit 1
             ;;
           preempted) create || { sleep "$poll_s" && continue; } ;;
@@ -234,8 +234,8 @@ up() {
         else
           ended=1
         fi
-        # When a host is preempted, training on the other hosts fails before the
-        # state shows the preemption.
+        # After a preemption, training on the other hosts fails before the state
+        # shows the preemption.
         sleep "$((4 * poll_s))"
         now=$(state || true)
         if [[ -n $ended && $ended != 75 && $now == ACTIVE ]]; then
@@ -252,7 +252,7 @@ up() {
   done
 }
 
-# Ends with status $1. Status 0 becomes 1, because the TPU still costs money.
+# Ends with status $1, or 1 if $1 is 0, because the TPU still costs money.
 leave() {
   echo "Installing or training ended with status $1. The TPU still costs money." \
     "Delete it: launch/tpu.sh delete --name=$name --zone=$zone" >&2

@@ -313,7 +313,7 @@ def test_processes_are_killed_when_one_fails(tools):
   _, err = process.communicate()
   assert process.returncode == 9
   assert err.endswith(
-    f'Status 9; each process has a log in {tools.folder}/w/processes.\n'
+    f'Status 9. Each process has a log in {tools.folder}/w/processes.\n'
   )
   for i in range(3):
     assert (tools.folder / f'w/processes/{i}.log').read_text() == ''

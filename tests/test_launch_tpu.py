@@ -98,7 +98,7 @@ def test_tpu_up_does_not_request_again_what_somebody_deleted(tools):
   (tools.folder / 'plan').write_text(f'rm {tools.folder}/state; exit 75\n')
   status, _, err = tools.run('tpu.sh', *UP)
   assert status == 1
-  assert err.endswith('error: t was deleted, and is not requested again.\n')
+  assert err.endswith('error: t was deleted. It is not requested again.\n')
   assert actions(tools).count('create') == 1
 
 

@@ -233,8 +233,8 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   if query['class'] is not None and not (engine.explain and model.grid):
     raise HTTPException(
       400,
-      'The map of a class needs gradients and attention maps, which this server '
-      'cannot compute for this model. Leave out class, or run python -m '
+      'The map of a class needs gradients and attention maps, which this '
+      'server cannot compute for this model. Leave out class, or run python -m '
       'vit_jax.serve with a ViT where JAX is installed.',
     )
   if query['class'] is not None and query['layer'] is not None:
