@@ -79,8 +79,8 @@ _EXTRAS_REQUIRE = {
   # Builds the site: python -m sphinx -W docs docs/_build.
   'docs': ['myst-parser>=5.2', 'sphinx>=8', 'sphinx-book-theme>=1.4'],
   # jsonschema, pyyaml and shellcheck check the launch scripts. nbclient and
-  # ipykernel run the notebook. playwright tests the server's page if Chromium is
-  # installed, and axe tests its accessibility.
+  # ipykernel run the notebook. playwright tests the server's page if Chromium
+  # is installed, and axe tests its accessibility.
   'test': [
     'mypy',
     'pytest',

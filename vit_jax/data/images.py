@@ -17,15 +17,15 @@ class Images:
   """Preprocessing and augmentation for training and evaluation.
 
   Attributes:
-    size: (H, W) in pixels.
+    size: (H, W) of evaluation images in pixels.
     preprocessing: used in evaluation; training uses only its mean and std.
     crop_min_area: smallest share of an image that the inception crop takes.
     crop_resize: 0 for the inception crop. Otherwise training uses BiT's crop,
-      which first resizes images to `crop_resize` times `size`.
+      which first resizes images to `crop_resize` times the training size.
     flip: whether training images are mirrored at random.
     augment: augmentation on the host, see `host_augmentation.parse`.
     erasing: probability that a rectangle of a training image becomes noise.
-    train_size: (H, W) of training images if it is not `size`.
+    train_size: (H, W) of training images; None if it equals `size`.
   """
 
   size: tuple[int, int]
