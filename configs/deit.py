@@ -5,13 +5,18 @@
   python -m vit_jax.main --config=configs/deit.py:small,./cifar10 \
       --config.teacher=runs/resnet --workdir=...
 
-The first value is the variant of a ViT, the second the data. The default is the
-paper's recipe on ImageNet: 300 epochs at batch size 1024, AdamW with a learning
-rate of 5e-4 per 512 images and weight decay 0.05, RandAugment 9/0.5, mixup 0.8
-or CutMix 1.0, random erasing 0.25, repeated augmentation 3, label smoothing 0.1
-and stochastic depth 0.1. One thing differs: the paper's code skips each
-operation of RandAugment with probability one half. `small` is a small ViT that
-trains in minutes on a CPU, on a folder of small images.
+The first value is the variant of a ViT, the second the data. `small` is a small
+ViT that trains in minutes on a CPU, on a folder of small images. The default is
+the paper's recipe on ImageNet:
+
+  length           300 epochs, batch size 1024
+  optimizer        AdamW, learning rate 5e-4 per 512 images, weight decay 0.05
+  augmentation     RandAugment 9/0.5, random erasing 0.25, mixup 0.8 or CutMix
+                   1.0, repeated augmentation 3
+  regularisation   label smoothing 0.1, stochastic depth 0.1
+
+One thing differs: the paper's code skips each operation of RandAugment with
+probability one half.
 
 The teacher is a checkpoint in any supported format: a workdir, a file, or a
 published name. It may have any architecture and image size, but it must have

@@ -8,13 +8,18 @@ average of the student, sees only large views. The student learns to predict the
 teacher's output. Evaluators measure the teacher, which is also the result of
 the run.
 
-The first value is the variant of a ViT, the second the data. The default is the
-authors' recipe for 300 epochs: AdamW, batch size 1024, a learning rate of 5e-4
-per 256 images, weight decay from 0.04 to 0.4, a temperature of the teacher from
-0.04 to 0.07 in 30 epochs, two views of 224 pixels and eight of 96. One thing
-differs: gradients are clipped by their global norm, not parameter by parameter.
-`small` is a small ViT that trains in minutes on a CPU, on a folder of small
-images.
+The first value is the variant of a ViT, the second the data. `small` is a small
+ViT that trains in minutes on a CPU, on a folder of small images. The default is
+the authors' recipe:
+
+  length           300 epochs, batch size 1024
+  optimizer        AdamW, learning rate 5e-4 per 256 images, weight decay from
+                   0.04 to 0.4
+  teacher          temperature from 0.04 to 0.07 in the first 30 epochs
+  views            two views of 224 pixels and eight views of 96 pixels
+
+One thing differs: gradients are clipped by their global norm, not parameter by
+parameter.
 
   objective.small_views=8        number of small views; see also small_size and
                                  small_area

@@ -5,11 +5,13 @@
 
 The first value is the variant of the checkpoint, or the checkpoint itself. The
 second value is the data: a TFDS name, vtab/TASK, or a folder with a sub-folder
-for each class. The recipe is SGD with momentum 0.9, batch size 512, cosine
-decay, no weight decay, gradients clipped at norm 1, 384 pixels and a new
-zero-initialised head. Table 4 gives the number of steps; data outside table 4
-use as many steps as VTAB. The learning rate is 0.01. To tune it, use
-configs/transfer.py.
+for each class. The recipe is:
+
+  optimizer        SGD with momentum 0.9, batch size 512, no weight decay,
+                   gradients clipped at norm 1
+  learning rate    0.01 with cosine decay; configs/transfer.py tunes it
+  length           the steps of table 4; other data use as many steps as VTAB
+  model            384 pixels, a new head initialised with zeros
 
 Published accuracy of B/16 pre-trained on ImageNet-21k: 98.95 % on CIFAR-10 and
 83.97 % on ImageNet (table 5). Not measured here.

@@ -16,12 +16,15 @@ the default palette has 8 values each of red, green and blue.
   objective.name=classification --config.init=WORKDIR
                                    fine-tunes a workdir on classes
 
-The default is the paper's recipe: batch size 128, a million steps, Adam with
-betas 0.9 and 0.95, a warm-up of one epoch, cosine decay to 0, no dropout, no
-weight decay, and learning rates 0.003 (S, M) and 0.001 (L). Only the crops
-differ. The paper resizes the short side to a random size from 256 to 384
-pixels, crops 224 pixels and resizes them to 32. This config takes inception
-crops of at least a third of the area.
+The default is the paper's recipe:
+
+  length           a million steps, batch size 128
+  optimizer        Adam with betas 0.9 and 0.95, no weight decay, no dropout
+  learning rate    0.003 (S, M) or 0.001 (L), warm-up of one epoch, cosine decay
+
+Only the crops differ. The paper resizes the short side to a random size from
+256 to 384 pixels, crops 224 pixels and resizes them to 32. This config takes
+inception crops of at least a third of the area.
 
 Published test NLL on 32 x 32 ImageNet: 2.0895 nats per pixel (S), 2.0614 (M),
 2.0466 (L). docs/results/objectives.md has the results measured here.

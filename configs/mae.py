@@ -5,12 +5,17 @@
 
 Three quarters of the patches are hidden. The encoder sees only the other
 patches, and a small decoder predicts the pixels of the hidden patches. The
-first value is the variant of a ViT, the second the data. The default is the
-published recipe: AdamW with betas 0.9 and 0.95, batch size 4096, a learning
-rate of 1.5e-4 per 256 images, weight decay 0.05, 800 epochs with a warm-up of
-40 epochs and cosine decay, crops of at least a fifth of the image, and flips.
-For the paper's longer schedule, set total='1600 epochs'. `small` is a small ViT
-that trains in minutes on a CPU, on a folder of small images.
+first value is the variant of a ViT, the second the data. `small` is a small ViT
+that trains in minutes on a CPU, on a folder of small images. The default is the
+published recipe:
+
+  length           800 epochs, batch size 4096; for the paper's longer schedule,
+                   set total='1600 epochs'
+  optimizer        AdamW with betas 0.9 and 0.95, weight decay 0.05
+  learning rate    1.5e-4 per 256 images, warm-up of 40 epochs, cosine decay
+  augmentation     crops of at least a fifth of the image, flips
+
+Fields of the objective:
 
   objective.rate=0.75            fraction of hidden patches
   objective.normalized=True      normalises the pixels of each patch to mean 0

@@ -5,13 +5,16 @@
       --workdir=...
 
 Half of the patches are corrupted, and the model predicts the mean colour of
-each corrupted patch. The first value is the variant of a ViT, the second the
-data. The default is the paper's recipe: Adam at 2e-4, batch size 4096, 10,000
-steps of warm-up, cosine decay and a million steps (14 epochs of JFT-300M). JFT
-is not public, so the default data are ImageNet-21k. The paper does not mention
-weight decay, so this config sets it to 0. `small` is a small ViT that trains in
-minutes on a CPU, on a folder of small images. Training does not read labels;
-only evaluators.fewshot does, if it is on.
+each corrupted patch. Training does not read labels; only evaluators.fewshot
+does, if it is on. The first value is the variant of a ViT, the second the data.
+`small` is a small ViT that trains in minutes on a CPU, on a folder of small
+images. The default is the paper's recipe:
+
+  length           a million steps (14 epochs of JFT-300M), batch size 4096
+  optimizer        Adam at 2e-4, 10,000 steps of warm-up, cosine decay
+
+JFT is not public, so the default data are ImageNet-21k. The paper does not
+mention weight decay, so this config sets it to 0. Fields of the objective:
 
   objective.target=mean_colour     or downsized (4 x 4 colours), or pixels
   objective.rate=0.5               fraction of patches that are corrupted

@@ -9,11 +9,16 @@ The first value is the variant, the second the data. `vit5_s16`, `vit5_b16` and
 are models of DeiT III (arXiv 2204.07118), ViTs with LayerScale. `small` is a
 ViT-5 that trains in minutes on a CPU, on a folder of small images.
 
-Both use DeiT III's recipe: 800 epochs at batch size 2048, binary cross-entropy,
-3-Augment, mixup 0.8 or CutMix 1.0, repeated augmentation 3, weight decay 0.05,
-and stochastic depth 0.05, 0.2, 0.45 and 0.6 for S, B, L and H. The optimizer is
-LAMB at 4e-3, or at 3e-3 for a width of 768 or more. Four things differ from the
-published recipe:
+All models use DeiT III's recipe:
+
+  length            800 epochs, batch size 2048
+  loss              binary cross-entropy
+  optimizer         LAMB, weight decay 0.05, learning rate 4e-3, or 3e-3 for a
+                    width of 768 or more
+  augmentation      3-Augment, mixup 0.8 or CutMix 1.0, repeated augmentation 3
+  stochastic depth  0.05, 0.2, 0.45 and 0.6 for S, B, L and H
+
+Four things differ from the published recipe:
 
   stochastic depth  grows from 0 over the layers; published: the same in all
                     layers

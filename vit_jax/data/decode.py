@@ -367,8 +367,8 @@ def naming_errors(name: str):
 def pillow_formats() -> tuple[str, ...]:
   """Returns the formats that Pillow reads; with pillow-heif, HEIC too.
 
-  Formats without a decoder are left out. So is EPS, because Pillow would start
-  Ghostscript.
+  Formats without a decoder are left out. EPS is left out too, because Pillow
+  would start Ghostscript.
   """
   Image.init()
   if importlib.util.find_spec('pillow_heif'):

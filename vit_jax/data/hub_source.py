@@ -104,7 +104,7 @@ def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   """Returns the names of the image column and of the class column.
 
   Raises:
-    ValueError: There is not exactly one of each.
+    ValueError: The dataset does not have exactly one column of each kind.
   """
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
   # Parquet files from other tools do not mark image columns.

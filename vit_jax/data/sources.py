@@ -25,7 +25,8 @@ from vit_jax.register import Register
 
 # Maps a regular expression for `data.name` to a function of (name, split,
 # split_seed). The function opens a source, or returns None if the name is not
-# for it. The last two patterns match the same names; keys must differ.
+# for it. The last two patterns match the same names. They are written
+# differently, because keys must be unique.
 SOURCES = Register(
   'data.name',
   {
