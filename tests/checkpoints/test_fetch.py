@@ -166,7 +166,7 @@ def test_a_copy_that_is_broken_off_is_not_kept(bucket, cache, monkeypatch):
 
 
 def test_a_file_that_is_not_in_the_bucket(bucket, cache):
-  with pytest.raises(FileNotFoundError, match=f'There is no file {FILE}'):
+  with pytest.raises(FileNotFoundError, match=f'{FILE} does not exist'):
     fetch.local(FILE)
   assert files_in(cache) == []
 
@@ -374,7 +374,7 @@ def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
 @pytest.mark.parametrize(
   ('change', 'error', 'message'),
   [
-    ({'files': {}}, FileNotFoundError, f'There is no file {ADDRESS}.'),
+    ({'files': {}}, FileNotFoundError, f'{ADDRESS} does not exist.'),
     ({'status': 503}, ConnectionError, 'HTTP Error 503'),
     ({'cut_bytes': [100, 0]}, ConnectionError, 'it ends at 100 of 1,000 bytes'),
     (
@@ -536,7 +536,7 @@ def test_pickles_are_fetched_only_without_safetensors(hub, other):
 @pytest.mark.parametrize('source', ['hf://vit', 'hf://a/b@', 'timm://a/b.c'])
 def test_what_is_no_name_of_a_model(hub, source):
   with pytest.raises(
-    ValueError, match='is not the name of a model. Give hf://ORG/'
+    ValueError, match='is not a valid model name. Give hf://ORG/'
   ):
     fetch.local(source)
   assert not hub.calls

@@ -246,7 +246,7 @@ def test_a_damaged_shard_ends_with_one_message(write, tmp_path, kind, damage):
   else:
     data[700] ^= 1
     path.write_bytes(data)
-  with pytest.raises(ValueError, match=f'{path} is damaged.*fetch it again'):
+  with pytest.raises(ValueError, match=f'{path} is damaged.*download it again'):
     sources.open_source(name, 'train')
 
 

@@ -257,7 +257,7 @@ def test_empty_folders(tmp_path, png):
   ):
     _open(tmp_path)
   (tmp_path / 'b/readme.md').rename(tmp_path / 'b/0.txt')
-  with pytest.raises(ValueError, match="YOLO's labels, export the data set in"):
+  with pytest.raises(ValueError, match="YOLO's labels, export the dataset in"):
     _open(tmp_path)
 
 

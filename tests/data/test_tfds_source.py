@@ -174,7 +174,7 @@ def test_image_and_class_are_found_where_that_is_clear(keys, features, want):
   if want:
     assert tfds_source._keys('x', info) == want
     return
-  said = f'its features are {", ".join(sorted(features))}\\. For objects'
+  said = f'its features are {", ".join(sorted(features))}\\. To detect objects'
   with pytest.raises(ValueError, match=said):
     tfds_source._keys('x', info)
 
@@ -267,7 +267,7 @@ def test_unknown_names(tmp_path, name, nearest):
 
 def test_datasets_that_tfds_does_not_know(tmp_path, encode):
   """They have no builder, but their files may well be there."""
-  with pytest.raises(ValueError, match='in the format of TFDS in '):
+  with pytest.raises(ValueError, match='one in its format in '):
     _open('imagenet22k', 'train', tmp_path)
   data_dir = _prepare(tmp_path, encode, name='imagenet22k')
   assert len(_open('imagenet22k', 'train', data_dir)) == 7

@@ -261,7 +261,9 @@ def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
   assert found.size('KERNEL', 3) == 2
   assert [found.size('KERNEL', 3, axis) for axis in (1, 2)] == [3, 5]
   assert found.size('BIAS', 1) == 0
-  with pytest.raises(ValueError, match="'kernel' must have 2 dimensions"):
+  with pytest.raises(
+    ValueError, match="'kernel' must have 2 non-empty dimensions"
+  ):
     found.size('KERNEL', 2)
   with pytest.raises(ValueError, match="not a X .*'bias'.* is missing"):
     found.shape('BIAS', 1)

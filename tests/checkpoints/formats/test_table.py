@@ -86,7 +86,7 @@ def test_arrays_of_float32_are_not_copied():
   ('arrays', 'message'),
   [
     (dict.fromkeys('zyxwvu', np.ones(1)), "has the array 'u', which"),
-    ({'f': np.ones((2, 3))}, r"has 'f' of shape \(2, 3\) where \(6,\) is exp"),
+    ({'f': np.ones((2, 3))}, r"has 'f' of shape \(2, 3\), but \(6,\) is exp"),
     (
       # The last is more than float32 holds.
       {'f': np.array([1, np.nan, np.inf, 2, 3, 1e39])},

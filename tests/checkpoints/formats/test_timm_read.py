@@ -88,8 +88,8 @@ def test_what_models_here_lack_is_named(folder, tmp_path, key, what):
       {'patch_embed.proj.weight': None},
       "'embedding/kernel' must have 4 .* missing",
     ),
-    ({'cls_token': None}, "pool 'cls'; the arrays need 'gap'"),
-    ({'norm.bias': ONE}, r"'norm.bias' of shape \(1,\) where \(48,\)"),
+    ({'cls_token': None}, "pool 'cls', but the arrays need 'gap'"),
+    ({'norm.bias': ONE}, r"'norm.bias' of shape \(1,\), but \(48,\)"),
   ],
 )
 def test_wrong_arrays_are_refused(folder, changes, message):
@@ -194,7 +194,7 @@ def test_files_without_a_configuration_are_read(
     assert f'leaves out {left_out}.' in more[0]
   assert 'does not store its configuration. vit_jax assumes' in warning
   assert 'square images of 32 pixels' in warning
-  assert 'without a position' not in warning
+  assert 'without position embedding' not in warning
 
 
 @pytest.mark.parametrize('pool', ['token', 'avg', 'max'])
@@ -241,7 +241,7 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
   opening.open_checkpoint(f'{folder}/model.safetensors')
   (warning,) = caplog.messages
   assert 'does not store its configuration. vit_jax assumes' in warning
-  assert 'without a position' not in warning
+  assert 'without position embedding' not in warning
   # Nor does it matter whether it would have one.
   for without in (False, True):
     folder.change_config(model_args__no_embed_class=without)
@@ -278,7 +278,7 @@ def test_a_class_token_without_position_is_told_by_the_square(
   assert got.image_size == (32, 32)
   (warning,) = caplog.messages
   assert 'square images of 32 pixels' in warning
-  assert 'a class token without a position' in warning
+  assert 'a class token without position embedding' in warning
   np.testing.assert_array_equal(table[:, first:], positions[:, first:])
   assert not table[:, :first].any()
   assert len(caplog.messages) == 1
@@ -327,7 +327,7 @@ def test_old_files_with_a_representation_layer_are_read(tmp_path, caplog):
     ({'blocks.0.attn.q_bias': ONE}, 'like DeiT III, EVA, BEiT and RoPE-ViT'),
     (
       {'blocks.0.attn.qkv.bias': None},
-      "lacks 'blocks.0.attn.qkv.bias', .* Give a directory with a config",
+      "lacks 'blocks.0.attn.qkv.bias': .* Give a directory with a config",
     ),
   ],
 )

@@ -57,7 +57,9 @@ def test_hosts_are_those_of_this_machine_where_any_are_said(
   if is_this or not hosts:
     protection.check_origin(request_of(host=host), hosts)
     return
-  with pytest.raises(HTTPException, match='is not served') as refused:
+  with pytest.raises(
+    HTTPException, match='does not accept the host name'
+  ) as refused:
     protection.check_origin(request_of(host=host), hosts)
   assert refused.value.status_code == 403
   assert repr(host) in refused.value.detail
