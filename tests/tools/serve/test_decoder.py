@@ -150,7 +150,7 @@ def test_what_stops_while_it_decodes_is_given_up(decoder, monkeypatch):
   """And the next is decoded by another process."""
   monkeypatch.setattr(decoder, '_seconds', 0.25)
   os.kill(decoder._process.pid, signal.SIGSTOP)
-  with pytest.raises(UnreadableUpload, match='within 0.25 seconds'):
+  with pytest.raises(UnreadableUpload, match='more than 0.25 seconds'):
     decoder.see(KINDS['JPEG of 9 x 7'])
   monkeypatch.setattr(decoder, '_seconds', 600)
   assert len(decoder.see(KINDS['JPEG of 9 x 7'])) == len(VIEWS)
