@@ -286,7 +286,8 @@ def _steps_in(
 ) -> int:
   """Returns the steps that fit into the minutes, at least `LEAST_STEPS`.
 
-  There are at most `most_epochs` epochs, unless these are fewer steps.
+  The result is at most `most_epochs` epochs, unless they have fewer steps than
+  `LEAST_STEPS`.
   """
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)

@@ -61,6 +61,7 @@ def train(
     ValueError: if the config or data are invalid, if another run uses the
       workdir, or if all its checkpoints are damaged.
     OSError: if a file is missing, or storage fails.
+    ImportError: if the config needs a package that is not installed.
     JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss stops being finite.
     Preempted: after SIGTERM, once the state is saved.

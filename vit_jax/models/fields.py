@@ -12,7 +12,7 @@ from typing import Any
 # The valid values of a field: an interval such as '[0, 1)', or a tuple of all
 # valid values.
 Valid = str | tuple[Any, ...]
-# The default of a field that has no default and must be given.
+# Stands for the default of a field that must be given.
 REQUIRED = dataclasses.MISSING
 
 

@@ -75,7 +75,7 @@ def preemption_notice(
       raise Preempted('Preempted outside of training: nothing is lost.')
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, signal.default_int_handler)
-      _log.info('Ctrl-C: saving and ending; again to end at once.')
+      _log.info('Ctrl-C: saving, then ending. Press it again to end at once.')
     if several:
       os.kill(os.getpid(), signal.SIGTERM)  # JAX tells the other processes
     else:
