@@ -359,7 +359,7 @@ REFUSED = {
   ),
   'a depth that nothing holds': (
     lambda a: a | {DENSE: np.zeros((10**12, 48, 0))},
-    f'{DENSE}.*above 0',
+    f'{DENSE}.*non-empty',
   ),
   'more layers than anyone has': (
     lambda a: a | {DENSE: np.zeros((1001, 1, 1), np.int8)},

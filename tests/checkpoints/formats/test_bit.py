@@ -175,7 +175,7 @@ REFUSED = {
   ),
   'no width': (
     lambda a: a | {ROOT: np.zeros((7, 7, 0, 10**12))},
-    f'{ROOT}.*above 0',
+    f'{ROOT}.*non-empty',
   ),
   'a width that is no multiple': (
     lambda a: a | {ROOT: np.zeros((7, 7, 3, 40))},
@@ -183,7 +183,7 @@ REFUSED = {
   ),
   'a dense head': (
     lambda a: a | {HEAD: a[HEAD][0, 0]},
-    f'{HEAD}.*4 dimensions',
+    f'{HEAD}.*4 non-empty dimensions',
   ),
   'a kernel twice': (
     lambda a: a | {KERNEL.replace('conv2d', 'conv2d_1'): a[KERNEL]},

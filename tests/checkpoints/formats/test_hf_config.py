@@ -115,7 +115,7 @@ BAD_VIT = {
   'no array': (drop(f'{QUERY}.weight'), 'lacks the array .*_1.*query.kernel'),
   'shape': (
     put(f'{QUERY}.weight', (32, 16)),
-    f'{QUERY}.weight. of shape .32, 16. where .32, 32.',
+    f'{QUERY}.weight. of shape .32, 16., but .32, 32.',
   ),
   'left over': (
     put('vit.encoder.layer.0.lambda_1', (32,)),

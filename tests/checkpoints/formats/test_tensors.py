@@ -209,7 +209,7 @@ def test_folders_are_read(torch, tmp_path):
 
 
 CONTRADICTIONS = {
-  'nothing': ({}, 'no object weight_map'),
+  'nothing': ({}, 'weight_map must be an object'),
 }
 
 
@@ -238,7 +238,7 @@ def test_a_missing_part_is_named(tmp_path):
   [
     (b'{"x": ', r'x.json is not JSON: .*char 6'),
     (b'\xff{}', r'x.json is not JSON: .*position 0'),
-    (b'[]', r'x.json has a list; it must'),
+    (b'[]', r'x.json contains a list; it must'),
   ],
 )
 def test_broken_json_is_refused(tmp_path, content, message):
