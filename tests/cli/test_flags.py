@@ -276,6 +276,30 @@ def actions_of(command):
   return actions
 
 
+_HELP = """
+import contextlib, io, runpy, sys
+from vit_jax.__main__ import COMMANDS
+for name in sys.argv[1:]:
+  sys.modules[name] = None
+for command in COMMANDS:
+  sys.argv = ['vit-jax', command, '--help']
+  text = io.StringIO()
+  try:
+    with contextlib.redirect_stdout(text):
+      runpy.run_module('vit_jax', run_name='__main__')
+  except SystemExit as e:
+    assert not e.code and '--help' in text.getvalue(), command
+"""
+
+
+def test_help_needs_no_extra():
+  extras = (
+    'datasets gcsfs h11 hotcoco huggingface_hub libtpu onnx onnxruntime '
+    'pillow_heif starlette tensorboard timm torch transformers uvicorn wandb'
+  )
+  subprocess.run([sys.executable, '-c', _HELP, *extras.split()], check=True)
+
+
 @pytest.mark.parametrize('command', sorted({*COMMANDS} - {'train', 'plan'}))
 def test_flags_are_explained_and_have_the_defaults_they_say(command):
   for parser, action in actions_of(command):
