@@ -269,7 +269,7 @@ def test_what_models_say_of_themselves():
     (
       'ti16',
       wide | {'name': 'rotation_vit'},
-      f'ViT, {of_vit}, telling rotations',
+      f'ViT, {of_vit}, predicting rotations',
     ),
     ('ti16', wide | {'name': 'video_vit'}, f'ViT, {of_vit}, predicting shots'),
     (

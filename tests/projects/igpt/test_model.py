@@ -325,7 +325,7 @@ def test_initial_scales_are_the_originals():
   ('fields', 'message'),
   [
     ({'palette': (0.0,) * 7}, 'model.palette has 7 numbers'),
-    ({'size': (256, 257)}, 'Images of 256x257 pixels have 65,792 pixels'),
+    ({'size': (256, 257)}, 'Images of 256x257 have 65,792 pixels'),
     ({'heads': 5}, 'model.width 32 is not a multiple of model.heads 5'),
   ],
 )

@@ -377,7 +377,7 @@ def test_masks_that_do_not_fit_are_named(root):
     with pytest.raises(ValueError, match=problem):
       third()
   (root / 'masks/2.png').unlink()
-  with pytest.raises(ValueError, match='1 of 10 images .* lack their mask'):
+  with pytest.raises(ValueError, match='1 of 10 images .* lack a mask'):
     sources.open_source(f'{root}/', 'all')
   with pytest.raises(ValueError, match='digits/.* has no mask. Give a folder'):
     transform(sources.open_source('digits', 'test')[0])

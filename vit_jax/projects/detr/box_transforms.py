@@ -68,7 +68,7 @@ class BoxTransform(transforms.PerStep):
   def sizes(self) -> list[tuple[int, int]]:
     """Returns the possible (H, W) of a training batch, all equally likely.
 
-    There is one for each short side; with one bucket, only `image_size`.
+    The list has an entry per short side; with one bucket, only `image_size`.
     """
     if self.buckets == 1:
       return [self.image_size]
@@ -134,8 +134,8 @@ class BoxTransform(transforms.PerStep):
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
-    # For each row and column of the resized image, the nearest one of the
-    # original image. Masks are sampled there.
+    # The nearest original row and column for each row and column of the resized
+    # image. Masks are sampled there.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -228,8 +228,8 @@ def masks_of(record: Record) -> Sequence[segments.Segmentation]:
   if lacking:
     raise ValueError(
       f"{record['name']} has {lacking} objects without a mask. Add COCO's "
-      'segmentation of every object. To learn boxes alone, set '
-      'model.masks=False.'
+      'segmentation of every object. For objective.name=detection without '
+      'masks, set model.masks=False.'
     )
   return masks
 

@@ -53,7 +53,7 @@ class Detector:
     """Returns an image, uint8 HWC with EXIF orientation, and its detections.
 
     The model sees a copy that is resized to fit into the checkpoint's image
-    size. For upright images, the sides of this size are swapped.
+    size. For upright images, the height and width of this size are swapped.
 
     Raises:
       UnreadableImage: if the file cannot be decoded.

@@ -32,9 +32,9 @@ ROWS = (
 # Prefix of the rows for masks.
 MASKS = 'mask_'
 # Detections of an image: labels, scores, boxes (x0, y0, x1, y1) in pixels, and
-# masks as RLE. The last entry is a pair for panoptic quality, of annotated and
-# detected segments. If only boxes are measured, the masks are empty and the
-# pair is None.
+# masks as RLE. The last entry is the pair (annotated segments, detected
+# segments) for panoptic quality. If only boxes are measured, the masks are
+# empty and the pair is None.
 Found = tuple[
   np.ndarray,
   np.ndarray,
@@ -49,15 +49,14 @@ class CocoEvaluator(Evaluator):
   """Measures the detections of a model in every image of a split.
 
   The metrics are average precision and recall of boxes. If masks are measured,
-  there are the same metrics of masks too, and panoptic quality.
+  the same metrics of masks and panoptic quality are added.
 
   Attributes:
     name: prefix of the metrics.
     objects: the annotated objects of each image.
-    detect: returns for a batch the indices B of its images (-1 for padding),
-      scores BQ, classes BQ, corners BQ4 as shares of the image, and image sizes
-      B2 without padding. If masks are measured, it also returns mask logits
-      BQhw, which cover the canvas.
+    detect: maps (params, batch) to image indices B (-1 for padding), scores BQ,
+      classes BQ, corners BQ4 as shares of the image, image sizes B2 without
+      padding and, if masks are measured, mask logits BQhw of the canvas.
     batches: returns the batches of the split.
     canvas: (H, W) of the padded images.
   """

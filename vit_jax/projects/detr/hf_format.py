@@ -102,7 +102,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
 
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns the `table` of a `table.File`; see `key_of` for the arguments."""
+  """Returns the function `table.File.table`; see `key_of` for the arguments."""
 
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
@@ -123,7 +123,7 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
   return entries
 
 
-# Mean and std of ImageNet, and the published models' short and long sides.
+# Mean and std of ImageNet, and the image size (H, W) of the published models.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = (800, 1333)
 HEADS = 8
@@ -192,7 +192,7 @@ def lookup_of(
 
 
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
-  """Returns the model fields that follow from the shapes of the arrays."""
+  """Infers model fields from the names and shapes of the arrays."""
 
   def start(name: str, end: str) -> str:
     return lookup.key_of(name).partition(end)[0] + end
@@ -223,7 +223,7 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
   """Returns the preprocessing of a directory, and its image size (H, W).
 
-  Both are as published if preprocessor_config.json is missing.
+  Missing values are `MEAN`, `STD` and `SIZE`.
   """
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
@@ -259,7 +259,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   )
   if not fields['num_classes']:
     raise ValueError(
-      'transformers has no DETR without classes. Use --head=keep.'
+      'transformers cannot store a DETR without a class head. Use --head=keep.'
     )
   naming = TIMM if fields['dilation'] else OWN
   task = 'Segmentation' if fields['masks'] else 'ObjectDetection'

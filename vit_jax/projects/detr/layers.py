@@ -53,9 +53,9 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries BQD after attention, and its weights.
+    """Returns the queries BQD after attention, and the attention weights.
 
-    The weights BNQL are None unless 'attention' is captured.
+    The weights BNQL may be None unless 'attention' is captured.
 
     Args:
       name: name of the attention module.
@@ -139,8 +139,8 @@ class DecoderLayer(PostNormLayer):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the query tokens BQD after this layer, and a dict.
 
-    The dict has the same tokens as `outputs`, so that the loop over layers
-    returns them for every layer.
+    The dict repeats the tokens under the key 'outputs', so that the loop over
+    layers stacks them.
 
     Args:
       x_BQD: tokens of the queries.

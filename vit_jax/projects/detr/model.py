@@ -207,7 +207,7 @@ class DETR(Model):
     Returns:
       Logits of the last layer, BQ(C + 1), where the last class means "no
       object"; or the tokens of the queries BQD if `num_classes` is 0; and a
-      dict with
+      dict with the captured values and
         boxes: XBQ4 of the X decoder layers, (cx, cy, w, h) as shares of the
           image without padding.
         logits: XBQ(C + 1) of every decoder layer, unless `num_classes` is 0.
@@ -216,8 +216,7 @@ class DETR(Model):
         positions: BhwD, the position embeddings.
         tokens: BLD, the encoder's output.
         pre_logits: BQD, the last layer's tokens of the queries.
-      and the captured values. Tokens have `dtype`; logits, boxes, mask logits
-      and positions are float32.
+      Tokens have `dtype`; logits, boxes, mask logits and positions are float32.
     """
     if isinstance(images_BHWC, Sequence):
       maps = images_BHWC

@@ -165,7 +165,7 @@ class Detection(Objective):
 
     Sums over queries are divided by the sum of their weights in the batch, and
     sums over objects by the number of objects. The loss includes all decoder
-    layers, the terms are those of the last one. 'class_accuracy' is the
+    layers; the terms are from the last layer. 'class_accuracy' is the
     accuracy of matched queries, and 'dense' the result of `_dense`.
     """
     del fixed

@@ -68,7 +68,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
   """Whether x is a list of numbers that float can hold.
 
-  JSON may have integers that are too large for it.
+  JSON may have integers that are too large for float.
   """
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x

@@ -1,8 +1,8 @@
 """Box utilities, bipartite matching and set losses (2005.12872).
 
 Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
-Losses are sums over an image, not means, so that the caller can divide them by
-the counts of the whole batch when the batch is split into microbatches.
+Each loss is a sum over the queries or objects of an image. The caller divides
+by the counts of the whole batch, so that microbatches do not change the loss.
 """
 
 import functools
@@ -54,7 +54,7 @@ def likeliest(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the likeliest class of each query, its probability and its box.
 
-  "No object" is left out: it is not a class.
+  Ignores "no object".
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".
@@ -109,8 +109,8 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   The assignment has the lowest total cost over the objects, and no two objects
   share a query (equation 1). Empty rows get query 0.
 
-  The time depends on the fullest image of each device: the search covers its
-  number of objects, rounded up to 8, 16, 32 and so on, but at most M.
+  On each device, the search covers as many rows as the fullest image has
+  objects, rounded up to 8, 16, 32 and so on, but at most M.
 
   Args:
     costs_BQM: cost of each query and object; M is at most Q.
@@ -122,8 +122,8 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
     is_object_B1m = is_object_BM[:, None, :m]
     # Each empty row gets an extra query of its own, so that it is matched in
-    # one step. If it had the same cost for all queries, the search would first
-    # try the queries of all earlier empty rows.
+    # one step. With equal costs for all queries, each empty row would first try
+    # the queries that earlier empty rows have taken.
     is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
     costs_BXm = jnp.concatenate(
       [
@@ -161,7 +161,7 @@ def box_losses(
   objects: Batch,
   no_object: float,
 ) -> Batch:
-  """Returns the class and box losses, summed over each image, float32 B.
+  """Returns sums of class and box losses for each image, float32 B.
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".
@@ -171,9 +171,9 @@ def box_losses(
     no_object: weight of the cross-entropy of queries without an object.
 
   Returns:
-    ce: weighted cross-entropies of all queries in nats.
-    l1: L1 distances of the boxes of matched queries.
-    giou: 1 - GIoU of the boxes of matched queries.
+    ce: weighted cross-entropies in nats, summed over all queries.
+    l1: L1 distances of boxes, summed over objects.
+    giou: 1 - GIoU of boxes, summed over objects.
     hits: number of matched queries whose likeliest class is correct.
   """
   _, Q, C = logits_BQC.shape
@@ -210,10 +210,10 @@ def box_losses(
 def mask_losses(
   mask_logits_BQhw: jax.Array, query_BM: jax.Array, objects: Batch
 ) -> Batch:
-  """Returns the losses of matched masks, summed over each image, float32 B.
+  """Returns mask losses, summed over the objects of each image, float32 B.
 
   Args:
-    mask_logits_BQhw: logits of every query; resized to the masks' resolution.
+    mask_logits_BQhw: logits of every query; this function resizes them to HW.
     query_BM: the query of each object.
     objects: `labels` int32 BM, -1 for an empty row, and binary `masks` BMHW.
 

@@ -20,12 +20,11 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the second argument of `read` for each split.
+  """Returns the file that lists the names of each split.
 
-  It is the file with the names of a split. Without such files, the only key is
-  'all', and the argument is the folder of the XML files. The dict is empty if
-  there are no XML files. `trainval` is left out if `train` and a validation
-  split exist.
+  Without such files, the only key is 'all', with the folder of the XML files.
+  The dict is empty if there are no XML files. `trainval` is left out if `train`
+  and a validation split exist.
   """
   if not (files := _files(root)):
     return {}
@@ -38,10 +37,10 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
-  """Returns the newest modification time of the files that `path` stands for.
+  """Returns the newest modification time of a split's files.
 
-  COCO's JSON stands for itself. A path of `splits` stands for itself, all XML
-  files and the folder of images.
+  If `path` is COCO's JSON, it is the only file. If `path` is from `splits`, all
+  XML files and the image folder count too.
   """
   read = [path]
   if path.suffix != '.json':
@@ -87,8 +86,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 
   Raises:
     ValueError: an XML file is not valid XML, a name of the split has no XML
-      file, or several images have the stem of an XML file that names none of
-      them.
+      file, or several images have the stem of an XML file whose `<filename>`
+      names none of them.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)

@@ -66,7 +66,7 @@ class Distillation(Classification):
     """Returns the teacher's parameters as NumPy arrays in `teacher_dtype`.
 
     Raises:
-      ValueError: if the teacher's classes are not those of the data.
+      ValueError: if the teacher's classes differ from the classes of the data.
     """
     classes.check_same(self.teacher, self.class_names, self.class_order)
     # NumPy does not know the name 'bfloat16', but takes JAX's dtype.

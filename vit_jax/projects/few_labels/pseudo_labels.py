@@ -1,9 +1,9 @@
 """Noisy Student (1911.04252): learn from labels and from pseudo-labels.
 
-A batch has B labelled images and r B pseudo-labelled images. The latter are
-drawn from the images whose class the teacher is sure of; see `balanced`. Let y
-be the labels and q the teacher's probabilities for the image without noise. The
-loss is the mean over all (1 + r) B images of
+A batch has B labelled images and r B pseudo-labelled images, drawn from the
+images for which the teacher is confident; see `balanced`. Let y be the labels
+and q the teacher's probabilities for the image without noise. The loss is the
+mean over all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
@@ -283,8 +283,8 @@ def balanced(
   """Returns the indices of the images to learn from, with repeats, int64.
 
   An image is used if its highest probability is at least `threshold`. Each
-  class contributes equally many images, those of the highest probability. A
-  class with fewer images repeats them; a class without images is left out.
+  class contributes the same number of images, the most probable first. A class
+  with fewer images repeats them; a class without images is left out.
 
   Args:
     probabilities_NC: the teacher's probabilities of all images.

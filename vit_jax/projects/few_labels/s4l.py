@@ -4,7 +4,7 @@ A batch has two streams of equal size: labelled examples of `config.data`, and
 images drawn from the split `objective.unlabelled`, whose labels are ignored. w
 is `objective.weight`.
 
-`Rotation` rotates all images by 0, 90, 180 and 270 degrees:
+`Rotation` rotates all images by 0, 90, 180 and 270 degrees. The loss is
 
   mean CE(classes of labelled images, all four rotations)
     + w mean CE(rotation of all images, all four rotations).
@@ -89,7 +89,7 @@ class Rotation(TwoStreams):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Augments both streams; see `Classification`.
 
-    Unlabelled images are not mixed.
+    Mixup and CutMix change only the labelled images.
 
     Returns:
       `image` and `unlabelled`: float32 BHWC; `label`: float32 BC.
@@ -135,7 +135,7 @@ class Rotation(TwoStreams):
 
 @dataclasses.dataclass(frozen=True)
 class Exemplar(TwoStreams):
-  """Learns `batch['label']`, and to tell copies of different images apart."""
+  """Learns labels, and representations that tell different images apart."""
 
   one_class: ClassVar[bool] = True
   # A mixture of two images is not a copy of either.
@@ -164,9 +164,9 @@ class Exemplar(TwoStreams):
   def train_transform(self) -> Any:
     """Returns the function that turns a record into an example.
 
-    Examples have the 'label' of the record, its copies 'image' and those of a
-    random image, 'unlabelled', both uint8 [K, H, W, 3]. 'owner' int32 [2] has a
-    hash of the two names.
+    Examples have the 'label' of the record, 'image' (K copies of its image) and
+    'unlabelled' (K copies of a random image), both uint8 [K, H, W, 3]. 'owner',
+    int32 [2], has a hash of the name of each image.
     """
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
     copies = self.copies

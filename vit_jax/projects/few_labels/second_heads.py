@@ -23,7 +23,7 @@ class RotationViT(ViT):
   task_params: ClassVar[tuple[str, ...]] = (*ViT.task_params, 'head_rotation')
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    return f'{super().describe(image_size)}, telling rotations'
+    return f'{super().describe(image_size)}, predicting rotations'
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
     """Returns class logits BC, and a dict with the rotation logits."""

@@ -21,7 +21,9 @@ class TwoStreams(Classification):
   """
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
-  unlabelled_data: str = field('', 'Their data set; empty: `data.name`.')
+  unlabelled_data: str = field(
+    '', 'Data set of the unlabelled images; empty: `data.name`.'
+  )
   data: ConfigDict = None
 
   @classmethod

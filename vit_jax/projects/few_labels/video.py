@@ -87,7 +87,7 @@ class VideoInvariances(Exemplar):
     'clip' uint8 [S, F, K, H, W, 3] and 'video', the number of its video.
 
     Raises:
-      ValueError: if the videos cannot be opened, or one has fewer than S F
+      ValueError: if the videos cannot be opened, or a video has fewer than S F
         frames.
     """
     videos = open_videos(self.videos, self.data.on_bad_image)
@@ -162,8 +162,8 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `predicted` is the share of shots whose predicted next shot is more similar
-    to the true one than to the next shots of the group's other videos.
+    `predicted` is the share of shots whose prediction is more similar to the
+    true next shot than to the next shots of other videos of the group.
     """
     del fixed
     images, labels = batch['image'], batch['label']
@@ -262,8 +262,8 @@ class Videos:
   ) -> np.ndarray:
     """Draws the frames of a clip.
 
-    Divides the video into `shots` equal parts. In each part, a random range of
-    at most `length` frames is the shot, of which it draws `frames` frames.
+    Divides the video into `shots` equal parts. Each part has one shot: a random
+    range of at most `length` frames, from which `frames` frames are drawn.
 
     Returns:
       Indices in `self.frames`, int64 [shots, frames], ascending.

@@ -88,7 +88,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   """Returns the image size (H, W), whose product is `positions`.
 
-  If the size in preprocessor_config.json does not fit, it is a square.
+  It is a square, unless preprocessor_config.json has a size that fits.
 
   Args:
     images: content of preprocessor_config.json.

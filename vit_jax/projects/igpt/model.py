@@ -6,7 +6,7 @@ order. The model predicts the colour of each pixel. A causal model sees the
 pixels before it; a BERT model sees all pixels that are not masked.
 
 `models.layers` lists the dimension letters. L is H W. K is the width of a head
-in BLNK, and the number of colours elsewhere.
+after N, as in BLNK, and the number of colours elsewhere.
 """
 
 from typing import Any, ClassVar
@@ -37,7 +37,7 @@ LAYERS = Loop('h', 0, 'h')
 # Limit on the pixels of an image. The paper's largest images have 64 x 64.
 MAX_TOKENS = 2**16
 # Causal attention runs on chunks of this many queries. Each chunk uses only the
-# keys up to its last query, which bounds memory and skips nearly half of the
+# keys up to its last query, which bounds memory and skips up to half of the
 # L x L weights.
 QUERIES = 256
 
@@ -77,7 +77,7 @@ class Block(nn.Module):
     Args:
       x_BLD: all tokens, or with `kept` only the token at `position`.
       kept: cached keys and values BLNK; `position` is then required.
-      position: index of the token in `x_BLD`, an int32 scalar.
+      position: index of the token among all L tokens, an int32 scalar.
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
@@ -162,8 +162,8 @@ class Block(nn.Module):
   def _mask(self, start: int, end: int, keys: int) -> Array | None:
     """Returns the attention mask of a chunk, bool 1QL; None for BERT.
 
-    It is true where one of the queries `start` to `end` - 1 sees one of the
-    first `keys` keys.
+    Rows are the queries `start` to `end` - 1, columns the first `keys` keys. A
+    query sees the keys up to its own position.
     """
     if not self.of.causal:
       return None
@@ -189,7 +189,7 @@ class IGPT(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
   num_classes: int = field(
-    REQUIRED, 'C, classes; 0: mean token.', valid='[0, inf)'
+    REQUIRED, 'C, classes; 0 returns the mean token.', valid='[0, inf)'
   )
   width: int = field(REQUIRED, 'D, width.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
@@ -239,14 +239,14 @@ class IGPT(Model):
     check_heads(self)
     if len(self.palette) % 3 or len(self.palette) < 6:
       raise ValueError(
-        f'model.palette has {len(self.palette)} numbers. Give red, green and '
-        'blue of at least two colours.'
+        f'model.palette has {len(self.palette)} numbers. Give three numbers '
+        'per colour (red, green, blue), and at least two colours.'
       )
     H, W = image_size
     if H * W > MAX_TOKENS:
       raise ValueError(
-        f'Images of {H}x{W} pixels have {H * W:,} pixels, and iGPT supports at '
-        f'most {MAX_TOKENS:,}, one token each. Lower data.image_size; the '
+        f'Images of {H}x{W} have {H * W:,} pixels. Each pixel is a token, and '
+        f'iGPT supports at most {MAX_TOKENS:,}. Lower data.image_size; the '
         'paper uses 32, 48 and 64.'
       )
 
@@ -281,11 +281,11 @@ class IGPT(Model):
 
     Returns:
       Logits BC in float32, or the representation BD if `num_classes` is 0; and
-      a dict with
+      a dict with the captured values and
         stem: BHWD, the colour embeddings; only if the input is BHWC.
         tokens: BLD, after the last norm.
         pre_logits: BD, the mean token, which the head reads.
-      and the captured values. With `cache`, the dict has the updated `cache`.
+        cache: the updated `Cache`; only with the argument `cache`.
     """
     del train
     D, K = self.width, len(self.palette) // 3
@@ -352,8 +352,8 @@ class IGPT(Model):
   def quantised(self, images_BHWC: Array) -> Array:
     """Returns the index of the nearest palette colour of every pixel, int32 BL.
 
-    Images are in [-1, 1]. The distance is Euclidean; of equally near colours,
-    the first in the palette is chosen.
+    Images are in [-1, 1]. The distance is Euclidean; ties go to the first
+    colour of the palette.
     """
     palette_11KC = jnp.asarray(self.colours_KC)[None, None]
     pixels_BLC = images_BHWC.reshape(images_BHWC.shape[0], -1, 3)

@@ -54,7 +54,7 @@ class Pixels(Reconstruction):
     return found
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Normalises images and, for BERT, draws the masked pixels.
+    """Normalises images and, for BERT, draws a random mask.
 
     Each pixel is masked with probability `rate`.
 

@@ -13,8 +13,8 @@ from vit_jax.data import bad_images, sources, transforms
 
 _log = logging.getLogger(__name__)
 
-# Limits on the images that pixels are taken from and on the pixels that are
-# clustered. With ten times as many, clustering took minutes.
+# Maximum numbers of images to read and of pixels to cluster. Ten times as many
+# pixels would take minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
 # Pixels per step of k-means.
 _STEP = 8_192
@@ -25,8 +25,8 @@ class Palette(NamedTuple):
 
   Attributes:
     colours_KC: float32 in [-1, 1], from dark to bright.
-    rmse: root mean square error of replacing the clustered pixels by their
-      nearest colours, per channel, for values from 0 to 255.
+    rmse: root mean square difference between the clustered pixels and their
+      nearest colours, over all channels; values are from 0 to 255.
     images: number of images that pixels were taken from.
     pixels: number of pixels that were clustered.
   """
@@ -45,11 +45,12 @@ def palette(
 ) -> Palette:
   """Clusters the pixels of a data set by k-means.
 
-  At most 10,000 images are read, evenly spaced in the data. At most 1,000,000
-  of their pixels are clustered, drawn with a fixed seed.
+  First checks that all images of the split are readable. Then uses at most
+  10,000 images, evenly spaced, and at most 1,000,000 of their pixels, drawn
+  with a fixed seed.
 
   Args:
-    data: the data set, as `sources.data_config` takes it.
+    data: name of the data set, or a dict; see `sources.data_config`.
     colours: K, number of colours.
     split: split of the data.
     image_size: (H, W) that images are resized to.

@@ -51,8 +51,8 @@ class MaskFiles(folder.Files):
     ]
     if lacking := [x for x in self._masks if not x.is_file()]:
       raise ValueError(
-        f'{len(lacking)} of {len(paths)} images of {root} lack their mask, '
-        f'such as {lacking[0]}. Add them, or remove the images.'
+        f'{len(lacking)} of {len(paths)} images of {root} lack a mask. The '
+        f'first missing file is {lacking[0]}. Add masks or remove images.'
       )
 
   def __getitem__(self, index: int) -> Record:
@@ -67,7 +67,7 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
 
   Raises:
     FileNotFoundError: if `images/` is missing.
-    ValueError: if an image lacks its mask, or as `folder.open_folder`.
+    ValueError: if an image lacks its mask, or `folder.open_folder` raises it.
   """
   root = pathlib.Path(name).expanduser()
   if not (root / 'classes.txt').is_file() or not (root / 'masks').is_dir():

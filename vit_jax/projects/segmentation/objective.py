@@ -101,7 +101,7 @@ class Segmentation(Objective):
     return {'image': self.images.batch_shape(size), 'classes': classes}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Normalises images, and flips them at random together with their masks.
+    """Normalises images; with `data.flip`, flips images and masks at random.
 
     Returns:
       `image`: float32 BHWC; `classes`: uint8 BHW; `weights`: float32 BHW, see
@@ -145,7 +145,7 @@ class Segmentation(Objective):
     return sums(batch['mask'], {'loss': loss_B})
 
   def confusion(self, params: Params, batch: Batch) -> jax.Array:
-    """Returns numbers of pixels by class and predicted class, int32 CC.
+    """Returns the confusion matrix of pixels, int32 CC; rows are true classes.
 
     Counts the pixels that are not ignored, in images whose `mask` is 1.
     """

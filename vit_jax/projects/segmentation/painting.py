@@ -61,8 +61,8 @@ def find(
 def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Returns the likeliest class of each pixel, uint8 HW.
 
-  Logits are enlarged class by class, because those of all classes would take
-  gigabytes for a photograph.
+  Logits are enlarged class by class, because for a photograph all of them would
+  take gigabytes.
 
   Args:
     logits_hwC: logits of patches.

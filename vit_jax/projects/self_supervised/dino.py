@@ -71,7 +71,7 @@ class DINO(Objective):
     "The teacher's momentum at first; a cosine raises it to 1.",
     valid='[0, 1]',
   )
-  temperature: float = field(0.1, "The student's.", valid='(0, inf)')
+  temperature: float = field(0.1, 'Student temperature.', valid='(0, inf)')
   teacher_temperature: float = field(
     0.07, "The teacher's temperature after the warm-up.", valid='(0, inf)'
   )
@@ -81,7 +81,7 @@ class DINO(Objective):
   temperature_warmup: str = field(
     '30 epochs', "How long the teacher's temperature rises linearly."
   )
-  center_momentum: float = field(0.9, "The centre's.", valid='[0, 1]')
+  center_momentum: float = field(0.9, 'Momentum of the centre.', valid='[0, 1]')
   freeze_last: str = field(
     '1 epochs', 'How long the last layer of the projection is frozen.'
   )
@@ -164,10 +164,10 @@ class DINO(Objective):
 
   @property
   def images_seen(self) -> float:
-    """Number of views per image, counted as large views.
+    """Cost of all views of an image, in units of training on one large view.
 
-    A small view counts by its FLOPs. Each of the teacher's two views counts a
-    third, because it has no backward pass, which costs two thirds of a step.
+    A small view counts by its FLOPs. A view of the teacher counts 1/3, for the
+    forward pass.
     """
     small, large = (
       flops.forward_flops(self.model, size)
@@ -185,7 +185,7 @@ class DINO(Objective):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Flips each view at random, and normalises it; returns float32 views."""
+    """Normalises views to float32; with `data.flip`, flips them at random."""
     keys = jax.random.split(key)
     found = {}
     for (name, views), key in zip(sorted(batch.items()), keys, strict=False):
@@ -204,9 +204,9 @@ class DINO(Objective):
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
     """Returns the loss, its metrics, and the mean of the teacher's outputs.
 
-    The loss is the mean cross-entropy of all pairs of different views.
-    `teacher_entropy` is the mean entropy of the teacher's probabilities in
-    nats: 0 if one output always has probability 1, log K if all are equal.
+    The loss is the mean cross-entropy over pairs of a view of the teacher and
+    another view of the student. `teacher_entropy` is the mean entropy of the
+    teacher's probabilities in nats, from 0 (one-hot) to log K (uniform).
     """
     del fixed
     step = state['steps']
@@ -242,8 +242,9 @@ class DINO(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
-    The loss is the cross-entropy of an image and its mirror image. It shows
-    whether training is stable, not how good the representations are.
+    The loss is the cross-entropy between the outputs for an image and for its
+    mirror image. It shows whether training is stable, not how good the
+    representations are.
     """
     del fixed
     x_BHWC = self.images.normalize(batch['image'])

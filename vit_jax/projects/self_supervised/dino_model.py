@@ -69,7 +69,7 @@ class DINOViT(ViT):
 
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
-  bottleneck: int = field(256, 'Bottleneck of the head.', valid='[1, inf)')
+  bottleneck: int = field(256, 'Width of the bottleneck.', valid='[1, inf)')
   last_scale: bool = field(False, 'See `Projection.scale`.')
 
   def describe(self, image_size: tuple[int, int]) -> str:

@@ -65,7 +65,7 @@ class MaskedAutoencoder(Reconstruction):
     return masked / flops.forward_flops(self.model, size)
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Normalises images, and draws which of their patches are visible.
+    """Normalises images, and chooses visible patches at random.
 
     Returns:
       `image`: float32 BHWC; `order`: int32 BL, a random permutation of each
