@@ -30,27 +30,29 @@ This config differs from it as follows:
                    multiplies 0.1 by the learning rate. Both are equal at the
                    recipe's rate of 1e-3. If you change the rate, scale
                    `optimizer.weight_decay` too.
-  learning rate    The warm-up is one step ahead: the rate of the first update
-                   is 1e-7, not 0.
+  learning rate    The rate of the first update is 1e-7. In big_vision it is
+                   0.
   Adam             b1 is 0.9. big_vision rounds it to bfloat16, 0.8984, when it
                    multiplies the moment.
-  mixup            Pairs are neighbours in the whole batch, not on the same
-                   device.
-  RandAugment      Pillow computes big_vision's operations. For torchvision's,
-                   set `data.augment='randaugment(2, 10)'`.
+  mixup            An image is mixed with its neighbour in the whole batch, not
+                   with one on the same device.
+  RandAugment      The operations are big_vision's, computed by Pillow. For
+                   torchvision's operations, set
+                   `data.augment='randaugment(2, 10)'`.
   flip             Images are flipped after RandAugment, not before.
   crop             Aspect ratios go up to 4/3, not 1.33. Resizing is
                    antialiased.
   JPEG             libjpeg-turbo decodes large images at a reduced size.
-  evaluation       The short side is resized to 256 by a bilinear filter, not by
-                   area.
-  shuffling        All images are shuffled, not those in a buffer of 250,000.
+  evaluation       The short side is resized to 256 pixels by bilinear
+                   interpolation; big_vision averages areas.
+  shuffling        All images are shuffled; big_vision shuffles in a buffer of
+                   250,000 images.
 
 "ViT Baseline Revisited" (EIFY 2025) measured some of these differences, with
 the linear head, 90 epochs and all training images. A PyTorch implementation
 reached 76.91 % with torchvision's RandAugment and crop. With big_vision's
 RandAugment, except its contrast, it reached 77.27 %. With TensorFlow's crop in
-addition, it reached 76.94 %; this config draws crops from the same
+addition, it reached 76.94 %; the crops of this config have TensorFlow's
 distribution. big_vision's code reached 76.74 % unchanged, and 76.77 to 76.87 %
 after changes to contrast, aliasing, JPEG decoding, the dtype of the first
 moment and shuffling. Runs of the same recipe differed by 0.4 points.

@@ -21,9 +21,9 @@ time. `full` ignores it. The recipes are:
 On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
 minutes. The ViT reached 77.9 % after 68.0 minutes. DeiT reached 70.6 % after
 75.1 minutes, with a teacher of 78.0 % (2026-11-25). DeiT is worse because the
-teacher takes a third of the time and each step runs two models. `full` would
-take two days on 2 cores. Its first epoch took 15 minutes while tests ran, and
-reached 28.2 % (2026-11-26).
+teacher takes a third of the time and each step runs two models. The first
+epoch of `full` took 15 minutes while tests ran, and reached 28.2 %
+(2026-11-26). At this speed, all epochs would take three days.
 
 In the first three recipes, the learning rate, the model size and the stem were
 chosen by accuracy on a validation split of a tenth of the training images. The

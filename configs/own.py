@@ -6,12 +6,12 @@
 
 The first value is a folder with a sub-folder of photos for each class. The
 second value is a checkpoint to start from: the name of a published checkpoint,
-or a workdir. With fewer than some thousand photos, the result is far better
-with a published checkpoint.
+or a workdir. With a few thousand photos or fewer, a published checkpoint
+usually gives a better model.
 
 When training starts, the run chooses image size, augmentation and number of
-steps by the photos and the speed of the machine, and prints them. It keeps each
-field that you set, as in --config.data.image_size=96.
+steps from the photos and the speed of the machine, and prints them. Fields that
+you set keep their values, as in --config.data.image_size=96.
 
 docs/guides/own_photos.md says what accuracy to expect.
 """

@@ -64,7 +64,7 @@ def train(
     ImportError: if the config needs a package that is not installed.
     JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss stops being finite.
-    Preempted: after SIGTERM, once the state is saved.
+    Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   dashboards.check(config)
   from_init.resolve(config)

@@ -35,14 +35,15 @@ def convert(
   Args:
     checkpoint: a `Checkpoint`, or anything that `open_checkpoint` opens.
     target: a new file or directory. It is written completely or not at all.
-    to: one of `WEIGHTS` or `PROGRAMS`.
+    to: the format: one of `WEIGHTS` ('npz', 'bigvision', 'timm', 'hf') or
+      `PROGRAMS` ('onnx', 'stablehlo', 'orbax', 'board').
     dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`,
       and of the computation for `PROGRAMS`.
     image_size: (H, W) for which to resize position embeddings; None keeps the
       checkpoint's size.
     head: one of `transfer.HEADS`.
-    loss: 'softmax' or 'sigmoid', replaces the loss of the checkpoint; None
-      keeps it.
+    loss: 'softmax' or 'sigmoid' to replace the checkpoint's loss; None to keep
+      it.
     rollout: whether an ONNX file also outputs the attention rollout.
     opset: opset of an ONNX file; None for the lowest that the model needs.
 
