@@ -66,7 +66,7 @@ def test_patches_are_the_tokens_of_the_original_without_its_class_token():
 
 
 @pytest.mark.slow
-def test_a_resnet_gives_the_mean_of_each_stage():
+def test_a_resnet_gives_the_mean_and_the_cells_of_each_stage():
   model = variants.build(
     num_classes=3, image_size=SIZE, name='resnet', layers=(1, 1), width=32
   )
@@ -82,6 +82,8 @@ def test_a_resnet_gives_the_mean_of_each_stage():
     np.testing.assert_allclose(
       got_BD, np.mean(stage_BhwC, (1, 2)), rtol=1e-4, atol=1e-4
     )
+    cells_BhwC = features.patches(model, f'block_{i}')(params, images)
+    np.testing.assert_allclose(cells_BhwC, stage_BhwC, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

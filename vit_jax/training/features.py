@@ -105,11 +105,14 @@ def patches(model: Model, name: str) -> Function:
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
     apply: Any = model.apply
     _, aux = apply({'params': params}, images_BHWC, **captured)
-    x_BLD = aux['blocks'][int(match[1])] if match else aux['tokens']
+    x = aux['blocks'][int(match[1])] if match else aux['tokens']
+    x = x.astype(jnp.float32)
+    if x.ndim == 4:  # a stage of a ResNet, which has its own grid
+      return x
     _, H, W, _ = images_BHWC.shape
-    h, w = model.grid((H, W))
-    x_BLD = x_BLD.astype(jnp.float32)[:, len(model.extra_tokens) :]
-    return x_BLD.reshape(len(x_BLD), h, w, -1)
+    return x[:, len(model.extra_tokens) :].reshape(
+      len(x), *model.grid((H, W)), -1
+    )
 
   return function
 
