@@ -12,7 +12,7 @@ the default palette has 8 values each of red, green and blue.
 
   model.causal=False               BERT: hides a fraction of the pixels,
                                    objective.rate (0.15), and predicts them from
-                                   the others
+                                   the visible pixels
   objective.name=classification --config.init=WORKDIR
                                    fine-tunes a workdir on classes
 
