@@ -157,7 +157,7 @@ def test_what_makes_no_sense_is_refused(fields, message):
 
 def test_a_single_patch_is_refused():
   fields = FIELDS | {'name': 'masked_vit', 'num_classes': 0, 'pool': 'gap'}
-  with pytest.raises(ValueError, match='a single patch, which other'):
+  with pytest.raises(ValueError, match='a single patch, so there are no'):
     variants.build(image_size=(8, 8), **fields)
   assert variants.build(image_size=(8, 16), **fields).grid((8, 16)) == (1, 2)
   # Whatever their sides, patches have a mean.

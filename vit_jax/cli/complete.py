@@ -1,10 +1,10 @@
-"""Completes photographs with a causal iGPT; prints their bits per pixel.
+"""Completes images with a causal iGPT and prints their bits per pixel.
 
   python -m vit_jax.complete CHECKPOINT photo.jpg --keep=0.5 --samples=4 \
       --out=complete.png
 
 The command keeps the upper rows of pixels and samples the other pixels from the
-model, one by one. The picture has a row for each photograph: the photograph in
+model, one by one. The written picture has a row for each image: the image in
 the model's palette, its kept part, and the samples.
 """
 

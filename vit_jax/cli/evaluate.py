@@ -2,14 +2,14 @@
 
   python -m vit_jax.evaluate CHECKPOINT DATASET --output=runs/evaluate
 
-The command runs any checkpoint on all images of a split. It prints top-1
-accuracy, balanced accuracy (the mean over classes) and, for more than five
-classes, top-5 accuracy. It writes classes.csv, with the most frequent confusion
-of each class. For up to 1,000 classes it also writes confusion.csv and
-confusion.png. Their rows are true classes, their columns predicted classes.
+The command runs a classifier on all images of a split. It prints top-1
+accuracy, balanced accuracy (the mean of the class accuracies) and, for more
+than five classes, top-5 accuracy. It writes classes.csv, with the most frequent
+confusion of each class. For up to 1,000 classes it also writes confusion.csv
+and confusion.png. Their rows are true classes, their columns predicted classes.
 
-If images have several classes, the command prints average precision and F1,
-each by class and as a mean, and writes only classes.csv.
+If images have several classes, the command prints the means of average
+precision and F1, and both for the worst classes. It writes only classes.csv.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Maximum number of classes for which the confusion matrix is written, and for
-# which its picture has class names.
+# Maximum number of classes: for writing the confusion matrix, and for class
+# names in its picture.
 MAX_CLASSES, MAX_NAMED = 1000, 40
 
 

@@ -25,8 +25,8 @@ EXIT_ENVIRONMENT = 71  # EX_OSERR of sysexits.h
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: try again
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 
-# Advice for faults of the machine. The keys are regular expressions that match
-# error messages of the system and of libraries.
+# Advice for errors of the environment: disk, memory, storage, processes. The
+# keys are regular expressions for messages of the system and of libraries.
 _ENVIRONMENT = {
   'No space left on device|Disk quota exceeded|Read-only file system': (
     'Free disk space, or write elsewhere. --config.data.workers needs space in '
@@ -38,8 +38,8 @@ _ENVIRONMENT = {
   ),
   'Too many open files': 'Raise the limit with ulimit -n.',
   'Cannot allocate memory|Out of memory': (
-    'Reduce memory: in training use --config.accum_steps=2, 4 or more, '
-    '--config.model.remat=nothing_saveable or a smaller batch_size.'
+    'Use less memory: in training set --config.accum_steps=2 or more, '
+    '--config.model.remat=nothing_saveable or a smaller --config.batch_size.'
   ),
   # TensorStore's messages when storage fails.
   '(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNKNOWN|RESOURCE_EXHAUSTED)'
@@ -47,7 +47,7 @@ _ENVIRONMENT = {
     'When the storage works again, run the same command to resume.'
   ),
 }
-# Errors of storage that may be temporary.
+# Error numbers of storage and network that may be temporary.
 _ERRNOS = {
   errno.EIO,
   errno.ESTALE,
@@ -68,8 +68,8 @@ ENDINGS = (
 
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
-  "'digits', a folder with one sub-folder per class (a path with a slash), a "
-  "CSV file of images and labels, a TFDS name, 'vtab/TASK', "
+  "'digits', a folder with one sub-folder per class (with a slash in its "
+  "path), a CSV file of images and labels, a TFDS name, 'vtab/TASK', "
   "'hf://datasets/OWNER/NAME', or shards as 'arrayrecord:FOLDER', "
   "'parquet:FOLDER', 'tfrecord:FOLDER' or 'webdataset:FOLDER'"
 )
@@ -133,7 +133,7 @@ def parse_flags(
   except (flags.Error, OSError) as e:
     if group := re.search(r'--config\.(\S+)=.*as a ConfigDict', str(e)):
       refuse(_GROUP.format(group[1]))
-    # The message of config_flags is its last line, after a traceback.
+    # config_flags puts its message on the last line, after a traceback.
     refuse(str(e).splitlines()[-1].strip().removeprefix('ValueError: '))
   except (AttributeError, LookupError, TypeError, ValueError) as e:
     if "attribute 'get_config'" in str(e):
@@ -193,8 +193,8 @@ def status(error: BaseException) -> int:
     error: one of `ENDINGS`.
 
   Raises:
-    RuntimeError: `error` itself, if it is a RuntimeError that is not a fault of
-      the machine.
+    RuntimeError: `error` itself, if it is a RuntimeError that the environment
+      did not cause.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
@@ -213,7 +213,7 @@ def status(error: BaseException) -> int:
 
 
 def _environment(error: BaseException | None) -> str | None:
-  """Returns advice, possibly '', for a fault of the machine; else None."""
+  """Returns advice, possibly '', if the environment failed; else None."""
   while error:
     said = 'Out of memory' if isinstance(error, MemoryError) else str(error)
     for pattern, way_out in _ENVIRONMENT.items():
@@ -318,14 +318,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     '--split_seed',
     type=int,
     default=0,
-    help='seed that chooses a test split if the data lack one (default: 0)',
+    help='seed that shuffles examples before slicing, and draws a test split '
+    'if the data lack one (default: 0)',
   )
   parser.add_argument(
     '--class_order',
     choices=('text', 'number'),
     default='',
-    help='order of classes named by numbers: text (1, 10, 2, as folders are '
-    'sorted) or number (1, 2, 10)',
+    help='order of class names that are numbers: text (1, 10, 2) or number '
+    '(1, 2, 10) (default: the order of the data)',
   )
   parser.add_argument(
     '--on_bad_image',

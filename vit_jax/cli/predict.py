@@ -4,15 +4,15 @@
   python -m vit_jax.predict DETR street.jpg --threshold=0.7 --out=seen
   python -m vit_jax.predict SEGMENTATION street.jpg --out=seen
 
-The command prints one row per prediction. Rows of a file are together, and
-begin with the likeliest class.
+The command prints one row per prediction, file by file. The rows of a file are
+sorted, the highest probability first.
 
 DETR: rows also have boxes (x0, y0, x1, y1) in pixels. --out is a folder for
 pictures with boxes and masks.
 
-Segmentation: rows have the share of a class in the pixels instead of a
-probability. --out is a folder for pictures with painted classes, and for PNG
-files of class indices.
+Segmentation: rows have a class's share of the pixels instead of a probability.
+--out is a folder for pictures with painted classes, and for PNG files of class
+indices.
 
 The command reports unreadable files on standard error and processes the other
 files. If a file is unreadable, the exit status is 1.
@@ -37,14 +37,15 @@ from vit_jax.training import metric_log
 
 COLUMNS = ('file', 'rank', 'class', 'probability')
 BOX = ('x0', 'y0', 'x1', 'y1')
-# Columns of the output and valid flags, by the task of a model.
+# Output columns and valid flags of each model task.
 TASKS = {
   'classes': (COLUMNS, ('topk',)),
   'objects': (COLUMNS + BOX, ('threshold', 'out')),
   'masks': ((*COLUMNS[:3], 'share'), ('out',)),
 }
 THRESHOLD, TOPK = 0.7, 5
-# Maximum width of a class name in a table; ImageNet has names of 120 letters.
+# Maximum width that class names are padded to; ImageNet has names of 120
+# letters.
 MAX_WIDTH = 40
 
 Row = dict[str, Any]
@@ -91,13 +92,12 @@ def main() -> int:
     '--format',
     choices=('table', 'csv', 'json'),
     default='table',
-    help='a table for readers, csv, or json (a list of objects) (default: '
-    'table)',
+    help='output format; json is a list of objects (default: table)',
   )
   add(
     '--threshold',
     type=float,
-    help='for DETR: minimum probability of an object that is listed (default: '
+    help='for DETR: minimum probability of the listed objects (default: '
     f'{THRESHOLD})',
   )
   add(
@@ -173,8 +173,8 @@ def texts(
   Args:
     found: rows of each file.
     format_name: 'table', 'csv' or 'json'.
-    paths: all files, for the width of a table's column.
-    names: names of all classes, for the width of a table's column.
+    paths: all files; they set the width of a table's file column.
+    names: names of all classes; they set the width of its class column.
     columns: names of the columns.
   """
   rows = itertools.chain.from_iterable(found)

@@ -2,9 +2,9 @@
 
   python -m vit_jax.runs runs/
 
-The command looks for workdirs at any depth. Its table has each run's best and
-last value of a metric, its steps and minutes, and the config fields in which
-the runs differ. The picture FOLDER/runs.png has all curves.
+The command looks for workdirs at any depth. It prints a table with each run's
+best and last value of a metric, steps and minutes, and the config fields in
+which the runs differ. It draws all curves in FOLDER/runs.png.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class FoundRun(NamedTuple):
 
 
 def find(folder: str, metric: str = '') -> list[FoundRun]:
-  """Returns the runs in a folder that have the metric, best first.
+  """Returns the runs that have the metric and a checkpoint, best first.
 
   Args:
     folder: folder to search, at any depth.
@@ -97,7 +97,7 @@ def _best_of(name: str, meta: dict[str, Any]) -> str:
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
   """Returns the config fields in which runs differ, and each run's value."""
-  # A run that is older than a config field behaves as with its default.
+  # A run that is older than a config field behaves as with the field's default.
   defaults = config_lib.flatten(config_lib.base())
   configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
   fields = sorted(set().union(*configs))

@@ -7,7 +7,7 @@
   python -m vit_jax.models --pretrained
 
 `--params` lists the parameters of the given models, with shapes, dtypes and
-sums. `--fields` lists the config fields of ViT, or of the given models, with
+totals. `--fields` lists the config fields of ViT, or of the given models, with
 their defaults and valid values. `--pretrained` lists the published checkpoints:
 the name that every command takes, the model, the image size, the training data,
 the top-1 accuracy on ImageNet and its source, and the file.
@@ -46,7 +46,7 @@ _TITLES = {
   'gflops': 'GFLOPs',
   'image_size': 'pixels',
   'accuracy': 'top-1',
-  'accuracy_from': 'of',
+  'accuracy_from': 'top-1 source',
   'size_mib': 'MiB',
 }
 
@@ -94,7 +94,7 @@ def parameters(
 
 
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each published checkpoint of the models, or of all.
+  """Returns a row for each published checkpoint of the models, by default all.
 
   Raises:
     ValueError: for an unknown model, or one without published checkpoints.
@@ -184,12 +184,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   args = parser.parse_args(argv)
   if args.params and (not args.models or args.pretrained or args.fields):
-    parser.error('--params needs names of models: use it as in l16 --params.')
+    parser.error(
+      '--params needs model names, as in l16 --params, and excludes '
+      '--pretrained and --fields.'
+    )
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):
     parser.error(
-      '--pretrained and --fields build no model: leave out --image_size and '
-      '--num_classes.'
+      '--image_size and --num_classes do not apply to --pretrained and '
+      '--fields. Leave them out.'
     )
   if (args.num_classes or 0) < 0:
     parser.error(f'--num_classes is {args.num_classes}; it must be 0 or more.')

@@ -1,18 +1,18 @@
-"""Equations 6 and 7 without storing the attention weights.
+"""Attention (equations 6 and 7) without storing its weights.
 
 The weights A are the largest arrays of a layer, L x L for each head. As in
-FlashAttention (2205.14135), the forward pass stores only the logarithm of each
-softmax's denominator, and the backward pass recomputes A. With y = A v, the
-gradient of the logits S is
+FlashAttention (2205.14135), the forward pass stores the logarithm of each
+softmax's denominator instead of A, and the backward pass recomputes A. With
+y = A v, the gradient of the logits S is
 
   dS = A * (dy v^T - sum over K of dy * y)
 
 Long sequences are processed in chunks of queries, so that memory grows linearly
 with the number of tokens. In bfloat16 the logits are rounded to bfloat16, as in
-PyTorch's autocast; the softmax always works in float32.
+PyTorch's autocast; the softmax works in float32.
 
-A mask BQL is true where a query may attend to a key; its B and Q may be 1. A
-query whose mask is all false gets zeros, and its gradient is zero.
+A mask BQL is true where a query may attend to a key; its B and Q may be 1. The
+result and the gradient of a query without any such key are zero.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ NAME = 'attention'
 # Queries per chunk. The logits of 1,024 queries take about as much memory as
 # the activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Maximum number of chunks in inference. Each chunk is traced separately, and a
-# checkpoint file can claim any image size.
+# Maximum number of chunks in inference. It bounds the time of tracing: each
+# chunk is traced separately, and a checkpoint file can claim any image size.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)
@@ -100,8 +100,8 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 def _product(axes: str, *arrays: Array) -> Array:
   """Computes an `einsum` with the result BN.K and transposes it to B.NK.
 
-  An `einsum` with the result B.NK would swap the factors. On CPUs this takes up
-  to a tenth of a training step of Ti/16.
+  An `einsum` with the result B.NK would swap the factors. On CPUs the swap
+  takes up to a tenth of a training step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -141,7 +141,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX cannot shard the argument with the lengths, so shard_map does it.
+    # JAX cannot shard the sequence lengths, so shard_map does it.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(
@@ -283,8 +283,8 @@ def _by_chunks(
 ) -> Any:
   """Applies a function to chunks of at most `MAX_QUERIES` queries.
 
-  The function takes arrays whose first axes are BQ. Its results have the axes
-  BQN and one more, and chunks are joined along Q. Results at the positions
+  The function takes arrays whose first axes are BQ. Its results have four axes,
+  BQN and one more; chunks are joined along Q. Results at the positions
   `summed` are sums over queries instead, and are added up over chunks.
   """
   B, Q, N, _ = arrays[0].shape

@@ -48,7 +48,7 @@ class AxialBlock(nn.Module):
       x_BLD = x_BLD + positions_LD.astype(x_BLD.dtype)[None]
 
     def along(name: str, x_BxyD: Array, key: Array | None) -> tuple[Array, Any]:
-      """Attends along y, independently for each x."""
+      """Applies a block along y, independently for each x."""
       B, x, y, D = x_BxyD.shape
       block = layers.EncoderBlock(
         self.fields,
@@ -151,7 +151,7 @@ class AxialConv(nn.Module):
     ).swapaxes(1, 2)
     if self.stride > 1:
       window = (self.stride, self.stride)
-      # The pixel counts that avg_pool divides by are float32, so x is too.
+      # avg_pool divides by float32 pixel counts, so its result is float32.
       x = nn.avg_pool(
         x, window, window, padding='SAME', count_include_pad=False
       ).astype(self.dtype)

@@ -15,10 +15,10 @@ Array = jax.Array
 
 
 class DistilledViT(ViT):
-  """A ViT with tokens [class, distillation, patches] and a head for each.
+  """A ViT with a class and a distillation token, and a linear head on each.
 
   The logits are the mean of both heads' logits, as in the published code. The
-  paper averages their softmax instead.
+  paper averages the probabilities instead.
   """
 
   kind = 'deit'

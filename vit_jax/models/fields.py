@@ -77,8 +77,9 @@ def check(
       )
     if of['needs'] and not values[of['needs']]:
       raise ValueError(
-        f'{name} is {value!r}, which needs model.{of["needs"]}, but that is '
-        f'{values[of["needs"]]!r}: set both, or leave {name} at {f.default!r}.'
+        f'{name} is {value!r}, which needs model.{of["needs"]}, but '
+        f'model.{of["needs"]} is {values[of["needs"]]!r}: set both, or leave '
+        f'{name} at {f.default!r}.'
       )
 
 

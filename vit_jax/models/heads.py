@@ -13,7 +13,7 @@ PARTITIONS: Partitions = (
 
 
 class MAPHead(nn.Module):
-  """Multi-head attention pooling: a learned probe attends to all tokens.
+  """Multi-head attention pooling: a learned probe attends to tokens.
 
   "Scaling Vision Transformers" (2106.04560) uses this head, which comes from
   Set Transformer. Parameters have the names of the big_vision files.

@@ -53,8 +53,8 @@ def constrain(x: Array, axes: str) -> Array:
   `axes` has one letter per dimension, such as 'BLD'. `sharding.activations`
   maps letters to mesh axes; without it, the sharding is not constrained.
 
-  On GPUs the layout is row-major. Otherwise the compiler makes the batch the
-  innermost axis in all layers, because of how it adds the position embeddings.
+  On GPUs the layout is row-major. Otherwise the compiler would keep the layout
+  that it chooses for adding position embeddings, with the batch innermost.
   """
   if attention.on_gpu():
     x = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
@@ -104,8 +104,8 @@ def group_norm(
   """Applies GroupNorm, with 32 groups as in BiT (1912.11370).
 
   Computes the variance as the mean square of differences to the mean. Flax's
-  default subtracts the squared mean from the mean of squares, and the logits of
-  a ResNet lose one decimal digit.
+  default, the mean of squares minus the squared mean, costs the logits of a
+  ResNet one decimal digit.
   """
   return nn.GroupNorm(
     groups,
@@ -126,7 +126,7 @@ def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
       products and attention; other values are names of
       `jax.checkpoint_policies`.
     in_loop: whether the module runs in a scan. There XLA cannot merge the
-      recomputation with the forward pass, so nothing has to prevent it.
+      recomputation with the forward pass, so `prevent_cse` is False.
   """
   if policy == 'none':
     return block
@@ -217,8 +217,8 @@ class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
   With `swiglu` (2002.05202) the first layer is twice as wide, and silu(a) b of
-  its two halves a, b replaces the GELU. `norm` has the fields of one more norm
-  before the second layer (NormFormer, 2110.09456), or is None.
+  its two halves a, b replaces the GELU. `norm` has the fields of an additional
+  norm before the second layer (NormFormer, 2110.09456); None disables it.
   """
 
   mlp_dim: int
@@ -275,7 +275,7 @@ class Projection(nn.Module):
     matrix = math.prod(rows), math.prod(self.features)
 
     def init(key: Array, shape: tuple[int, ...]) -> Array:
-      # The matrix of all heads, D x D, decides the scale of initial values.
+      # Initial values are scaled for the matrix of all heads, D x D.
       return self.kernel_init(key, matrix).reshape(shape)
 
     kernel = self.param('kernel', init, (*rows, *self.features))

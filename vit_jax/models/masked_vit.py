@@ -1,7 +1,7 @@
 """A ViT that predicts corrupted patches (section 4.6, appendix B.1.2).
 
 Some patches are corrupted after the embedding of equation 1. A linear layer on
-each patch's output predicts its colours.
+each patch's output predicts the patch's colours.
 """
 
 from collections.abc import Mapping
@@ -80,8 +80,9 @@ class MaskedViT(ViT):
       )
     if self.grid(image_size) == (1, 1):
       raise ValueError(
-        'The image is a single patch, which other patches cannot predict. '
-        'Choose a smaller model.patch_size or a larger data.image_size.'
+        'The image is a single patch, so there are no other patches to predict '
+        'it from. Choose a smaller model.patch_size or a larger '
+        'data.image_size.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -100,15 +101,15 @@ class MaskedViT(ViT):
 
     Args:
       images_BHWC: images in [-1, 1].
-      train: whether to apply dropout, which needs the random key 'dropout'.
+      train: see `ViT`.
       capture: see `ViT`.
       corruption: the kind of each patch (`KEPT`, `MASKED`, `OTHER` or `SAME`)
         and, for `OTHER`, the index of the patch that replaces it; both
         integers BL.
 
     Returns:
-      Predictions BL.. in float32, with `prediction_shape` for each patch, and
-      the same dict as `ViT`.
+      Predictions (B, L, *prediction_shape) of the L patches in float32, and the
+      same dict as `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, D = x_BhwD.shape

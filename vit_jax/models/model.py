@@ -34,7 +34,7 @@ REMAT = (
 
 
 class Loop(NamedTuple):
-  """Parameter names of equal layers.
+  """Parameter names of layers with equal shapes.
 
   Unrolled layers are named by the prefix and numbers from `first`; scanned
   layers are stacked under the name `stacked`.
@@ -138,7 +138,7 @@ class Model(nn.Module):
     raise NotImplementedError
 
   def check(self, image_size: tuple[int, int]) -> None:
-    """Raises ValueError if fields or the image size do not fit together."""
+    """Raises ValueError if fields and image size do not fit together."""
     raise NotImplementedError
 
   @classmethod

@@ -67,8 +67,8 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
 def detr_sincos2d(inside_Bhw: jax.Array, D: int) -> jax.Array:
   """Returns DETR's fixed embeddings BhwD (2005.12872), float32.
 
-  `inside_Bhw` is false in the padding. The coordinates y and x count rows and
-  columns without padding from 1, and are scaled so that the last is 2 pi. The
+  `inside_Bhw` is false in the padding. The coordinates y and x number the
+  unpadded rows and columns from 1, scaled so that the last is 2 pi. The
   first D/2 numbers alternate sin(y f_i) and cos(y f_i). The last D/2 numbers
   alternate sin(x f_i) and cos(x f_i). Here f_i = 10000^(-i / (D/4)).
   """

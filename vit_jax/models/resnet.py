@@ -1,10 +1,11 @@
-"""BiT ResNets: weight-standardised convolutions and GroupNorm (1912.11370).
+"""ResNets of bottleneck units, in three versions.
 
-They are bottleneck ResNets in three versions. Version 1, the stem of hybrids,
-normalises after each convolution and ends a unit with the activation. Version
-2, the model of the published BiT weights, normalises and activates before each
-convolution. Version 0, the backbone of DETR, is torchvision's ResNet with
-frozen BatchNorm. Parameters have the names of the published hybrids.
+Versions 1 and 2 have the weight-standardised convolutions and GroupNorm of BiT
+(1912.11370). Version 1, the stem of hybrids, normalises after each convolution.
+Version 2, the model of the published BiT weights, normalises and activates
+before each convolution. Version 0, the backbone of DETR, is torchvision's
+ResNet with frozen BatchNorm. Parameters have the names of the published
+hybrids.
 """
 
 from collections.abc import Sequence
@@ -135,7 +136,7 @@ class Unit(nn.Module):
     y = _conv(y, C, 1, 1, version, 'conv3')
     if version == 2:
       return residual + y
-    # A scale of zero makes every unit start as the identity.
+    # The zero scale makes each unit of version 1 start as its shortcut.
     return nn.relu(residual + _norm(y, version, 'gn3', nn.initializers.zeros))
 
 
@@ -146,8 +147,8 @@ UNITS = Loop('unit', 2, 'units')
 class Stage(nn.Module):
   """A sequence of units of one width.
 
-  The first unit may have a stride. With dilation instead of a stride, the other
-  units have the receptive field of a strided stage.
+  The stride applies to the first unit, the dilation to all other units. With a
+  dilation equal to the omitted stride, their receptive field stays the same.
   """
 
   units: int
@@ -199,7 +200,7 @@ def feature_maps(
 
   The root is a 7x7/2 convolution and 3x3/2 max-pooling. Every stage after the
   first halves the height and width and doubles the channels. If `dilated`, the
-  last stage keeps height and width and dilates its convolutions (DC5).
+  last stage has dilation instead of a stride (DC5); see `Stage`.
 
   This is a function and not a module, so that its parameters are at the same
   level as the caller's, as in the published files.
@@ -277,7 +278,8 @@ class ResNet(Model):
     jnp.float32, 'Dtype of the computation; parameters are always float32.'
   )
   scan: bool = field(
-    False, 'Loops one compiled unit over the equal units of a stage.'
+    False,
+    'Loops over one compiled unit for all units of a stage after the first.',
   )
   remat: str = field(
     'none',

@@ -19,8 +19,8 @@ leave up to half of the lanes empty:
   3 % for H/14 and L/16.
 - `add_bias` adds a bias after the reshape to heads if K divides 128, otherwise
   before it: 6 % for H/14, where K is 80, and 2 % for L/16.
-- `attention.attend` has heads after tokens, B L N K, because heads first would
-  be copied: 4 % for H/14.
+- `attention.attend` has heads after tokens, B L N K, because arrays with heads
+  first would be copied: 4 % for H/14.
 - `attention` computes logits with queries last, B N L Q, forward and backward.
   The compiler chooses this layout anyway. The forward pass sums exponentials by
   a product with ones (`sum_keys`). For a layer of L/16, the compiler estimates

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.models import fields as field_checks
 from vit_jax.register import Register, nearest
 
-if TYPE_CHECKING:  # `vit_jax.config` imports neither JAX nor Flax
+if TYPE_CHECKING:  # keeps JAX and Flax out of `vit_jax.config`
   import jax
 
   from vit_jax.models.model import Model
@@ -160,8 +160,8 @@ def fields(variant: str) -> dict[str, Any]:
       f'A ViT is named by its size ({", ".join(SIZES)}) and patch size in '
       'pixels, as in l16. A ResNet is named by its depth '
       f'({", ".join(map(str, STAGES))}) and width factor, as in r50x1. A '
-      'hybrid is named by both, as in r50+b16. vit5_l16 is ViT-5; igpt_s, '
-      'igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
+      'hybrid is named by a depth and a ViT, as in r50+b16. vit5_l16 is ViT-5; '
+      'igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
     ) from None
 
 
@@ -178,7 +178,8 @@ def _fields(variant: str) -> dict[str, Any]:
       'name': 'resnet',
       'layers': STAGES[int(match[2])],
       'width': 64 * int(match[3]),
-      # Wang et al. start from the ResNet of He et al., which is version 1.
+      # Wang et al. start from the ResNet of He et al., which normalises after
+      # each convolution, as version 1 does.
       'version': 1 if match[1] else 2,
       'axial': bool(match[1]),
     }
@@ -231,9 +232,9 @@ def defaults(name: str) -> dict[str, Any]:
 def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
-  If both models are ViTs, keeps all previous fields except fields that define
-  the previous variant: a stem, axial attention, the fields of ViT-5. Otherwise
-  keeps only dtype, scan, remat and head_bias.
+  If both models are ViTs or of the same class, keeps the previous fields that
+  `variant` does not set, except the stem, axial attention and the fields of
+  ViT-5. Otherwise keeps only dtype, scan, remat and head_bias.
 
   Args:
     before: fields of the previous model.

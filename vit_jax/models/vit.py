@@ -174,8 +174,8 @@ class ViT(Model):
   )
   dropout: float = field(
     0.0,
-    'Dropout rate after every dense layer except queries, keys and values, and '
-    'after adding position embeddings (appendix B.1).',
+    'Dropout rate after every dense layer of the encoder except queries, keys '
+    'and values, and after adding position embeddings (appendix B.1).',
     valid='[0, 1)',
   )
   stochastic_depth: float = field(
@@ -290,7 +290,8 @@ class ViT(Model):
     if self.posemb in ('none', 'relative') and self.posemb_at != 'input':
       raise ValueError(
         f'model.posemb_at is {self.posemb_at!r}, but model.posemb '
-        f"{self.posemb!r} adds nothing to the tokens: leave it at 'input'."
+        f'{self.posemb!r} adds nothing to the tokens: leave model.posemb_at at '
+        "'input'."
       )
     self.grid(image_size)
 
@@ -305,7 +306,7 @@ class ViT(Model):
     """Computes equations 1 to 4.
 
     Args:
-      images_BHWC: images in [-1, 1]; H and W are multiples of the patch size.
+      images_BHWC: images in [-1, 1], of a size that `grid` accepts.
       train: whether to apply dropout and stochastic depth. They need the random
         key 'dropout'.
       capture: more intermediates to return: 'attention' (softmax weights, depth

@@ -1,6 +1,7 @@
 """Sends the metrics of a run to TensorBoard and Weights & Biases.
 
-Once a run has started, a failing dashboard neither delays nor stops it.
+Once a run has started, a failing dashboard never stops it, and delays only its
+end.
 """
 
 import importlib
@@ -23,7 +24,8 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Objects in a bucket cannot be appended to, so each flush rewrites the file.
+# Seconds between flushes to a bucket. Each flush rewrites the file, because
+# objects in a bucket cannot be appended to.
 _BUCKET_FLUSH_S = 60
 # Seconds that a run waits for its dashboards: CLOSE_S at its end; BRIEF_S after
 # an error or SIGTERM, because other processes then wait only
@@ -37,8 +39,8 @@ Values = Mapping[str, float | np.ndarray]
 class Dashboard:
   """Writes metrics in a background thread.
 
-  Imports take seconds and file systems may block; neither may delay the
-  training loop. A failure is reported once and ends only this thread.
+  Imports take seconds and file systems can block; the thread keeps both out of
+  the training loop. A failure is reported once and ends only this thread.
   """
 
   def __init__(
@@ -99,7 +101,7 @@ class EventFile:
   def __init__(self, folder: str, first_step: int):
     """Opens the file.
 
-    TensorBoard then hides the events of older files from `first_step` on.
+    TensorBoard hides events of older files at `first_step` and later steps.
 
     Args:
       folder: the log folder of TensorBoard.
@@ -213,7 +215,8 @@ class WandbRun:
         resume='allow',
         name=kept.parent.name,
         config=config,
-        # Local files go into the workdir, or the current folder for a bucket.
+        # Local files go into the workdir, or for a bucket into the current
+        # folder.
         dir=None if '://' in workdir else workdir,
       )
     except wandb.Error as e:

@@ -116,8 +116,8 @@ def steps_of(
     'epoch': lambda: number * examples / batch_size,
     'example': lambda: number / batch_size,
     # Rounds up, because rounding down would add a sixth, short period to five
-    # periods of '20%'. Fractions are exact, but 1.1 * 100000 in floating point
-    # is slightly above 110000.
+    # periods of '20%'. Fractions are exact; in floating point, 1.1 * 100000 is
+    # slightly above 110000 and would be rounded up to one step more.
     '%': lambda: math.ceil(
       fractions.Fraction(match[1]) * (total_steps or 0) / 100
     ),

@@ -29,7 +29,7 @@ def global_batches(
   """Yields the batches of `loader.eval_batches` as global arrays.
 
   Raises:
-    Preempted: after SIGTERM, if a `preemption_notice` is open.
+    Preempted: after SIGTERM or Ctrl-C inside a `preemption_notice`.
   """
   from vit_jax.data import loader  # imports Grain; `predict` does not need it
 
@@ -42,7 +42,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields outputs as NumPy arrays while devices compute the next `ahead`."""
+  """Yields outputs as NumPy arrays; devices compute `ahead` more meanwhile."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)
@@ -57,7 +57,7 @@ def layer(model: Model, name: str) -> Function:
   The name is 'pre_logits' (the input of the head), 'logits' or 'block_N'. N is
   the number of a layer, or of a ResNet's stage, from 0. A block gives the class
   token of the layer's output if the model has a class token, otherwise the mean
-  over all positions.
+  over the patches or the positions of the feature map.
 
   Raises:
     ValueError: if the layer is unknown.
@@ -88,7 +88,7 @@ def patches(model: Model, name: str) -> Function:
   """Returns the function that computes each patch's representation, BhwD.
 
   The name is 'block_N' as in `layer`, or 'pre_logits' for the tokens after the
-  last layer and its norm.
+  final norm.
 
   Raises:
     ValueError: if the layer is unknown, or is 'logits'.
@@ -127,7 +127,7 @@ def check_classifies(model: Model) -> None:
     what = f'finds {model.task}' if model.num_classes else 'has no head'
     raise ValueError(
       f'This model, a {type(model).__name__}, {what} and does not classify '
-      'whole images.'
+      'whole images. Give the checkpoint of a classifier.'
     )
 
 

@@ -20,7 +20,7 @@ _PEAK_FLOPS = {
   'TPU v5p': 459 * _TFLOP,
   'TPU v6 lite': 918 * _TFLOP,
   'TPU v6e': 918 * _TFLOP,
-  # Full names, because the name of a MIG slice begins with its card's name.
+  # Full names: a prefix would also match a MIG slice, which is slower.
   'NVIDIA A100-SXM4-40GB': 312 * _TFLOP,
   'NVIDIA A100-SXM4-80GB': 312 * _TFLOP,
   'NVIDIA A100-PCIE-40GB': 312 * _TFLOP,
@@ -101,9 +101,8 @@ class TpuChip:
     clock_hz: clock rate, which the compiler's cycle estimates refer to.
     hbm_gib: memory of the chip.
     link_bytes_per_s: bandwidth of one link, one way.
-    ring: minimum number of chips along an axis of a slice that is a ring. With
-      3D links, axes are rings if all their lengths are multiples of this
-      number.
+    ring: number of chips from which an axis of a slice is a ring. With 3D
+      links, the axes are rings if all their lengths are multiples of it.
     is_3d: whether a chip has six links instead of four.
     network_bytes_per_s: a chip's share of its host's network, one way; 0 if the
       figure is not published.

@@ -170,7 +170,7 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   if loop is None:
     raise ValueError(
       f'optimizer.layer_decay is {decay}, but a {model.kind} has no '
-      'sequence of equal layers; leave it at 1.'
+      'sequence of equal layers: leave optimizer.layer_decay at 1.'
     )
   L = model.num_blocks
 
@@ -377,8 +377,9 @@ def make(
     total_steps: length of the run, for the schedule of the weight decay.
 
   Raises:
-    ValueError: if layer decay does not apply to the model. The `init` of the
-      result raises ValueError if a pattern matches no parameter.
+    ValueError: if `lr_scales` is invalid, or layer decay does not apply to the
+      model. Also raised by `init` of the result, if a pattern matches no
+      parameter.
   """
   decay: Any = o.weight_decay
   if end := o.weight_decay_end:

@@ -93,7 +93,7 @@ def preemption_notice(
     for number in (
       (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
     ):
-      # Shells make background jobs ignore SIGINT. This must not change it.
+      # Shells make background jobs ignore SIGINT; leave that as it is.
       if signal.getsignal(number) != signal.SIG_IGN:
         previous[number] = signal.signal(number, note)
   _open = preempted

@@ -23,8 +23,8 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-# EX_UNAVAILABLE of sysexits.h. Launch scripts do not start the run again, as
-# they do after 75, because this error may recur.
+# EX_UNAVAILABLE of sysexits.h. slurm.sbatch and tpu.sh in launch/ restart a run
+# after 75, but not after this status, because the error may recur.
 EXIT_LOST = 69
 
 # Seconds without a heartbeat after which a process counts as lost. JAX's

@@ -155,9 +155,9 @@ class Progress:
 
     Args:
       log: the run's metrics.
-      metrics: 'highest' or 'lowest', by column of the log: which value is best.
-        The summary shows the best value, the first step that reached it, and
-        the final value of these columns.
+      metrics: which value is best ('highest' or 'lowest'), by column of the
+        log. The summary shows the best value of these columns, the first step
+        that reached it, and the final value.
       checkpoint: path of the last checkpoint.
       files: paths of other written files.
     """
@@ -268,7 +268,7 @@ def plot_curves(
     _draw_panel(axes, title, names, log, colors)
   all_axes[-1].set_xlabel('step')
   all_axes[-1].xaxis.set_major_formatter('{x:,.0f}')
-  # With one step there may be one tick; a second tick would be a fraction.
+  # With one step, allow one tick; a second tick would be at a fractional step.
   locator = all_axes[-1].xaxis.get_major_locator()
   locator.set_params(integer=True, min_n_ticks=1)
   figure.align_ylabels()

@@ -26,8 +26,8 @@ from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
 # Maximum number of dispatched steps whose metrics have not been read. Several
-# such steps keep the devices busy; few such steps end a run soon after a
-# non-finite loss.
+# such steps keep the devices busy; with few, a run ends soon after a non-finite
+# loss.
 MAX_IN_FLIGHT = 3
 
 
@@ -45,13 +45,13 @@ class Run:
     durations: the run's durations in steps.
     checkpoints: the checkpoints of the workdir.
     evaluators: functions from parameters to metrics and pictures by name.
-    shown: 'highest' or 'lowest' (which value is best), by metric, for the
-      metrics in the curves and the summary.
+    shown: which value is best ('highest' or 'lowest'), by metric in the curves
+      and the summary.
     meta: metadata (JSON) that every checkpoint stores. `save` updates these
       entries: `elapsed_s`, wall seconds of the run; `since_log`, metrics of the
-      steps since the last logged row; `evaluation_due`, whether SIGTERM ended
-      the evaluation of the step; and `evaluated`, the value of `best_metric` in
-      every evaluation.
+      steps since the last logged row; `evaluation_due`, whether a signal
+      interrupted the evaluation of the step; and `evaluated`, the value of
+      `best_metric` in every evaluation.
     start_step: step from which the run resumes; 0 for a new run.
     batch_size: examples per step.
     forward_flops: FLOPs of one example's forward pass.
@@ -208,8 +208,8 @@ class Run:
 
     Raises:
       Diverged: if the loss, the gradient or the parameters are not finite.
-      Preempted: after SIGTERM, once the state is saved. The resumed run starts
-        with this evaluation.
+      Preempted: after SIGTERM or Ctrl-C, once the state is saved. The resumed
+        run starts with this evaluation.
     """
     self._wait(0)
     result = state.average or state.params
@@ -247,7 +247,7 @@ class Run:
     return found.index(best(found)) < len(found) - patience
 
   def evaluate_again(self, step: int, state: Any) -> None:
-    """Repeats the evaluation of a saved step that SIGTERM interrupted."""
+    """Repeats the interrupted evaluation of a saved step."""
     self.evaluate(step, state)
     self.checkpoints.add_metrics(step, self._eval_metrics)
 
@@ -291,7 +291,7 @@ class Run:
     return self._log.last()
 
   def close(self) -> None:
-    """Closes the log after an error or SIGTERM, if `finish` did not close it.
+    """Closes the log after an error or a signal, if `finish` did not close it.
 
     Waits only a few seconds for dashboards, because the machine may stop soon,
     and other processes wait only `processes.MEET_S`.

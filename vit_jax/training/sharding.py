@@ -153,8 +153,8 @@ def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
 
   Paths of optimizer state and averages end with the parameters' names, so the
   same rules apply. A mesh axis that does not divide an array's dimension does
-  not shard it. Dimensions sharded over `fsdp` are sharded over `data` too; see
-  `_over_data`.
+  not shard it. Dimensions sharded over `fsdp` may be sharded over `data` too
+  (see `_over_data`).
 
   Args:
     tree: arrays or their shapes.

@@ -136,7 +136,7 @@ def _locked(path: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted(path: epath.Path) -> Iterator[None]:
-  """Warns if a run may still write to a bucket, and notes this run."""
+  """Warns about the lock file of another run, and writes one for this run."""
   if path.exists():
     _log.warning(
       'The last run in %s did not end normally: %s. If it still runs, stop one '
