@@ -36,8 +36,8 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-# `python -m vit_jax.predict` and `python -m vit_jax.serve` find their commands
-# in cli/ and tools/.
+# Lets `python -m vit_jax.predict` and `python -m vit_jax.serve` find modules in
+# cli/ and tools/.
 __path__ += [os.path.join(__path__[0], name) for name in ('cli', 'tools')]
 
 

@@ -10,9 +10,9 @@ import sys
 COMMANDS = {
   'train': ('vit_jax.main', 'trains, resumes, fine-tunes or evaluates'),
   'predict': ('vit_jax.predict', 'labels images'),
-  'evaluate': ('vit_jax.evaluate', 'accuracy by class, confusion matrix'),
-  'runs': ('vit_jax.runs', 'table of runs, best first, and their curves'),
-  'fewshot': ('vit_jax.fewshot', 'few-shot accuracy and linear probes'),
+  'evaluate': ('vit_jax.evaluate', 'measures accuracy per class'),
+  'runs': ('vit_jax.runs', 'lists runs, best first, and draws their curves'),
+  'fewshot': ('vit_jax.fewshot', 'measures few-shot accuracy, linear probes'),
   'convert': ('vit_jax.convert', 'converts checkpoints to other frameworks'),
   'serve': ('vit_jax.serve', 'serves a web page and an API that label images'),
   'visualize': ('vit_jax.visualize', 'plots attention, filters, positions'),

@@ -113,7 +113,7 @@ class Experiment:
     objective: the objective on this data.
     durations: durations in steps.
     lr: learning rate schedule.
-    optimizer: optimizer of all parameters.
+    optimizer: optimizer of the trained parameters.
     has_adapters: whether LoRA adapters are trained.
   """
 
@@ -121,7 +121,8 @@ class Experiment:
     """Builds the experiment of a config on data.
 
     Raises:
-      ValueError: if the config does not fit the data.
+      ValueError: if the config does not fit the data, or an optimizer field is
+        invalid.
     """
     self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
     config = self.config
@@ -292,9 +293,9 @@ class Experiment:
   def train_step(self) -> jax.stages.Wrapped:
     """Returns the jitted training step.
 
-    The step takes the state (donated), the objective's fixed parameters, a
-    training batch and the number of steps taken before. It returns the next
-    state and the metrics.
+    The step takes the state (donated), the result of `all_fixed`, a training
+    batch and the number of steps taken before. It returns the next state and
+    the metrics.
     """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     return jax.jit(
@@ -413,8 +414,8 @@ def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
   ]
   if on:
     raise ValueError(
-      f'objective.name={config.objective.name} ignores {", ".join(on)}: reset '
-      'to the "off" values.'
+      f'objective.name={config.objective.name} ignores {", ".join(on)}: use '
+      'the "off" values.'
     )
   return kind.from_config(config, image_size)
 

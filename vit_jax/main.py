@@ -14,7 +14,7 @@ fields. --config.init=CHECKPOINT starts from pre-trained weights.
 
 This is a sweep. It runs every combination, each in its own folder under
 WORKDIR/runs/, and writes results.csv and table.md. The first axis gives the
-rows of the table, the second the columns, and seeds are averaged. The same
+rows of the table, the second the columns; cells are means over seeds. The same
 command resumes the sweep. If you add values, it runs only the new combinations.
 A config can define axes too, as configs/ablation.py does; --sweep then replaces
 the values of an axis or adds an axis.

@@ -150,8 +150,8 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   """
   strength = 0 if epochs < 30 else 1 if epochs < 150 else 2
   name, rate, layer_decay = OPTIMIZERS[kind]
-  # A token of `MODEL` covers 8 x 8 pixels, so tiny images are enlarged. With
-  # more pixels there would be time for fewer epochs.
+  # A token of `MODEL` covers 8 x 8 pixels, so tiny images are enlarged to get
+  # enough tokens. With more pixels there would be time for fewer epochs.
   side = 32 if min(photos.size) < 24 else 48
   return {
     'batch_size': 64,
@@ -174,8 +174,8 @@ def _held_out(photos: Photos) -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
   With 1,000 photos or more, a tenth becomes the validation split. The result of
-  the run is then the step with the lowest validation loss. (Many steps have
-  equal accuracies.) With fewer photos, the validation loss is too noisy to
+  the run is then the step with the lowest validation loss. (Accuracy is often
+  equal at many steps.) With fewer photos, the validation loss is too noisy to
   choose a step.
   """
   enough = photos.count >= 1000

@@ -262,7 +262,7 @@ def _summarise(experiment: Experiment, workdir: str) -> None:
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Evaluates the checkpoint `config.init`, or by default the workdir's last.
+  """Evaluates the checkpoint `config.init`, or by default the workdir's.
 
   Images are resized to the checkpoint's image size. DETR takes any size, so it
   uses the config's image size.

@@ -57,7 +57,7 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def metrics(config: ConfigDict) -> dict[str, Best]:
-  """Returns 'highest' or 'lowest' by name of each valid `best_metric`."""
+  """Returns for each `best_metric` whether 'highest' or 'lowest' is better."""
   objective = objective_type(config)
   return {
     f'{name}/{metric}': best
@@ -79,15 +79,16 @@ def check(config: ConfigDict) -> None:
 
 
 def splits(config: ConfigDict) -> list[str]:
-  """Returns the splits of the training data set that evaluators measure."""
+  """Returns the splits of the training data set on which evaluators run."""
   found = entries(config).values()
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
 
 def shown(config: ConfigDict) -> dict[str, Best]:
-  """Returns `best_metric` and the first metric of each evaluator.
+  """Selects from `metrics`: `best_metric` and each evaluator's first metric.
 
-  The values are 'highest' or 'lowest': which value of the metric is best.
+  Raises:
+    ValueError: if no evaluator measures `best_metric`.
   """
   known = metrics(config)
   if config.best_metric not in known:

@@ -18,9 +18,9 @@ class Measures(NamedTuple):
   """Measures of a classifier's predictions.
 
   Attributes:
-    accuracy: share of the images whose likeliest class is right.
-    top5: share of the images with the right class among the five likeliest.
-    balanced: mean of the accuracies of the classes that have images.
+    accuracy: top-1 accuracy, from 0 to 1.
+    top5: top-5 accuracy.
+    balanced: mean accuracy per class, over the classes that have images.
     confusion_CC: number of images by true class (row) and predicted class
       (column), int64.
     class_names: C names.
@@ -39,7 +39,7 @@ class SeveralMeasures(NamedTuple):
   Attributes:
     class_names: C names.
     images: number of images that were measured.
-    measures: metrics of each class, and their means.
+    measures: metrics per class and overall.
   """
 
   class_names: tuple[str, ...]
@@ -52,7 +52,7 @@ def measures(
 ) -> Measures:
   """Compares true classes with the k likeliest classes, the likeliest first.
 
-  k must be 5, or the number of classes if this is smaller.
+  k must be min(5, C).
   """
   C = len(class_names)
   confusion_CC = np.zeros((C, C), np.int64)
@@ -74,7 +74,7 @@ def evaluate(
   data: str | Mapping[str, Any],
   split: str = '',
 ) -> Measures | SeveralMeasures:
-  """Measures a classifier on all images of a split.
+  """Measures a classifier on a split.
 
   If images have several classes, every class with a probability above 0.5 is
   predicted.
@@ -86,8 +86,8 @@ def evaluate(
       as `vtab/dtd` defines.
 
   Raises:
-    ValueError: if data and checkpoint do not fit together, or logits are not
-      finite.
+    ValueError: if the data lack labels or have unreadable images, if the
+      checkpoint lacks a class of the data, or if logits are not finite.
     OSError: if the checkpoint or data are missing.
   """
   checkpoint = opening.open_checkpoint(checkpoint)

@@ -21,7 +21,7 @@ class Evaluator(Protocol):
 
   Attributes:
     name: prefix of the metrics.
-    fixed_metrics: the result of `metrics`, if it does not depend on the entry.
+    fixed_metrics: the result of `metrics`, unless a subclass overrides it.
   """
 
   name: str
@@ -41,9 +41,9 @@ class Evaluator(Protocol):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns 'highest' or 'lowest' by name of each valid `best_metric`.
+    """Returns for each metric whether 'highest' or 'lowest' is better.
 
-    Names lack the prefix.
+    Names lack the prefix. `best_metric` can be any of these metrics.
     """
     del entry, objective
     return cls.fixed_metrics
@@ -97,7 +97,7 @@ class Parts:
   def batches(self) -> dict[str, Any]:
     """Keyword arguments of `features.global_batches`."""
     return {
-      # A batch that fits into memory in training also fits in evaluation.
+      # The size of a microbatch, which fits into memory in training.
       'batch_size': self.config.batch_size // self.config.accum_steps,
       'mesh': self.mesh,
       'workers': self.config.data.workers,
@@ -109,13 +109,13 @@ class Parts:
     Raises:
       ValueError: if its classes differ from the classes of the training split,
         or it has classes of objects and the objective learns one class per
-        image. Also if `data.split` joins splits that may contain it under
-        another name, such as `val` for `test`.
+        image. Also if `data.split` is a sum and the data lack the split, for
+        which `splits.select` could substitute a split of the sum.
     """
     data = self.config.data
     if '+' in data.split:
-      # Raises ValueError if a joined split may be this split under another
-      # name, so that a run never measures its training images.
+      # Fails if the split is missing, because `splits.select` substitutes no
+      # split in a sum. Alone, `test` could select `val`, which is trained on.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
     o = self.objective

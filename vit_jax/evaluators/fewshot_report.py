@@ -48,7 +48,7 @@ class Curve:
   knn: float | None = None
 
   def by_shots(self) -> dict[int, list[Result]]:
-    """Returns the results of all seeds, in ascending order of the shots."""
+    """Groups the results by their number of shots, in ascending order."""
     found: dict[int, list[Result]] = {}
     for result in sorted(self.results, key=lambda r: (r.shots, r.seed)):
       found.setdefault(result.shots, []).append(result)
@@ -126,7 +126,7 @@ def table(curve: Curve) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-  """Formats a range of penalties as powers of two, such as '2^-2 to 2^10'."""
+  """Formats a range of penalties, such as '2^-2 to 2^10'."""
   texts = (
     f'2^{math.log2(l2):.0f}'
     if l2 > 0 and math.log2(l2).is_integer()
@@ -194,7 +194,7 @@ def _wrapped(text: str, width: int = 80) -> str:
 
 
 def folder_labels(paths: Sequence[str]) -> list[str]:
-  """Returns the names of the files' folders; full paths if names repeat."""
+  """Returns the names of the files' folders, or their paths if names repeat."""
   folders = [pathlib.PurePath(os.path.abspath(path)).parent for path in paths]
   names = [folder.name for folder in folders]
   if len(set(names)) == len(names):

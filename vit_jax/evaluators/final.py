@@ -16,7 +16,8 @@ from vit_jax.objectives import objective_type
 FILE = 'report.txt'
 # Maximum number of training images for the linear classifier.
 _MOST_LEARNED = 5_000
-# Larger training sets have no baselines: reading all labels may take minutes.
+# Baselines are skipped for larger training sets, because reading all labels may
+# take minutes.
 _MOST_LABELS = 100_000
 # Side of images in pixels, and bins of a histogram, for the linear classifier.
 _SIDE, _BINS = 16, 16
@@ -29,15 +30,15 @@ _TRY = (
 
 
 def report(config: ConfigDict, workdir: str) -> str:
-  """Measures the result of a finished run and writes WORKDIR/report.txt.
+  """Measures a finished run on its test split and writes WORKDIR/report.txt.
 
   Args:
-    config: the run's config, after training.
+    config: the run's config.
     workdir: the run's workdir.
 
   Returns:
-    Lines for a terminal; '' if the run is not a classification, lacks test
-    images, or has more than 1,000 classes.
+    The text of the report; '' if the objective does not classify images, or if
+    there are no test labels or more than 1,000 classes.
   """
   split = _test_split(config)
   if not split or 'accuracy' not in objective_type(config).metrics:
@@ -77,7 +78,7 @@ def baselines(
 
   The first always predicts the most frequent class. The second is a linear
   classifier: ridge regression on 16x16 pixels and colour histograms, with the
-  penalty of the best leave-one-out accuracy.
+  penalty that has the best leave-one-out accuracy.
 
   Args:
     data: a `config.data`.
@@ -85,8 +86,8 @@ def baselines(
     test_split: the split for measuring.
 
   Returns:
-    Accuracies by name of the baseline; {} if the data lack labels or have too
-    many images.
+    Accuracies by name of the baseline; {} if the data lack labels or have more
+    than 100,000 training images.
   """
   train, test = (
     bad_images.open_checked(data, name) for name in (split, test_split)
@@ -143,16 +144,16 @@ def _features(
 def several_lines(found: SeveralMeasures) -> list[str]:
   """Returns the report for images with several classes.
 
-  It compares with a constant answer, whose average precision for a class is the
-  share of images that have the class.
+  The report compares the model with a constant answer, whose average precision
+  for a class is the share of images that have the class.
   """
   m, names, count = found.measures, found.class_names, found.images
   constant = float(np.mean(m.images_C / count))
   lines = [
     f'mean AP    {m.mean_ap:.1%} over {len(names)} classes of {count:,} '
-    f'images, {m.micro_ap:.1%} over all answers; a constant answer has '
+    f'images, micro AP {m.micro_ap:.1%}; mean AP of a constant answer '
     f'{constant:.1%}',
-    f'mean F1    {m.mean_f1:.1%}, {m.micro_f1:.1%} over all answers',
+    f'mean F1    {m.mean_f1:.1%}, micro F1 {m.micro_f1:.1%}',
   ]
   listed = np.argsort(m.ap_C, kind='stable')[:_LINES]
   if len(names) > _LINES:
@@ -169,7 +170,7 @@ def several_lines(found: SeveralMeasures) -> list[str]:
 
 
 def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-  """Returns Wilson's 95 % confidence interval of a proportion."""
+  """Returns Wilson's confidence interval of a proportion, by default 95 %."""
   share, spread = hits / count, z * z / count
   middle = (share + spread / 2) / (1 + spread)
   half = (
@@ -181,7 +182,7 @@ def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def _lines(found: Measures, simple: Mapping[str, float]) -> list[str]:
-  """Returns the lines of the report; `simple` has the baselines."""
+  """Returns the lines of the report; `simple` has the baselines' accuracies."""
   confusion_CC, names = found.confusion_CC, found.class_names
   images_C, right_C = confusion_CC.sum(axis=1), np.diag(confusion_CC)
   count = int(images_C.sum())
@@ -213,5 +214,8 @@ def _lines(found: Measures, simple: Mapping[str, float]) -> list[str]:
       )
   best = max(simple, key=lambda name: simple[name], default='')
   if best and simple[best] >= found.accuracy:
-    lines.append(f'The model does not beat {best} ({simple[best]:.1%}). {_TRY}')
+    lines.append(
+      f"The model does not beat the baseline '{best}' ({simple[best]:.1%}). "
+      f'{_TRY}'
+    )
   return lines

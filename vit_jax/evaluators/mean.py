@@ -60,7 +60,7 @@ class MeanEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns the means and the number of `examples`, as in `test/loss`."""
+    """Returns the means and the number of examples, named like `test/loss`."""
     # The sums stay on the device until the last batch is dispatched. Adding
     # them as Python floats avoids the rounding of float32.
     sums, rows = [], []

@@ -10,8 +10,8 @@
   vit.rollout(images, of='dog')            # Bhw
 
 An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
-take one image or a list of images, and apply the checkpoint's preprocessing. An
-unreadable image raises UnreadableImage, which names the file.
+take one image or a list of images, and apply the checkpoint's preprocessing. By
+default an unreadable image raises UnreadableImage, which names the file.
 """
 
 import os
@@ -29,7 +29,7 @@ from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
-# Batches are padded to one of a few sizes, because each size compiles once.
+# Batches are padded to one of these sizes, because each new size is compiled.
 _BATCH_SIZES = (1, 4, 16, 32)
 
 
@@ -44,7 +44,7 @@ class TrainedModel:
   Attributes:
     checkpoint: the opened checkpoint.
     class_names: C names; may be empty.
-    image_size: (H, W) that images are resized to.
+    image_size: (H, W) of preprocessed images.
   """
 
   def __init__(self, checkpoint: opening.Checkpoint):
@@ -64,7 +64,7 @@ class TrainedModel:
     """Returns the likeliest classes of each image, the likeliest first.
 
     The list of an image has `topk` pairs (name, probability), or fewer if there
-    are fewer classes. A class without a name has its number as name.
+    are fewer classes. The name of an unnamed class is its number.
     Probabilities are the softmax of the logits, or their sigmoid if the model
     was trained with the sigmoid loss.
 
@@ -193,7 +193,7 @@ class TrainedModel:
     return np.stack([*map(_readable, self._each(images, function))])
 
   def _each(self, images: Any, function: Any) -> Iterator[Any]:
-    """Yields the row or error of each image; pads batches to a few sizes."""
+    """Applies a function to batches; yields each image's row or its error."""
     listed, transform = _listed(images), self.checkpoint.transform()
     if not listed:
       raise ValueError('The list of images is empty. Give at least one image.')

@@ -19,13 +19,12 @@ from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
 # Penalties to try, for standardised features and the mean loss. The lowest
-# hardly changes the weights; the highest leaves little more than the
-# differences between class means.
+# hardly changes the weights. With the highest, the weights of a class are
+# almost proportional to the mean of its features.
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
-# A fit ends when the largest entry of the gradient of the mean loss is below
-# this. Probabilities are then accurate to about 1e-4. (In float32, the entry
-# can fall to 1e-8.)
+# A fit ends when no entry of the gradient is larger than this. Probabilities
+# are then accurate to about 1e-4. (In float32, entries can fall to 1e-8.)
 TOLERANCE = 1e-6
 MAX_ITERATIONS = 1000
 
@@ -39,7 +38,7 @@ class Probe:
   Attributes:
     l2: penalty.
     heldout_accuracy: accuracy on a held-out tenth of the training set, after
-      training on the rest; NaN if the penalty was given.
+      training on the rest; NaN if there was a single penalty.
     accuracy: accuracy on the test set, after training on the whole training
       set.
     iterations: number of L-BFGS iterations in the last fit.
@@ -70,17 +69,17 @@ def fit_probe(
   l2_grid: Sequence[float] = L2_GRID,
   tolerance: float = TOLERANCE,
 ) -> Probe:
-  """Fits a logistic regression to all training examples, and measures it.
+  """Fits a logistic regression to all training examples, and tests it.
 
   The fit minimises over W and b
 
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
   with standardised features x, by L-BFGS. This is scikit-learn's
-  `LogisticRegression` with C = 1 / (N l2). The penalty with the best accuracy
-  on a held-out tenth of the training set is chosen (see `hold_out`), the higher
-  one of equally good penalties. Penalties are tried from high to low, and each
-  fit starts from the result of the previous fit.
+  `LogisticRegression` with C = 1 / (N l2). A held-out tenth of the training set
+  (see `hold_out`) chooses the penalty with the best accuracy, or the highest of
+  equally good penalties. Penalties are tried from high to low, and each trial
+  starts from the result of the previous trial.
 
   All processes must call it with the same arrays, which are sharded over the
   mesh's batch axes.
@@ -96,8 +95,8 @@ def fit_probe(
     tolerance: maximum gradient entry at the end of a fit.
 
   Raises:
-    ValueError: if there are fewer than ten training examples to choose a
-      penalty.
+    ValueError: if `l2_grid` has several penalties and there are fewer than ten
+      training examples.
   """
   mean_D, std_D = ridge.moments(features_ND)
   # Differences are computed in float64, because means may be large compared
@@ -131,7 +130,8 @@ def fit_probe(
         tried, iterations, _ = fit(tried, *data, rest_N, penalty, tolerance)
         accuracy = float(measure(tried, *data, heldout_N))
         bar.set_postfix_str(
-          f'l2 {penalty:.1e}: {iterations} iterations, {accuracy:.2%} held out'
+          f'l2 {penalty:.1e}: {iterations} iterations, '
+          f'held-out accuracy {accuracy:.2%}'
         )
         bar.update()
         if accuracy > heldout_accuracy:

@@ -50,7 +50,8 @@ class RealEvaluator(Evaluator):
 
     Raises:
       FileNotFoundError: if `labels_path` is missing.
-      ValueError: if the file is not ReaL's, or if the source has other images.
+      ValueError: if the file is not ReaL's, or if the source has other images
+        or classes than ImageNet's.
     """
     check_imagenet(name, source.class_names)
     labels = read_labels(labels_path)
@@ -134,15 +135,16 @@ def check_imagenet(name: str, class_names: Sequence[str]) -> None:
       f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "
       f'have {len(class_names)}. Set evaluators.{name}.on=False.'
     )
-  # ImageNet's classes are sorted by WordNet id. If words, or numbers without
-  # leading zeros, are in sorted order, it is not ImageNet's order.
+  # ImageNet's order is the order of WordNet ids. So ids, or numbers with
+  # leading zeros, must be sorted as text. Words, or other numbers, that are
+  # sorted as text are in another order.
   are_ids = all(re.fullmatch(r'n\d{8}|\d{3,}', n) for n in class_names)
   are_sorted = list(class_names) == sorted(class_names)
   if are_ids != are_sorted:
     raise ValueError(
       f"evaluators.{name} needs ImageNet's classes in ImageNet's order, sorted "
       f'by WordNet id (n01440764 and so on); they run from {class_names[0]!r} '
-      f'to {class_names[-1]!r}.'
+      f'to {class_names[-1]!r}. Use such data, or turn the evaluator off.'
     )
 
 

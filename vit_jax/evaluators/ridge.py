@@ -15,7 +15,7 @@ import numpy as np
 # features.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
-# Maximum number of examples that choose the penalty. With 1,000 examples, an
+# Maximum number of examples to leave out in turn. With 1,000 examples, an
 # accuracy of 75 % has a standard error of 1.4 %. The error of a difference
 # between two penalties is much smaller.
 LEFT_OUT = 1000
@@ -152,7 +152,7 @@ def choose_l2(
 
   Args:
     ridge: decomposition with the targets of `one_vs_rest`.
-    labels_N: the classes of its examples.
+    labels_N: the classes of the examples.
     l2_grid: penalties to choose from.
   """
   count = len(labels_N)

@@ -1,7 +1,7 @@
 """Few-shot accuracy: least squares on frozen features of a few examples.
 
 Dimension letters: N training examples, R examples in at least one draw, M
-test examples, K shots of all classes, D features, C classes.
+test examples, K examples of one draw, D features, C classes.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from vit_jax.training import features
 
 # The penalty of big_vision's protocol, also used for one shot per class.
 FIXED_L2 = 2.0**10
-# The constant feature and the addend of deviations in big_vision's protocol.
+# In big_vision's protocol, the value of the constant feature, and the number
+# that is added to standard deviations.
 _BIAS = 100.0
 _EPSILON = 1e-5
 
@@ -41,8 +42,8 @@ def plan(
 ) -> dict[tuple[int, int], np.ndarray]:
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
-  The draws never change between versions. A draw depends only on k and the
-  seed, and the 5 shots of a seed are among its 10 shots.
+  Every version of vit_jax makes the same draws. They depend only on the labels,
+  k and the seed. The 5 shots of a seed are among its 10 shots.
 
   Args:
     labels_N: labels of the training examples.

@@ -73,15 +73,14 @@ class Objective:
     valid: valid values of these fields; see `fields.check_value`.
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
-    trained: the model class, if the objective needs a certain one. A subclass
-      of another model class, such as ViT, adds fields to it. `config.model`
-      then describes the base model, and `config.objective` has the added
-      fields.
+    trained: the model class, if the objective needs a certain one. If the class
+      extends another model class, such as ViT, `config.model` has the fields of
+      that class, and `config.objective` has the added fields.
     result: name of an entry of the objective's state that is the result of
       training, such as a momentum teacher; empty if the result is the
       parameters. Evaluators measure the result, and checkpoints are opened with
       it. The entry has the names and shapes of the parameters.
-    metrics: 'highest' or 'lowest' (which mean is better), by the name of each
+    metrics: whether the 'highest' or the 'lowest' mean is better, for each
       metric that `evaluate` sums, except `examples`. The first metric is the
       main metric.
     model: the model that checkpoints are opened with.
@@ -324,5 +323,6 @@ def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
   if facts.several_labels and one_class:
     raise ValueError(
       f'{config.data.name} has several classes per image, but '
-      f'objective.name={learned} learns one class: use classification.'
+      f'objective.name={learned} learns one class per image. Use the objective '
+      'classification.'
     )

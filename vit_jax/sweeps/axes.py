@@ -212,7 +212,7 @@ def sets_only(found: Axis, field: str) -> bool:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Raises errors again as ValueError, with `what` in front of the message."""
+  """Prefixes messages with `what`; FileNotFoundError becomes ValueError."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:

@@ -169,7 +169,7 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
 
 
 def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
-  """Returns the number of examples that two splits share, by their names.
+  """Returns the number of examples that two split strings share.
 
   It cannot detect that two names, such as 'test' and 'validation', stand for
   the same images.

@@ -137,7 +137,7 @@ class _Sweep:
     return [cell for cell in cells if cell.workdir not in self._results]
 
   def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
-    """Returns the run with the chosen candidate, or None before the choice."""
+    """Returns the run with the chosen candidate, or None if none is chosen."""
     choice = self._choices.get(entry.group)
     return None if choice is None else entry.runs[choice]
 

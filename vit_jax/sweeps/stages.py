@@ -1,9 +1,9 @@
 """Train a run in stages, such as a teacher before its student.
 
 `config.stages` lists the stages in order. A stage trains the config with some
-fields changed, in WORKDIR/stages/NAME. The last stage trains the config itself,
-in WORKDIR. Each stage is a run like any other run, so the same command resumes
-the stage that was stopped.
+fields changed, in WORKDIR/stages/NAME. After these stages, the config itself is
+trained in WORKDIR. Each stage is a run like any other run, so the same command
+resumes the stage that was stopped.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   if config.stages and config.extend:
     raise ValueError(
       'extend continues a single run, and this config has stages: '
-      f'{", ".join(name for name, _ in config.stages)}. Remove one of them.'
+      f'{", ".join(name for name, _ in config.stages)}. Remove extend or '
+      'stages.'
     )
   if config.stages:
     check(config)  # before hours of training its stages
@@ -48,7 +49,7 @@ def check(config: ConfigDict) -> CheckedConfig:
   """Checks every stage of a config, without opening data.
 
   Returns:
-    The config of the last stage, the run itself.
+    The checked config of the run itself.
 
   Raises:
     ValueError: if a stage cannot work. The message names the stage and the
@@ -121,7 +122,7 @@ def _refuse_unknown(config: ConfigDict) -> None:
 
 
 def _alone(config: ConfigDict, workdir: str, fields: dict) -> ConfigDict:
-  """Returns a config with `fields` set, and stages replaced by their paths."""
+  """Returns a config without stages, with `fields` and full paths to stages."""
   stage = config.copy_and_resolve_references()
   stage.stages = ()
   axes.set_fields(stage, fields)

@@ -9,9 +9,9 @@
   python -m vit_jax.visualize posemb CHECKPOINT
   python -m vit_jax.visualize masked CHECKPOINT photo.jpg
 
-Each command writes pictures (PNG) and arrays (such as rollout.npz) to the
-folder --out. The report is a single file, report.html. Existing files are
-replaced.
+`report` writes a single file, report.html. The other commands write pictures
+(PNG) and arrays (such as rollout.npz). Files go to the folder --out and replace
+existing files.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
       '--image_size',
       help='image size of the model, such as 512 or 384x512; position '
-      "embeddings are interpolated (default: the checkpoint's, or 224)",
+      "embeddings are interpolated (default: the checkpoint's size)",
     )
     if what in ('report', 'rollout'):
       add(

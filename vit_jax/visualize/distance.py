@@ -1,4 +1,4 @@
-"""Mean attention distance (figures 7 right and 11; appendix D.8).
+"""Mean attention distance (ViT paper, figures 7 right and 11, appendix D.8).
 
 This is the mean distance between a patch and the patches that it attends to,
 weighted by attention. Distances are Euclidean, between patch centres, in pixels

@@ -26,7 +26,7 @@ def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
 
 
 def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Keeps the half of the pixels where a map is highest, grays the rest."""
+  """Keeps the half of the pixels where a map is highest; grays the rest."""
   stays_HW = highest(enlarge(map_hw, shown_HWC.shape[:2]), _KEEP)
   return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
 
@@ -128,7 +128,7 @@ def heads(
 
 
 def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
-  """Draws figure 11: mean attention distance of every head, by layer.
+  """Draws the mean attention distance of every head (ViT paper, figure 11).
 
   Args:
     pixels_XN: distances by layer and head, in pixels.
@@ -173,7 +173,7 @@ def filters(components_XPPC: np.ndarray) -> bytes:
 
 
 def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
-  """Draws cosine similarities, one tile per patch (figures 7 and 10)."""
+  """Draws cosine similarities, one tile per patch (ViT, figures 7 and 10)."""
   X, h, w, _, _ = cosines_Xhwhw.shape
   across = min(4, X)
   down = -(-X // across)

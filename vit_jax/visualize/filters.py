@@ -1,4 +1,4 @@
-"""Filters of the patch embedding (figure 7, left)."""
+"""Filters of the patch embedding (ViT paper, figure 7 left)."""
 
 from typing import Any
 

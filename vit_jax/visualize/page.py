@@ -1,4 +1,4 @@
-"""All pictures of a checkpoint as one self-contained page."""
+"""Pictures of a checkpoint as one self-contained page."""
 
 import base64
 import html
@@ -125,7 +125,7 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
 
 
 def _plots(section: Section, kind: str = 'fitting') -> str:
-  """Returns HTML of a section's text and its pictures at original size."""
+  """Returns HTML of a section's text and pictures; `kind` is a CSS class."""
   figures = [_figure(x.draw(), x.caption, kind) for x in section.figures]
   return '\n'.join([f'<p>{html.escape(section.text)}</p>', *figures])
 

@@ -83,7 +83,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
     rows.append({title: _joined(x, h, w) for title, x in patches.items()})
 
   def line(n: int) -> dict[str, np.ndarray]:
-    # A whole factor keeps pixels sharp.
+    # An integer factor keeps pixels sharp.
     times = math.ceil(SMALLEST / max(checkpoint.image_size))
     return {k: x.repeat(times, 0).repeat(times, 1) for k, x in rows[n].items()}
 

@@ -62,7 +62,7 @@ def fuse(
   discard: float = 0.0,
   gradients_BNQL: Array | None = None,
 ) -> Array:
-  """Combines the weights of all heads, BQL; see `rollout` for arguments."""
+  """Combines the weights of all heads, BQL; see `rollout` for the options."""
   if gradients_BNQL is not None:
     weights_BNQL = jax.nn.relu(weights_BNQL * gradients_BNQL)
   fused_BQL = FUSIONS[fusion](weights_BNQL, axis=1)
@@ -104,6 +104,6 @@ def maps(
   # The minimum avoids 0 / 0. The map of an image is 0 if no attention to
   # patches is left.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
-  # XLA may divide by multiplying with an inverse, which gives 1 - 6e-8.
+  # XLA may multiply by the inverse, which gives 1 - 6e-8 instead of 1.
   row = jnp.where(row == max_B1, 1.0, row / max_B1)
   return row.reshape(-1, h, w)

@@ -1,7 +1,4 @@
-"""Pictures and arrays of a checkpoint, one function per kind.
-
-Each function returns a `Section`: arrays, figures and a description.
-"""
+"""Pictures and arrays of a checkpoint, as one `Section` per kind."""
 
 import dataclasses
 import functools
@@ -89,9 +86,9 @@ def rollout(
 ) -> Section:
   """Attention rollout: how much of each patch reaches the output.
 
-  Pictures: the map over the photograph, and the photograph with only its
-  highest half visible. Arrays: `maps` (class, image, h, w) from 0 to 1,
-  `classes` ('' if no class was given), `files`.
+  Pictures: the map over the photograph, and the half of the photograph where
+  the map is highest. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes`
+  ('' if no class was given), `files`.
 
   Args:
     subject: the model and its images.
@@ -123,8 +120,8 @@ def rollout(
   return Section(
     'Attention rollout',
     'How much of each patch reaches the output, over all layers '
-    f'({how}). Brighter is more. The masked picture shows only the half of the '
-    'pixels with the highest values.',
+    f'({how}). Brighter means more. The masked picture shows only the half of '
+    'the pixels with the highest values.',
     {
       'maps': np.stack(maps),
       'classes': np.array(names),
@@ -137,7 +134,7 @@ def rollout(
 def over(
   shown_HWC: np.ndarray, map_hw: np.ndarray, title: str
 ) -> dict[str, np.ndarray]:
-  """Returns by title: a photograph under a map, and its highest half."""
+  """Returns a photograph under a map, and its part where the map is highest."""
   title = f'{title}: ' if title else ''
   return {
     f'{title}rollout': draw.overlay(shown_HWC, map_hw),
@@ -217,7 +214,7 @@ def attention(
 
 
 def distance(subject: Subject) -> Section:
-  """Mean attention distance in pixels (figures 7 and 11 of the paper).
+  """Mean attention distance in pixels (figures 7 and 11 of the ViT paper).
 
   Array: `all` (layer, head), averaged over the images.
 
@@ -235,19 +232,21 @@ def distance(subject: Subject) -> Section:
   return Section(
     'Mean attention distance',
     'Mean distance between a patch and the patches that it attends to, '
-    'weighted by attention (figures 7 and 11 of the paper). It is in pixels '
-    f'and averaged over {n} {"image" if n == 1 else "images"}.',
+    'weighted by attention (figures 7 and 11 of the ViT paper). It is in '
+    f'pixels and averaged over {n} {"image" if n == 1 else "images"}.',
     {'all': mean_XN},
     [
       Figure(
-        'distance', 'a dot is a head', lambda: draw.distances(mean_XN, uniform)
+        'distance',
+        'each dot is a head',
+        lambda: draw.distances(mean_XN, uniform),
       )
     ],
   )
 
 
 def first_filters(subject: Subject) -> Section:
-  """Principal components of the patch embedding (figure 7).
+  """Principal components of the patch embedding (figure 7 of the ViT paper).
 
   For a ResNet or hybrid, these are components of the first convolution. Array:
   `components` (count, P, P, RGB), each of length 1.
@@ -266,14 +265,14 @@ def first_filters(subject: Subject) -> Section:
     f'The leading {len(components)} principal components of the '
     f'{kernel.shape[-1]} filters of the {what} ({kernel.shape[0]}x'
     f'{kernel.shape[1]} pixels), gray where they are 0 (figure 7 of the '
-    'paper).',
+    'ViT paper).',
     {'components': components},
     [Figure('filters', caption, lambda: draw.filters(components))],
   )
 
 
 def posemb(subject: Subject) -> Section:
-  """Similarity of position embeddings (figures 7 and 10).
+  """Similarity of position embeddings (figures 7 and 10 of the ViT paper).
 
   Array: `cosines` (table, h, w, h, w), with one table, or one per layer if
   every layer adds its own embeddings.
@@ -290,7 +289,7 @@ def posemb(subject: Subject) -> Section:
   return Section(
     'Position embeddings',
     'Cosine similarity of the position embedding of each patch (a tile) to '
-    'the embeddings of all patches (figures 7 and 10 of the paper).',
+    'the embeddings of all patches (figures 7 and 10 of the ViT paper).',
     {'cosines': cosines_Xhwhw},
     [Figure('posemb', caption, lambda: draw.similarities(cosines_Xhwhw))],
   )

@@ -1,4 +1,4 @@
-"""Similarity of position embeddings (figures 7 centre and 10)."""
+"""Similarity of position embeddings (ViT paper, figures 7 centre and 10)."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ class Subject:
   """A checkpoint and its input images.
 
   Attributes:
-    checkpoint: the model.
+    checkpoint: the checkpoint.
     photographs: images, preprocessed for the model.
   """
 
