@@ -203,7 +203,7 @@ def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
 
 
 class JpegHeader(NamedTuple):
-  """Facts from the header of a JPEG: all segments before the pixels.
+  """Facts from the header of a JPEG, the segments before the pixels.
 
   A crop needs no row below its bottom. The decoder stops there if a smaller
   height is written into the header. This saves 15 % of the time for a training

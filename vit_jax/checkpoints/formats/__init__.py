@@ -1,1 +1,1 @@
-"""Readers and writers of foreign checkpoint formats, one in each file."""
+"""Reads and writes foreign checkpoint formats, one format per file."""
