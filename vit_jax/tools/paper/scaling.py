@@ -12,7 +12,8 @@ from vit_jax.training import plots
 # Families in the order of the legend.
 FAMILIES = ('ViT', 'ResNet (BiT)', 'Hybrid', 'Axial', 'Other')
 
-# Offsets of labels from their points, in points. Points alternate between them.
+# Offsets of labels from the models' points, in typographic points. Successive
+# labels of a family alternate between the two.
 _OFFSETS = ((6, -10), (-4, 6))
 
 
