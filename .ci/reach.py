@@ -77,9 +77,9 @@ def tests_of(path):
 def affected(changed):
   """Returns the test files that the changed files affect.
 
-  A test file is affected if it imports a changed module, directly or through
-  other modules, if it is beside or below a changed `conftest.py`, or if its
-  text names a changed file that is not a module.
+  A test file is affected in three cases: it imports a changed module, directly
+  or through other modules; it is beside or below a changed `conftest.py`; or
+  its text names a changed file that is not a module.
   """
   direct = imports()
   reached = {path for path in changed if path in direct}

@@ -70,8 +70,8 @@ def get_config(argument='b16,table2'):
   names = benchmarks.SUITES.get(suite) or tuple(suite.split('+'))
   tasks = {}
   for name in names:
-    # Fields that the user sets override the recipe. But evaluators that cannot
-    # work on this dataset stay off.
+    # Fields that the user sets override the recipe, except that evaluators that
+    # cannot work on this dataset stay off.
     tasks[name] = {
       field: value
       for field, value in fields_on(config, name, suite).items()

@@ -46,8 +46,8 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   The input is images, float32 [batch, H, W, 3], normalised as described in
   model.json. The output is logits, float32 [batch, C], or the representation of
   a model without a head. DETR takes images without padding. Its output is a
-  dictionary of the last layer's `logits` [batch, Q, C + 1], `boxes` [batch, Q,
-  4] and, if the model predicts masks, `mask_logits`.
+  dictionary of the last layer's `logits` [batch, Q, C + 1] and `boxes` [batch,
+  Q, 4]. It also has `mask_logits` if the model predicts masks.
 
   Args:
     checkpoint: the checkpoint.

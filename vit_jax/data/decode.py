@@ -213,8 +213,9 @@ class JpegHeader(NamedTuple):
     height: number of rows as stored, before rotation.
     width: number of columns as stored, before rotation.
     height_at: position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early. To stop early, it needs all rows in one scan, from top
-      to bottom, and no restart markers: missing markers look like damage.
+      cannot stop early. The decoder can stop early if one scan has all rows,
+      from top to bottom, and there are no restart markers. Restart markers
+      prevent it, because missing ones look like damage.
     lookahead: number of rows below a row that influence the decoded row. It is
       0 unless chroma has fewer rows than brightness and is interpolated.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.

@@ -5,8 +5,8 @@
   webdataset:./folder   or a pattern of files; KEY.cls has a class number
 
 The library `datasets` copies these files to Arrow files once, for random
-access. To read one image from a Parquet file, it would have to read a whole row
-group. A tar file can only be read from start to end.
+access. Otherwise, reading one image from a Parquet file would read a whole row
+group, and a tar file could only be read from start to end.
 """
 
 import importlib.util

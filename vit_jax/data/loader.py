@@ -1,10 +1,10 @@
 """Makes batches of a source, as a pure function of the seed and the step.
 
 The seed and a running index determine the order of the examples and the random
-numbers of each example. So the batch at step n is bit for bit the same, whether
-earlier steps were read or skipped, for any number of threads, workers and
-processes. A checkpoint needs no iterator state, and a run may resume on another
-number of hosts.
+numbers of each example. So the batch at step n is always the same, bit for bit.
+It does not depend on whether earlier steps were read or skipped, nor on the
+number of threads, workers and processes. A checkpoint needs no iterator state,
+and a run may resume on another number of hosts.
 """
 
 import functools

@@ -102,8 +102,8 @@ class TrainTransform:
     for _ in range(_CROP_ATTEMPTS):
       aspect = rng.uniform(*_ASPECTS)
       # `tallest` is the height of the largest box of this aspect ratio that
-      # fits and has at most `max_area`; `smallest` is that of a box of
-      # `min_area`.
+      # fits and has at most `max_area`. `smallest` is the height of the box
+      # whose area is `min_area`.
       tallest = min(height, int((width + 0.5) / aspect))
       if self.max_area < 1:
         largest = math.sqrt(self.max_area * height * width / aspect)

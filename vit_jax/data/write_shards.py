@@ -17,9 +17,9 @@ _SHARD_BYTES = 256 << 20
 def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
   """Writes splits of a dataset to a new folder.
 
-  `arrayrecord:TARGET` reads the same images and classes as `name`, in the same
-  order if `split_seed` is 0. If `train` is the only split that you write,
-  `arrayrecord:` later takes a fifth of it as `test`.
+  `arrayrecord:TARGET` reads the same images and classes as `name`. The order is
+  also the same if `split_seed` is 0. If `train` is the only split in the
+  folder, `arrayrecord:` takes a fifth of its images as `test`.
 
   Args:
     name: `data.name` of a config.

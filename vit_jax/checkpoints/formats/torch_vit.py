@@ -90,8 +90,9 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Endings of keys of kernels and query biases. If a file has such a key, it may
-# lack the bias of the kernel, or of the matching key projection: it is zero.
+# Endings of keys. A kernel with such a key may lack its bias. If a query bias
+# has such a key, the bias of the key projection may be missing. Missing biases
+# are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
