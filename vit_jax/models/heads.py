@@ -39,7 +39,7 @@ class MAPHead(nn.Module):
 def classifier(
   y_BD: jax.Array, num_classes: int, head_bias: float, name: str = 'head'
 ) -> jax.Array:
-  """Returns logits BC of a zero-initialised linear layer.
+  """Returns logits BC of a linear layer with a zero-initialised kernel.
 
   Computes in float32 even if `y_BD` is bfloat16, because bfloat16 logits have
   too few digits for a loss over thousands of classes.

@@ -41,8 +41,8 @@ def schedule(
   milestones (staircase), or 1 (constant).
 
   Raises:
-    ValueError: if the warm-up is as long as the run, or milestones and decay
-      contradict each other.
+    ValueError: if the warm-up is not shorter than the run, or milestones and
+      decay contradict each other.
   """
   if bool(milestones_steps) != (decay == 'staircase'):
     raise ValueError(

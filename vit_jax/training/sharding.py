@@ -226,7 +226,7 @@ def _fit(
 ) -> PartitionSpec:
   """Returns the part of a rule whose mesh axes divide their dimensions."""
   if len(shape) < len(spec):
-    return PartitionSpec()  # a smaller array with the name of a parameter
+    return PartitionSpec()  # named like a parameter, but fewer dimensions
   fitting: list[Axes] = [None] * (len(shape) - len(spec))
   for axes, n in zip(spec, shape[len(fitting) :], strict=True):
     kept: tuple[str, ...] = ()
