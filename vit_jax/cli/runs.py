@@ -20,7 +20,7 @@ from vit_jax.cli import flags
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
-# Maximum length of a table cell, and of a run's name in the picture.
+# Maximum length of a config value in the table and of a name in the picture.
 _WIDTH = 40
 
 

@@ -1,7 +1,7 @@
 """Declarations of model fields.
 
-The config, the checks of `variants.build`, the output of `python -m
-vit_jax.models --fields` and the limits of foreign formats derive from them.
+They determine the config, the checks of `variants.build`, the output of `python
+-m vit_jax.models --fields` and the limits of foreign formats.
 """
 
 import dataclasses

@@ -167,8 +167,8 @@ class ViT(Model):
   )
   rope_registers: float = field(
     0.0,
-    'Theta of rotary embeddings of the registers as a square grid; 0 disables '
-    'them.',
+    'Theta of rotary embeddings of the registers, placed on a square grid; 0 '
+    'disables them.',
     valid='[0, inf)',
     needs='rope',
   )

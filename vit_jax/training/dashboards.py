@@ -115,7 +115,7 @@ class EventFile:
     from tensorboard.summary.writer import record_writer
 
     self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
-    # Named as by TensorBoard, which reads files in the order of their names.
+    # Named as TensorBoard names its files, which it reads in order of name.
     self._path = epath.Path(folder) / (
       f'events.out.tfevents.{time.time_ns() / 1e9:020.9f}'
       f'.{socket.gethostname()}.{os.getpid()}'

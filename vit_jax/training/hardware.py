@@ -141,7 +141,8 @@ class TpuChip:
 # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. A link has half
 # of a chip's bidirectional bandwidth, divided by the number of its links. v2
 # and v3 have 496 and 656 Gbit/s per link (Norrie et al.).
-# Rings: a pod's whole axis of 16 chips (v3: 32), or cubes of 4 x 4 x 4 (the
+# Rings: an axis is a ring at the pod's full length of 16 chips (v3: 32). With
+# 3D links, it is a ring if the slice consists of cubes of 4 x 4 x 4 chips (the
 # same pages, and Jouppi et al.).
 # Network: for the 8 chips of a host, v5e has two adapters of 100 Gbit/s, and
 # v6e four of 200 Gbit/s. v5p has 50 Gbit/s per chip. (Sources:

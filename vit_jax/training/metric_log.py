@@ -23,7 +23,7 @@ class MetricLog:
   """Writes scalars to `<workdir>/metrics.csv` and to available dashboards.
 
   The table has a row per step and a column per metric; a cell is empty if the
-  step lacks the metric. Every `write` is in the file when it returns.
+  step lacks the metric. `write` returns once the file has it.
 
   Attributes:
     path: the CSV file.

@@ -354,7 +354,7 @@ def sharpest(params: Any, grads: Any, rho: float) -> Any:
 def make(
   o: ConfigDict, lr: Schedule, model: Model, total_steps: int = 1
 ) -> optax.GradientTransformation:
-  """Returns the chain of the optimizer of a config.
+  """Returns the optax chain of `config.optimizer`.
 
   Adam's weight decay is decoupled and multiplied by the learning rate, as in
   AdamW. big_vision multiplies weight decay only by the schedule: decay 0.1 of

@@ -111,8 +111,9 @@ def failing_together() -> Iterator[None]:
     try:
       client.wait_at_barrier('vit_jax failed', 1000 * MEET_S)
     except jax.errors.JaxRuntimeError:
-      # If the cause is a lost process, JAX aborts this process while it sleeps.
-      # A collective operation may fail before JAX notices the loss.
+      # If another process is lost, JAX aborts this process while it sleeps. The
+      # sleep is longer after a JAX error, because a collective operation may
+      # fail before JAX notices the loss.
       is_jax = isinstance(e, jax.errors.JaxRuntimeError)
       time.sleep(HEARTBEAT_S * (2 if is_jax else 1))
       if not isinstance(e, SystemExit):

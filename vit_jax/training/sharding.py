@@ -258,7 +258,7 @@ def _names(axes: Axes) -> tuple[str, ...]:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-  """Returns the index of this process's part of a batch, and the part count.
+  """Returns (index, count): this process's part among the parts of a batch.
 
   Processes whose devices differ only along `tensor` load the same part.
 
