@@ -1,7 +1,7 @@
-"""A checkpoint as an object with predictions, features and attention maps.
+"""Predictions, features and attention maps of a checkpoint.
 
   import vit_jax
-  vit = vit_jax.load('runs/mine')          # or any file, folder or name
+  vit = vit_jax.load('runs/mine')          # see opening.open_checkpoint
   vit.predict(['a.jpg', 'b.jpg'], topk=1)  # [[('dog', 0.97)], [('cat', 0.99)]]
   vit.logits(images)                       # BC
   vit.features(images, layer='block_3')    # BD
@@ -128,8 +128,8 @@ class TrainedModel:
     """Returns the representation at a layer (see `features.layer`), float32 BD.
 
     With `patches`, returns the tokens of the patches, BhwD, without the class
-    token and registers. The layer is then 'block_N', or by default the
-    normalised output of the last layer.
+    token and registers. 'pre_logits' then means the normalised output of the
+    last layer, and 'logits' is invalid.
 
     Raises:
       UnreadableImage: if an image is unreadable.

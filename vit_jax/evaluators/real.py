@@ -38,7 +38,7 @@ class RealEvaluator(Evaluator):
     source: LabelledSource,
     labels_path: str,
   ):
-    """Reads every record of a source once, to get the number in its name.
+    """Reads each record once, to get the image's number from its name.
 
     Args:
       name: prefix of the metrics.

@@ -253,8 +253,8 @@ class Objective:
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
     """Returns the training loss, and a pair of metrics and `seen`.
 
-    `seen` is an argument of `next_state`. Gradient accumulation averages `seen`
-    over the microbatches.
+    `seen` has the statistics of the batch that `next_state` needs. Gradient
+    accumulation averages them over the microbatches.
     """
     del state
     loss, metrics = self.loss(params, fixed, batch, key)

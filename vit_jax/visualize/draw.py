@@ -74,7 +74,7 @@ def sheet(
   """Draws images side by side.
 
   Args:
-    rows: images HWC by the title of their column; all rows have equal titles.
+    rows: images HWC by the title of their column, the same titles in each row.
     names: names of the rows.
   """
   titles = list(rows[0])
