@@ -173,7 +173,7 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
   assert 'text.jpg' in refusal(tmp_path / 'run', photos[0], text)
   bert, params = make(causal=False)
   save(tmp_path / 'bert', bert, params, SIZE)
-  assert 'is not a causal iGPT, which predicts' in refusal(
+  assert 'is not a causal iGPT: it is iGPT (BERT)' in refusal(
     tmp_path / 'bert', photos[0]
   )
   vit = variants.build(
@@ -182,7 +182,7 @@ def test_other_checkpoints_and_files_are_refused(tmp_path, photos, capsys):
     **(variants.fields('ti/4') | {'width': 12, 'depth': 1}),
   )
   save(tmp_path / 'vit', vit, variants.init(vit, KEY, (8, 8)), (8, 8))
-  assert 'pixels before it: ViT, ' in refusal(tmp_path / 'vit', photos[0])
+  assert 'it is ViT, ' in refusal(tmp_path / 'vit', photos[0])
 
 
 @pytest.mark.parametrize(

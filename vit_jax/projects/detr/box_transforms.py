@@ -1,8 +1,8 @@
 """Turn a record with boxes into arrays of fixed shapes.
 
-This follows DETR's code (2005.12872). An image is cropped at random, resized to
-one of several short sides with its aspect ratio kept, and flipped at random. It
-is placed in the upper left corner of the array; the rest of the array is 0.
+This follows DETR's code (2005.12872). An image is cropped at random, resized
+with its aspect ratio kept, and flipped at random. The result lies in the upper
+left corner of the array; the rest of the array is 0.
 """
 
 import dataclasses
@@ -39,11 +39,10 @@ class BoxTransform(transforms.PerStep):
     crop: smallest and largest side of the random crop, in pixels of the image
       after that resize.
     flip: whether images are flipped horizontally with probability 1/2.
-    buckets: number of different array shapes. A bucket is a shape and its part
-      of `short_sides`, which are divided evenly. The shape is `image_size`,
-      scaled by the longest short side of the bucket relative to the longest of
-      all, and rounded up to multiples of 32. All images of a batch are in the
-      same bucket.
+    buckets: number of groups of nearly equal size into which `short_sides` are
+      split. All images of a batch use the same group. The arrays of a group
+      have the shape `image_size`, scaled by its longest short side relative to
+      the longest of all, and rounded up to multiples of 32.
   """
 
   image_size: tuple[int, int]
@@ -66,9 +65,9 @@ class BoxTransform(transforms.PerStep):
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns the possible (H, W) of a training batch, all equally likely.
+    """Returns the (H, W) of a training batch for each short side.
 
-    The list has an entry per short side; with one bucket, only `image_size`.
+    All entries are equally likely. With one bucket, the list has one entry.
     """
     if self.buckets == 1:
       return [self.image_size]
@@ -134,8 +133,8 @@ class BoxTransform(transforms.PerStep):
     corner_4 = np.array([part.left, part.top] * 2)
     boxes_N4 = np.asarray(record['boxes'], np.float64).reshape(-1, 4)
     boxes_N4 = (boxes_N4 - corner_4) / ([part.width, part.height] * 2)
-    # The nearest original row and column for each row and column of the resized
-    # image. Masks are sampled there.
+    # Masks are sampled at these rows and columns of the original image, one for
+    # each row and column of the resized image.
     rows = part.top + segments.nearest(part.height, size[0])
     columns = part.left + segments.nearest(part.width, size[1])
     if flip:
@@ -183,10 +182,10 @@ class BoxTransform(transforms.PerStep):
     middle one.
 
     Args:
-      record: the record.
+      record: a record with masks.
       kept: indices of the kept objects.
-      pixels: for each row and column of the resized image, the row and column
-        of the original image.
+      pixels: the original row of each row of the resized image, and the
+        original column of each column.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2
@@ -202,8 +201,8 @@ class BoxTransform(transforms.PerStep):
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Draws a crop, in pixels of the original image.
 
-    The crop is drawn in an image that is resized to one of `crop_sides`, and
-    then mapped back to the original. So the image is resized once, not twice.
+    DETR's code resizes the image to one of `crop_sides`, crops it, and resizes
+    the crop. Mapping the crop to the original image saves the first resize.
     """
     scale = _one(self.crop_sides, rng) / min(height, width)
     starts, sides = [], []

@@ -15,7 +15,8 @@ from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.projects.detr.model import predicted
 from vit_jax.visualize import draw, photos
 
-# Pictures of smaller images are enlarged, so that names fit beside boxes.
+# Images whose long side is at most half of this are enlarged in pictures, so
+# that names fit beside boxes.
 _LEAST_SIDE = 480
 
 
@@ -50,13 +51,14 @@ class Detector:
     self._likeliest = jax.jit(self._outputs)
 
   def __call__(self, path: str) -> tuple[np.ndarray, Detections]:
-    """Returns an image, uint8 HWC with EXIF orientation, and its detections.
+    """Returns the upright image, uint8 HWC, and its detections.
 
     The model sees a copy that is resized to fit into the checkpoint's image
-    size. For upright images, the height and width of this size are swapped.
+    size. The longer side of this size lies along the longer side of the image.
 
     Raises:
       UnreadableImage: if the file cannot be decoded.
+      ValueError: if the outputs of the model are not finite.
     """
     data = decode.read_file(path)
     shown_HWC = decode.open_image(data, path).read()
@@ -95,8 +97,8 @@ class Detector:
 
     Returns:
       `labels` Q; `scores` Q; `boxes` Q4, corners as shares of the image without
-      padding; and, if the model has masks, `mask_logits` Qhw, which cover the
-      padded canvas.
+      padding; and, if the model predicts masks, `mask_logits` Qhw, which cover
+      the padded canvas.
     """
     logits_1QC, aux = predicted(
       self._checkpoint.model,
@@ -117,10 +119,10 @@ def find(
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
   """Yields for each file a list of (class name, probability, x0, y0, x1, y1).
 
-  Objects of at least the probability `threshold` are listed, likeliest first.
-  Boxes are in pixels of the image, rounded to 0.1. For an unreadable file the
-  error is yielded. With `out`, writes a picture of the objects of each image
-  into this folder, `objects-NAME.png`.
+  The list has the objects whose probability is at least `threshold`, likeliest
+  first. Boxes are in pixels of the image, rounded to 0.1. For an unreadable
+  file, yields the error instead. With `out`, writes a picture of the detections
+  in each image into this folder, as `objects-NAME.png`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))
@@ -145,9 +147,9 @@ def find(
 def picture(
   shown_HWC: np.ndarray, found: Detections, names: tuple[str, ...]
 ) -> bytes:
-  """Returns a PNG of an image with boxes, masks, names and probabilities.
+  """Returns a PNG of an image with boxes, masks, class names and probabilities.
 
-  `names` are the names of all classes.
+  `names` has the name of every class.
   """
   if found.masks_NHW is not None:
     shown_HWC = shown_HWC.copy()

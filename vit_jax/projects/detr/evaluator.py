@@ -22,9 +22,9 @@ from vit_jax.projects.detr.objective import Detection
 from vit_jax.training import features, sharding
 
 # The rows of COCO's table, in COCO's order. AP, average precision, is averaged
-# over IoU thresholds of .5 to .95; AP50 and AP75 have one threshold. Small
-# objects have up to 32^2 pixels, medium ones up to 96^2. AR, average recall, is
-# for at most 1, 10 and 100 detections per image, and by object size.
+# over IoU thresholds of .5 to .95; AP50 and AP75 use the threshold .5 or .75.
+# Small objects have up to 32^2 pixels, medium objects up to 96^2. AR1, AR10 and
+# AR100 are average recall with at most 1, 10 and 100 detections per image.
 ROWS = (
   *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
   *('AR1', 'AR10', 'AR100', 'AR_small', 'AR_medium', 'AR_large'),
@@ -54,9 +54,10 @@ class CocoEvaluator(Evaluator):
   Attributes:
     name: prefix of the metrics.
     objects: the annotated objects of each image.
-    detect: maps (params, batch) to image indices B (-1 for padding), scores BQ,
-      classes BQ, corners BQ4 as shares of the image, image sizes B2 without
-      padding and, if masks are measured, mask logits BQhw of the canvas.
+    detect: maps (params, batch) to image indices B (-1 for rows without an
+      image), scores BQ, classes BQ, corners BQ4 as shares of the image, image
+      sizes B2 without padding and, if masks are measured, mask logits BQhw of
+      the canvas.
     batches: returns the batches of the split.
     canvas: (H, W) of the padded images.
   """
@@ -77,10 +78,9 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns the names of all metrics; all are better if higher.
+    """Returns COCO's rows for boxes, all with 'highest'.
 
-    These are COCO's rows for boxes. If masks are measured, COCO's rows for
-    masks and the panoptic quality are added.
+    If masks are measured, adds COCO's rows for masks and `segments.ROWS`.
     """
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
@@ -93,7 +93,8 @@ class CocoEvaluator(Evaluator):
     Raises:
       ValueError: the objective does not detect objects; the entry asks for
         masks that the model does not predict; the data lack boxes; the split
-        has no objects; or `best_metric` names an object size that it lacks.
+        has only crowds or no objects; or `best_metric` is for an object size
+        that the split lacks.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -161,11 +162,12 @@ class CocoEvaluator(Evaluator):
     """
     found: dict[int, Found] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
-    # Only one batch ahead, because more mask logits would fill the memory.
+    # Computes only one batch ahead, because the mask logits of more batches
+    # would fill the memory.
     for fetched in features.fetched(outputs, ahead=1):
       found |= self._found_in(fetched)
-    # Unreadable images were skipped, so they have no detections. They must not
-    # count as images in which no object was found.
+    # The loader skips unreadable images. They are left out here too, because
+    # their objects would count as not detected.
     kept = sorted(found)
     objects = [self.objects[i] for i in kept]
     found = {i: found[index] for i, index in enumerate(kept)}
@@ -225,12 +227,12 @@ def average_precision(
   Args:
     objects: annotations of each image, as `BoxedSource.objects` returns them.
     found: detections by the index of the image; may lack images.
-    kind: 'bbox' for boxes, 'segm' for masks. A crowd without a mask is measured
-      as if its whole box were the mask.
+    kind: 'bbox' for boxes, 'segm' for masks. For a crowd without a mask, the
+      whole box is the mask.
 
   Returns:
-    The values of `ROWS`, without rows for object sizes that do not occur. It is
-    empty if there are no objects except crowds.
+    The values of `ROWS`, without rows for object sizes that do not occur; {} if
+    there are no objects except crowds.
   """
   from hotcoco import COCO, COCOeval
 
@@ -272,7 +274,7 @@ def average_precision(
     }
   )
   measured = COCOeval(truth, truth.loadRes(given), kind)
-  # Hides the table that COCOeval prints.
+  # COCOeval prints a table.
   with contextlib.redirect_stdout(io.StringIO()):
     measured.run()
   # -1 means that there are no objects of that size.

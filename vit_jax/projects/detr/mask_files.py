@@ -2,10 +2,10 @@
 
 Files are paired by stem, as in the Penn-Fudan data: `images/a.png` belongs to
 `masks/a.png` or `masks/a_mask.png`. A mask pixel is 0 for background, or the
-number of its object. All objects have one class.
+number of its object. All objects have the same class.
 
-As in Pascal VOC, 255 marks a border, which is left out. But if any mask has the
-number 254, or if 255 is the only number of all masks, 255 is an object.
+As in Pascal VOC, 255 marks a border, which is left out. But if any mask has an
+object 254, or if the masks have only 0 and 255, 255 is an object.
 """
 
 import logging
@@ -35,8 +35,8 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Raises:
     ImportError: hotcoco is not installed.
     UnreadableImage: an image or a mask cannot be decoded.
-    ValueError: there are no images, a mask is missing or invalid, or its size
-      differs from its image's.
+    ValueError: there are no images, two files have the same stem, or a mask is
+      missing, invalid or not of its image's size.
   """
   segments.require_library('COCO from masks')
   from hotcoco import mask as coco_mask
@@ -57,7 +57,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   for i, (stem, path) in enumerate(bar, 1):
     numbers_HW = numbers(masks[stem])
     height, width = numbers_HW.shape
-    # Training applies the EXIF orientation, so the decoder's size is compared.
+    # This is the size after EXIF orientation, which training applies too.
     image = decode.open_image(decode.read_file(str(path)), str(path))
     if (image.height, image.width) != (height, width):
       raise ValueError(
@@ -84,7 +84,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   if _BORDER in found and found != {_BORDER} and 254 not in found:
     objects = [x for x in annotations if x['id'] != _BORDER]
     _log.warning(
-      'Pixels of 255 in %d of %d masks are left out as borders.',
+      'Pixels with the value 255 in %d of %d masks are left out as borders.',
       len(annotations) - len(objects),
       len(images),
     )
@@ -117,7 +117,7 @@ def numbers(path: pathlib.Path) -> np.ndarray:
 
   Raises:
     UnreadableImage: The file cannot be decoded.
-    ValueError: The file is a JPEG, or has several channels.
+    ValueError: The file is a JPEG, or is not one channel of integers.
   """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
@@ -134,11 +134,10 @@ def numbers(path: pathlib.Path) -> np.ndarray:
 def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   """Returns the object numbers of a mask.
 
-  Edge pixels are pixels that touch another object, but no pixel of their own
-  number. If most numbers occur mainly in edge pixels, the mask is antialiased.
-
   Raises:
-    ValueError: the mask looks antialiased.
+    ValueError: the mask looks antialiased: most numbers, and at least four,
+      occur mainly in edge pixels. An edge pixel touches another object, but no
+      pixel of its own number.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]

@@ -14,8 +14,8 @@ from vit_jax.projects.detr import segments
 Array = jax.Array
 
 EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
-# Number of the backbone's feature maps that refine the masks. Each one is finer
-# than the map that the encoder reads.
+# Number of backbone feature maps that refine the masks. All are finer than the
+# map that the encoder reads.
 FINER = 3
 
 
@@ -37,15 +37,12 @@ def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
 
 
 def channels(width: int) -> tuple[int, ...]:
-  """Returns the output channels of `MaskHead`'s convolutions.
-
-  The first convolution and the last one, which gives the logits, are left out.
-  """
+  """Returns the output channels of `lay2` to `lay5` in `MaskHead`."""
   return tuple(width // 2**i for i in range(1, FINER + 2))
 
 
 class AttentionMap(nn.Module):
-  """Attention weights of each query and head; values are not computed."""
+  """Attention weights of each query and head, without values."""
 
   heads: int
   dtype: Any = jnp.float32
@@ -73,8 +70,8 @@ class JoinedConv(nn.Module):
   """3x3 convolution of image features concatenated with attention maps.
 
   It has the parameters of `nn.Conv`. A convolution is a sum over its input
-  channels. The features are the same for all queries, so their part of the sum,
-  nearly all of the work, is computed once.
+  channels. The features are the same for all queries of an image, so their part
+  of the sum, which is most of the work, is computed once.
   """
 
   dtype: Any = jnp.float32
@@ -102,7 +99,7 @@ class JoinedConv(nn.Module):
 
 
 class MaskHead(nn.Module):
-  """Convolutions that turn the attention maps of each query into a mask."""
+  """Convolutions that turn each query's attention maps into mask logits."""
 
   dtype: Any = jnp.float32
 
@@ -113,7 +110,7 @@ class MaskHead(nn.Module):
     """Returns logits BQhw in float32, at the resolution of the finest map.
 
     Args:
-      x_BhwD: the encoder's input features.
+      x_BhwD: the feature map that the encoder reads.
       seen_BQhwN: attention weights of the queries over the cells of `x_BhwD`.
       finer: `FINER` feature maps BhwC of the backbone, coarsest first.
     """

@@ -79,21 +79,25 @@ class DETR(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
   num_classes: int = field(
-    REQUIRED, 'C, classes; 0 returns query tokens.', valid='[0, inf)'
+    REQUIRED, 'C, number of classes; 0: query tokens.', valid='[0, inf)'
   )
   num_queries: int = field(100, 'Number of queries Q.', valid='[1, 1048576]')
   width: int = field(
     256, 'D, width of a token.', valid='[1, 1048576]', multiple=4
   )
-  heads: int = field(8, 'N, heads; must divide D.', valid='[1, 1048576]')
-  mlp_dim: int = field(2048, 'M, width in the MLP.', valid='[1, 1048576]')
+  heads: int = field(
+    8, 'N, number of heads; must divide D.', valid='[1, 1048576]'
+  )
+  mlp_dim: int = field(
+    2048, 'M, hidden width of the MLP.', valid='[1, 1048576]'
+  )
   encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
   decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
   dropout: float = field(
     0.1, 'Dropout rate of encoder and decoder.', valid='[0, 1)'
   )
-  masks: bool = field(False, 'Predict masks too; needs 4 stages.')
-  backbone: str = field('resnet', "'plain' for tiny images.", valid=BACKBONES)
+  masks: bool = field(False, 'Predict masks too; needs 4+ stages.')
+  backbone: str = field('resnet', "'plain' suits tiny images.", valid=BACKBONES)
   backbone_layers: tuple[int, ...] = field(
     (3, 4, 6, 3), 'Residual units (plain: layers) per stage.', valid=DEPTHS
   )
@@ -198,24 +202,23 @@ class DETR(Model):
       images_BHWC: normalised images, 0 in their padding; or the feature maps
         BhwC of a backbone, finest first.
       padding_BHW: true in the padding of images, at any resolution; None if
-        images are not padded. Even an image that is all padding has finite
-        outputs.
+        images are not padded. The outputs of an image that is all padding are
+        finite.
       train: whether to apply dropout, which needs the random key 'dropout'.
-      capture: values of each encoder layer to return: 'blocks' (its tokens,
-        XBLD) and 'attention' (the softmax weights, XBNLL).
+      capture: values to return, stacked over the encoder layers: 'blocks' (the
+        layer's tokens, XBLD) and 'attention' (the softmax weights, XBNLL).
 
     Returns:
-      Logits of the last layer, BQ(C + 1), where the last class means "no
-      object"; or the tokens of the queries BQD if `num_classes` is 0; and a
-      dict with the captured values and
+      The last layer's logits BQ(C + 1), whose last class means "no object", or
+      `pre_logits` if `num_classes` is 0; and a dict with captured values and
         boxes: XBQ4 of the X decoder layers, (cx, cy, w, h) as shares of the
           image without padding.
-        logits: XBQ(C + 1) of every decoder layer, unless `num_classes` is 0.
+        logits: XBQ(C + 1) of the decoder layers, unless `num_classes` is 0.
         mask_logits: BQhw of the last layer, only with `masks`; at 1/4
           resolution with a ResNet of four stages.
         positions: BhwD, the position embeddings.
         tokens: BLD, the encoder's output.
-        pre_logits: BQD, the last layer's tokens of the queries.
+        pre_logits: BQD, the query tokens after the last layer's norm.
       Tokens have `dtype`; logits, boxes, mask logits and positions are float32.
     """
     if isinstance(images_BHWC, Sequence):
@@ -274,7 +277,7 @@ class DETR(Model):
     capture: tuple[str, ...],
     key: Array | None,
   ) -> tuple[Array, Array, dict[str, Any]]:
-    """Returns encoded tokens, query tokens by layer, and captured values."""
+    """Returns tokens BLD, query tokens XBQD by layer, and captured values."""
     B, _, D = x_BLD.shape
     loop: dict[str, Any] = {
       'heads': self.heads,

@@ -1,8 +1,8 @@
 """Read checkpoints of DETR's original code.
 
 The files hold only arrays. The number of heads follows from the shape of the
-mask head; without a mask head it is 8. The last stage is taken to be dilated if
-the file name contains `dc5`; a warning says so.
+mask head; without a mask head it is 8. The last stage is read as dilated if the
+file name contains `dc5`. A warning names the choice.
 """
 
 import os

@@ -3,7 +3,7 @@
 The layout is `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and optionally
 `ImageSets/Main/train.txt` and other splits, with one NAME per line. Layouts of
 labelImg are read too: `annotations/` and `images/`, or all files in one folder.
-`read` returns the same lists as COCO's JSON, which the module `coco` checks.
+`read` returns the lists of COCO's JSON, and the module `coco` checks them.
 """
 
 import logging
@@ -39,8 +39,8 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   """Returns the newest modification time of a split's files.
 
-  If `path` is COCO's JSON, it is the only file. If `path` is from `splits`, all
-  XML files and the image folder count too.
+  If `path` is COCO's JSON, it is the only file. If `path` is from `splits`, the
+  XML files of all splits and the image folder count too.
   """
   read = [path]
   if path.suffix != '.json':
@@ -76,9 +76,8 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
 def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   """Returns COCO's lists for the images of a split.
 
-  Classes are collected from all splits and sorted by name. VOC counts pixels
-  from 1, and a box includes its last pixels. Objects marked difficult become
-  COCO's crowds, which are neither learned nor measured.
+  Classes are collected from all splits and sorted by name. Objects marked
+  difficult become COCO's crowds, which are neither learned nor measured.
 
   Args:
     root: the folder.
@@ -94,7 +93,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   if path.is_file():
     text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
     lines = map(str.strip, text.splitlines())
-    # In files of one class, such as car_train.txt, a number follows each name.
+    # VOC's lists of one class, such as car_train.txt, have a number after each
+    # name. A user may have renamed such a list to train.txt.
     stems = [x if x in files else x.split()[0] for x in lines if x]
     if lacking := [stem for stem in stems if stem not in files]:
       raise ValueError(
@@ -105,13 +105,13 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   there = {name for found in of_stem.values() for name in found}
   said = {stem: _text(files[stem], 'filename') for stem in stems}
   images = {x: _image_name(x, said[x], of_stem.get(x, [])) for x in stems}
-  # Tools that rename files do not update `<filename>`.
+  # Some tools rename files without updating `<filename>`.
   others = [x for x in stems if said[x] in there and said[x] != images[x]]
   if others:
     _log.warning(
       f'{root}: in {len(others)} of {len(stems)} XML files, <filename> names '
       f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
-      'It is ignored; the image with the name of the XML file is used.'
+      'The image with the name of the XML file is used instead.'
     )
   names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
   categories = {name: i for i, name in enumerate(sorted(names - {''}))}
@@ -189,8 +189,8 @@ def _number(x: _Element, path: str) -> Any:
 def _box(x: _Element) -> list[Any]:
   """Returns x, y, width and height of an object's box.
 
-  If a side is not a number, returns the four sides as they are, which `coco`
-  reports.
+  VOC counts pixels from 1, and a box includes its last pixels. If a side is not
+  a number, returns the four sides as they are; `coco` reports them.
   """
   names = ('xmin', 'ymin', 'xmax', 'ymax')
   sides = [_number(x, f'bndbox/{name}') for name in names]

@@ -31,7 +31,7 @@ from vit_jax.objectives.classification import Classification
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(Classification):
-  """Learns `batch['label']`, and a teacher's predictions.
+  """Learns from labels and from a teacher's predictions.
 
   Attributes:
     teacher: a checkpoint of any architecture and image size. It sees the same
@@ -43,8 +43,12 @@ class Distillation(Classification):
   one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
-  kind: str = field('hard', 'Kind of target.', valid=('hard', 'soft'))
-  weight: float = field(0.5, "w, the teacher's weight.", valid='[0, 1]')
+  kind: str = field(
+    'hard',
+    "Target: the teacher's class or probabilities.",
+    valid=('hard', 'soft'),
+  )
+  weight: float = field(0.5, 'w, weight of distillation.', valid='[0, 1]')
   temperature: float = field(
     3.0, 't, temperature for kind=soft.', valid='(0, inf)'
   )

@@ -1,15 +1,16 @@
 """Noisy Student (1911.04252): learn from labels and from pseudo-labels.
 
-A batch has B labelled images and r B pseudo-labelled images, drawn from the
-images for which the teacher is confident; see `balanced`. Let y be the labels
-and q the teacher's probabilities for the image without noise. The loss is the
-mean over all (1 + r) B images of
+A batch has B labelled images and r B pseudo-labelled images. The latter are
+drawn from images that the teacher classifies with confidence; see `balanced`.
+Let y be the label of an image, and q the teacher's probabilities for the image
+without noise. The loss is the mean over all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
-The file of soft labels is a NumPy archive with `probabilities`, q of all images
-in order, float32 NC. It also has `class_names`, `images` (name and split of the
-data), `split_seed` and `teacher` (checksums of the teacher's parameters).
+The file of soft labels is a NumPy archive. `probabilities` has q of all images,
+in the order of the data, float32 NC. The other arrays are `class_names`,
+`images` (name and split of the data), `split_seed` and `teacher` (checksums of
+the teacher's parameters).
 
 `data.augment`, `model.dropout` and `model.stochastic_depth` set the noise.
 """
@@ -46,7 +47,7 @@ BATCH_SIZE = 256
 
 @dataclasses.dataclass(frozen=True)
 class PseudoLabels(TwoStreams):
-  """Learns `batch['label']` and `batch['soft']`.
+  """Learns from labels and from a teacher's soft labels.
 
   Attributes:
     teacher: the checkpoint that labels the images. None if an earlier stage of
@@ -58,10 +59,14 @@ class PseudoLabels(TwoStreams):
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
-  threshold: float = field(0.3, 'See `balanced`.', valid='[0, 1]')
-  images_a_class: int = field(0, 'See `balanced`.', valid='[0, inf)')
+  threshold: float = field(
+    0.3, 'Lowest probability of pseudo-labels.', valid='[0, 1]'
+  )
+  images_a_class: int = field(
+    0, 'Images per class; 0: as many as the largest class.', valid='[0, inf)'
+  )
   ratio: int = field(
-    1, 'r, pseudo-labels per labelled image.', valid='[1, inf)'
+    1, 'r, pseudo-labelled images per labelled image.', valid='[1, inf)'
   )
   teacher: opening.Checkpoint | None = None
 
@@ -83,8 +88,9 @@ class PseudoLabels(TwoStreams):
     """Returns the function that turns a record into an example.
 
     If the file of soft labels is missing, the teacher makes it first. Examples
-    have the 'image' and 'label' of a record, and 'unlabelled' uint8
-    [r, H, W, 3] with 'soft' float32 [r, C], drawn at random.
+    have the 'image' and 'label' of the record, and r random pseudo-labelled
+    images: 'unlabelled' uint8 [r, H, W, 3], with soft labels 'soft' float32
+    [r, C].
 
     Raises:
       ValueError: if the teacher or the file does not fit the classes or the
@@ -99,7 +105,7 @@ class PseudoLabels(TwoStreams):
     rows = balanced(soft_labels_NC, self.threshold, self.images_a_class)
     known = np.unique(soft_labels_NC[rows].argmax(1))
     _log.info(
-      'Soft labels of %d of %d images are used, of %d classes.',
+      'Using the soft labels of %d of %d images, in %d classes.',
       len(np.unique(rows)),
       len(source),
       len(known),
@@ -139,7 +145,7 @@ class PseudoLabels(TwoStreams):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Joins each labelled image with its r pseudo-labelled images.
 
-    Normalises, augments and mixes them, and smooths the given labels.
+    Normalises, augments and mixes images. Smooths labels, but not soft labels.
 
     Returns:
       `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C].
@@ -200,14 +206,14 @@ def kept(
 
   Args:
     path: path of the file, which is written atomically.
-    teacher: a classifier of these classes; may be None if the file exists.
+    teacher: a classifier of `class_names`; may be None if the file exists.
     source: the N images.
     data: a `config.data` with the name and split of the images.
     class_names: C names.
 
   Raises:
-    ValueError: if the file is not a file of soft labels, or is of other images,
-      other classes, another split seed or another teacher.
+    ValueError: if the file does not hold soft labels, or was made for other
+      images, other classes, another split seed or another teacher.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
@@ -219,7 +225,7 @@ def kept(
   if teacher:
     wanted['teacher'] = saving.checksums(teacher.params)
   if not found:
-    assert teacher  # `_arguments` opens it if the file is missing
+    assert teacher  # `_arguments` opens the teacher if the file is missing
     probabilities_NC = _labelled(teacher, source, data.workers)
     if jax.process_index() == 0:
       file = io.BytesIO()
@@ -282,9 +288,10 @@ def balanced(
 ) -> np.ndarray:
   """Returns the indices of the images to learn from, with repeats, int64.
 
-  An image is used if its highest probability is at least `threshold`. Each
-  class contributes the same number of images, the most probable first. A class
-  with fewer images repeats them; a class without images is left out.
+  An image is used if its highest probability is at least `threshold`. It counts
+  for its likeliest class. Each class contributes the same number of images, the
+  most probable first. A class with fewer images repeats them; a class without
+  images is left out.
 
   Args:
     probabilities_NC: the teacher's probabilities of all images.
@@ -300,7 +307,8 @@ def balanced(
   if not rows.size:
     raise ValueError(
       f'objective.threshold is {threshold}, and the highest probability that '
-      f'the teacher gives to any image is {top_N.max():.3f}. Lower it.'
+      f'the teacher gives to any image is {top_N.max():.3f}. Lower the '
+      'threshold.'
     )
   members = [rows[classes_N[rows] == c] for c in np.unique(classes_N[rows])]
   n = images_a_class or max(map(len, members))

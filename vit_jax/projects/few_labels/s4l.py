@@ -146,7 +146,9 @@ class Exemplar(TwoStreams):
     16, 'G, rows searched for hard triplets.', valid='[1, inf)'
   )
   margin: float = field(0.5, 'm, margin of the triplet loss.', valid='[0, inf)')
-  weight: float = field(1.0, 'w, weight of the triplets.', valid='[0, inf)')
+  weight: float = field(
+    1.0, 'w, weight of the self-supervised loss.', valid='[0, inf)'
+  )
 
   @classmethod
   def _arguments(

@@ -33,10 +33,10 @@ class RotationViT(ViT):
 
 
 class VideoViT(ViT):
-  """A ViT that also predicts the next shot of a video, for VIVI (1912.02783).
+  """A ViT that also predicts a video's next shot, for VIVI (1912.02783).
 
-  The returned dict has `next_shot` BD: the representation plus a linear
-  function of it, which is initialised to zero.
+  The returned dict has `next_shot` BD, the predicted representation: the
+  image's own, plus a linear function of it that is initialised to zero.
   """
 
   kind: ClassVar[str] = 'video_vit'

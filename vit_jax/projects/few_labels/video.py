@@ -2,10 +2,10 @@
 
 A batch has B labelled images and B clips. A clip has S shots in order, each
 shot has F frames, and each frame has K independently augmented copies. Let z be
-the input of the head, scaled to length 1, and c the mean of z over a shot. Let
-g be the mean over a shot of the model's predictions of the next shot, scaled to
-length 1. d is the squared distance, m the margin, t the temperature and w the
-weight. The loss is
+the head's input for a copy, scaled to length 1, and c the mean of z over a
+shot. The model predicts the next shot from each copy. Let g be the mean of the
+predictions over a shot, scaled to length 1. d is the squared distance, m the
+margin, t the temperature and w the weight. The loss is
 
   mean CE(classes of labelled images) + w (frames + shots + videos)
 
@@ -16,10 +16,9 @@ weight. The loss is
            same video and the softmax is over the next shots of all videos.
 
 Videos are compared within `objective.group` rows of the batch. The three terms
-follow section 3: exemplars (see `s4l`), a shot as the mean of its frames, and
-prediction across shots by InfoNCE. The paper predicts from all earlier shots
-with an LSTM or an MLP. Here a linear layer predicts each shot from the shot
-before.
+follow section 3: the triplet loss of `s4l`, frames that are alike within a
+shot, and InfoNCE between shots. The paper predicts from all earlier shots with
+an LSTM or an MLP. Here a linear layer predicts each shot from the shot before.
 """
 
 import dataclasses
@@ -48,18 +47,18 @@ from vit_jax.projects.few_labels.second_heads import VideoViT
 
 @dataclasses.dataclass(frozen=True)
 class VideoInvariances(Exemplar):
-  """Learns `batch['label']`, and invariances of the videos `batch['clip']`.
+  """Learns from labelled images and from clips of videos.
 
-  `margin`, `weight` and `group` are fields of `Exemplar`.
+  `margin` and `weight` are fields of `Exemplar`.
   """
 
   trained: ClassVar[type[VideoViT]] = VideoViT
 
-  copies: int = field(2, 'K, copies of a frame.', valid='[2, inf)')
-  group: int = field(16, 'See `Exemplar`.', valid='[2, inf)')
-  videos: str = field('', 'Folder of the videos; see `open_videos`.')
-  shots: int = field(2, 'S, shots of a clip.', valid='[2, inf)')
-  frames: int = field(2, 'F, frames of a shot.', valid='[2, inf)')
+  copies: int = field(2, 'K, copies per frame.', valid='[2, inf)')
+  group: int = field(16, 'G, rows whose videos are compared.', valid='[2, inf)')
+  videos: str = field('', 'Folder with a folder of frames per video.')
+  shots: int = field(2, 'S, shots per clip.', valid='[2, inf)')
+  frames: int = field(2, 'F, frames per shot.', valid='[2, inf)')
   length: int = field(16, 'Maximum number of frames that a shot spans.')
   temperature: float = field(0.1, 't, temperature.', valid='(0, inf)')
 
@@ -84,7 +83,7 @@ class VideoInvariances(Exemplar):
     """Returns the function that turns a record into an example.
 
     Examples have the 'image' and 'label' of the record, and a random clip:
-    'clip' uint8 [S, F, K, H, W, 3] and 'video', the number of its video.
+    'clip' uint8 [S, F, K, H, W, 3] and 'video' int32, the index of its video.
 
     Raises:
       ValueError: if the videos cannot be opened, or a video has fewer than S F
@@ -213,7 +212,7 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the loss `videos`, and the share of shots predicted correctly.
 
-    A video that is drawn twice is not a negative of itself.
+    Two clips of the same video are not negatives of each other.
 
     Args:
       y: representations of all copies, [groups, G, S F K, D].
@@ -239,10 +238,10 @@ class VideoInvariances(Exemplar):
 
 @dataclasses.dataclass(frozen=True)
 class Videos:
-  """Videos of any length.
+  """Videos as one sequence of frames.
 
   Attributes:
-    frames: the frames of all videos.
+    frames: the frames of all videos, video by video.
     edges: int64 [V + 1]; video v has the frames edges[v] to edges[v + 1] - 1.
   """
 
@@ -262,8 +261,8 @@ class Videos:
   ) -> np.ndarray:
     """Draws the frames of a clip.
 
-    Divides the video into `shots` equal parts. Each part has one shot: a random
-    range of at most `length` frames, from which `frames` frames are drawn.
+    Divides the video into `shots` nearly equal parts. Each part has one shot:
+    `frames` frames drawn from a random range of at most `length` frames.
 
     Returns:
       Indices in `self.frames`, int64 [shots, frames], ascending.
@@ -286,8 +285,8 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
     on_bad_image: see `config.data.on_bad_image`.
 
   Raises:
-    ValueError: if there are no videos; or if frames are unreadable, and
-      `on_bad_image` is 'error' or no frame is left.
+    ValueError: if there are no videos or a video has no frames; or if frames
+      are unreadable, and `on_bad_image` is 'error' or no frame is left.
   """
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):
@@ -296,7 +295,7 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
       f'its own folder, as with ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
     )
   files, _ = folder.list_files(root, names)
-  # Sorts a video's frames by the length of the name first, so that 10.jpg comes
+  # Sorts a video's frames by the length of the path first, so that 10.jpg comes
   # after 9.jpg.
   files.sort(key=lambda file: (file[1], len(file[0]), file[0]))
   paths, videos = map(list, zip(*files, strict=True))

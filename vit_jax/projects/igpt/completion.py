@@ -13,7 +13,7 @@ from vit_jax.data import decode
 from vit_jax.projects.igpt.model import IGPT
 from vit_jax.visualize import draw
 
-_GREY = 128  # pixel value that `picture` shows below the kept rows
+_GREY = 128  # fills the rows below the kept rows in `picture`
 
 
 @functools.partial(jax.jit, static_argnames=('model', 'given'))
@@ -81,7 +81,7 @@ class Completed(NamedTuple):
   Attributes:
     own_HWC: the photograph in the colours of the palette, uint8.
     samples_SHWC: S completions, uint8.
-    kept: number of rows that were kept, from the top.
+    kept: number of rows at the top that were kept.
     bits: bits per pixel of the photograph.
   """
 
@@ -112,16 +112,17 @@ def complete(
     seed: seed of the samples.
 
   Raises:
-    ValueError: if the checkpoint is not a causal iGPT, or a file cannot be
-      decoded.
+    ValueError: if the checkpoint is invalid or not a causal iGPT.
+    FileNotFoundError: if the checkpoint is missing.
+    UnreadableImage: if a file cannot be decoded.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
   if not isinstance(model, IGPT) or not model.causal:
     raise ValueError(
-      f'{checkpoint.path} is not a causal iGPT, which predicts a pixel from '
-      f'the pixels before it: {model.describe(checkpoint.image_size)}. Give a '
-      'checkpoint trained with configs/igpt.py.'
+      f'{checkpoint.path} is not a causal iGPT: it is '
+      f'{model.describe(checkpoint.image_size)}. Give a checkpoint trained '
+      'with configs/igpt.py and model.causal=True.'
     )
   transform = checkpoint.transform()
   images_BHWC = [
@@ -130,8 +131,8 @@ def complete(
   H, W = checkpoint.image_size
   kept = min(round(keep * H), H - 1)
   params = checkpoint.on_device
-  # One image at a time, because the cached keys and values of all images might
-  # not fit into memory.
+  # Completes one image at a time, because the cached keys and values of all
+  # images might not fit into memory.
   for i, image_HWC in enumerate(images_BHWC):
     image_1HWC = checkpoint.normalize(jnp.asarray(image_HWC[None]))
     colours_1L = model.quantised(image_1HWC)

@@ -1,4 +1,4 @@
-"""Read and write directories of transformers' ImageGPT as causal iGPT models.
+"""Read and write causal iGPT models as directories of transformers' ImageGPT.
 
 The palette is `clusters` in preprocessor_config.json. The embedding of the
 start token is the last row of `wte.weight`, after the colour embeddings.
@@ -42,8 +42,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
   Raises:
-    ValueError: if the palette is missing or its size differs from the number of
-      colour embeddings, or if the model is not supported.
+    ValueError: if the palette is missing or invalid, its size differs from the
+      number of colour embeddings, or the model is not supported.
   """
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
@@ -65,8 +65,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     'depth': sum(lookup.count(f'{prefix}h.', r'(\d+)\.')),
     'mlp_dim': lookup.shape('h.0.mlp.c_fc.weight', 2)[1],
     'heads': stated.positive('n_head'),
-    # Files converted from the original code have biases of zero. They are
-    # dropped, because the original model has no biases.
+    # The original model has no biases. Files converted from it have biases of
+    # zero, which are dropped.
     'bias': any(
       np.any(x)
       for key, x in arrays.items()
@@ -88,7 +88,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   """Returns the image size (H, W), whose product is `positions`.
 
-  It is a square, unless preprocessor_config.json has a size that fits.
+  The image is square, unless preprocessor_config.json has a size that fits.
 
   Args:
     images: content of preprocessor_config.json.
@@ -96,7 +96,7 @@ def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
     path: the directory, for messages.
 
   Raises:
-    ValueError: if `positions` is not a square number either.
+    ValueError: if no size fits and `positions` is not a square number.
   """
   for key in ('crop_size', 'size'):
     stated = images.get(key)
@@ -240,7 +240,7 @@ def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
 
 
 def _zeros(key: str, size: int) -> table.Entry:
-  """Returns the entry of a bias that our model lacks; zeros are written."""
+  """Returns the entry of a bias that our model lacks; it writes zeros."""
   return table.Entry(
     (key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ()
   )

@@ -1,9 +1,9 @@
 """iGPT, a transformer whose tokens are pixels.
 
 This follows "Generative Pretraining from Pixels" (ICML 2020) and
-openai/image-gpt. Pixels are quantised to K colours and are tokens in raster
-order. The model predicts the colour of each pixel. A causal model sees the
-pixels before it; a BERT model sees all pixels that are not masked.
+openai/image-gpt. Pixels are quantised to K colours. The tokens are the pixels
+in raster order. The model predicts the colour of each pixel: a causal model
+from the pixels before it, a BERT model from all pixels that are not masked.
 
 `models.layers` lists the dimension letters. L is H W. K is the width of a head
 after N, as in BLNK, and the number of colours elsewhere.
@@ -29,21 +29,21 @@ from vit_jax.models.layers import (
 from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
-# Keys and values of all layers, both XBLNK, and the number of filled positions.
+# Keys and values of X layers, both XBLNK, and the number of filled positions.
 Cache = tuple[Array, Array, Array]
 
 EPSILON = 1e-5
 LAYERS = Loop('h', 0, 'h')
-# Limit on the pixels of an image. The paper's largest images have 64 x 64.
+# Largest number of pixels of an image. The paper uses up to 64 x 64.
 MAX_TOKENS = 2**16
 # Causal attention runs on chunks of this many queries. Each chunk uses only the
-# keys up to its last query, which bounds memory and skips up to half of the
+# keys up to its last query. This bounds memory, and skips up to half of the
 # L x L weights.
 QUERIES = 256
 
 
 def even_palette(levels: int) -> tuple[float, ...]:
-  """Returns a palette of `levels`^3 colours, an even grid over R, G and B."""
+  """Returns a palette of `levels`^3 colours: an even grid over R, G and B."""
   values = np.linspace(-1, 1, levels)
   colours = np.stack(np.meshgrid(values, values, values, indexing='ij'), -1)
   return tuple(colours.ravel().tolist())
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
   Attributes:
     of: an object with the fields of `IGPT`.
-    capture: see `IGPT.__call__`; 'cache' captures the keys and values.
+    capture: as in `IGPT.__call__`; 'cache' captures the keys and values.
   """
 
   of: Any
@@ -72,7 +72,7 @@ class Block(nn.Module):
     kept: tuple[Array, Array] | None = None,
     position: Array | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns the tokens after this layer, and the captured values.
+    """Returns the tokens BLD after this layer, and the captured values.
 
     Args:
       x_BLD: all tokens, or with `kept` only the token at `position`.
@@ -173,7 +173,7 @@ class Block(nn.Module):
 
 
 def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
-  """Returns the norm of iGPT's layers."""
+  """Returns the norm that iGPT uses in and after its layers."""
   return nn.RMSNorm(epsilon=EPSILON, dtype=dtype, name=name)
 
 
@@ -189,16 +189,18 @@ class IGPT(Model):
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
   num_classes: int = field(
-    REQUIRED, 'C, classes; 0 returns the mean token.', valid='[0, inf)'
+    REQUIRED, 'C, number of classes; 0: the mean token.', valid='[0, inf)'
   )
-  width: int = field(REQUIRED, 'D, width.', valid='[1, inf)')
+  width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
   mlp_dim: int = field(
-    REQUIRED, 'M, width in the MLP; 4 D in the paper.', valid='[1, inf)'
+    REQUIRED, 'M, hidden width of the MLP; 4 D in the paper.', valid='[1, inf)'
   )
-  heads: int = field(REQUIRED, 'N, heads; must divide D.', valid='[1, inf)')
-  causal: bool = field(True, 'See only earlier pixels; False: BERT.')
-  bias: bool = field(False, 'Biases in layers; the original has none.')
+  heads: int = field(
+    REQUIRED, 'N, number of heads; must divide D.', valid='[1, inf)'
+  )
+  causal: bool = field(True, 'Attend only to earlier pixels; False: BERT.')
+  bias: bool = field(False, 'Layers have biases; the original lacks them.')
   palette: tuple[float, ...] = field(
     even_palette(8),
     'R, G and B of K colours, in [-1, 1].',
@@ -268,20 +270,20 @@ class IGPT(Model):
       capture: names of more values to return:
         pixels: returns `pixels`, colour logits BLK in float32, and `colours`,
           the palette indices int32 BL.
-        attention: the softmax weights, depth x BNLL.
-        blocks: the output of each layer's first norm, which the paper probes,
-          depth x BLD.
+        attention: the softmax weights, XBNLL of X layers.
+        blocks: the output of each layer's first norm, XBLD, which the paper
+          probes.
         cache: a `Cache` of the given pixels.
       hidden_BL: true for masked pixels, whose embedding becomes zero; for BERT
         models.
       cache: the `Cache` of the earlier pixels, to sample one pixel from a
-        causal model. The input is then the palette index B1 of the pixel
-        before; it is ignored if the cache is empty. The outputs have length 1
+        causal model. The input is then the palette index B1 of the previous
+        pixel, which is ignored if the cache is empty. The outputs have length 1
         and belong to the pixel to sample.
 
     Returns:
-      Logits BC in float32, or the representation BD if `num_classes` is 0; and
-      a dict with the captured values and
+      Logits BC in float32, or `pre_logits` if `num_classes` is 0; and a dict
+      with the captured values and
         stem: BHWD, the colour embeddings; only if the input is BHWC.
         tokens: BLD, after the last norm.
         pre_logits: BD, the mean token, which the head reads.

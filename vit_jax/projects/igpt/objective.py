@@ -1,4 +1,4 @@
-"""Pixel prediction, "Generative Pretraining from Pixels" (ICML 2020).
+"""Pixel prediction of "Generative Pretraining from Pixels" (ICML 2020).
 
 A causal iGPT predicts each pixel from the pixels before it. A BERT model
 predicts masked pixels from the visible pixels.
@@ -25,7 +25,7 @@ class Pixels(Reconstruction):
   """Learns to predict the colours of pixels.
 
   Attributes:
-    model: a causal or a BERT model.
+    model: an iGPT, causal or BERT.
     images: image preprocessing and augmentation.
     class_names: always empty.
   """
@@ -34,7 +34,9 @@ class Pixels(Reconstruction):
 
   model: IGPT
   images: Images
-  rate: float = field(0.15, 'Share of masked pixels (BERT).', valid='(0, 1]')
+  rate: float = field(
+    0.15, 'Probability of masking a pixel (BERT).', valid='(0, 1]'
+  )
   class_names: tuple[str, ...] = ()
 
   @classmethod

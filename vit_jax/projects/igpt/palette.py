@@ -13,8 +13,8 @@ from vit_jax.data import bad_images, sources, transforms
 
 _log = logging.getLogger(__name__)
 
-# Maximum numbers of images to read and of pixels to cluster. Ten times as many
-# pixels would take minutes.
+# Largest numbers of images to use and of their pixels to cluster. Ten times as
+# many pixels would take minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
 # Pixels per step of k-means.
 _STEP = 8_192
@@ -26,7 +26,7 @@ class Palette(NamedTuple):
   Attributes:
     colours_KC: float32 in [-1, 1], from dark to bright.
     rmse: root mean square difference between the clustered pixels and their
-      nearest colours, over all channels; values are from 0 to 255.
+      nearest colours, over all channels; pixel values are from 0 to 255.
     images: number of images that pixels were taken from.
     pixels: number of pixels that were clustered.
   """
@@ -45,9 +45,9 @@ def palette(
 ) -> Palette:
   """Clusters the pixels of a data set by k-means.
 
-  First checks that all images of the split are readable. Then uses at most
-  10,000 images, evenly spaced, and at most 1,000,000 of their pixels, drawn
-  with a fixed seed.
+  Uses at most 10,000 images, evenly spaced in the split, and at most 1,000,000
+  of their pixels, drawn with a fixed seed. Checks first that all images of the
+  split are readable.
 
   Args:
     data: name of the data set, or a dict; see `sources.data_config`.
@@ -80,7 +80,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
 
   Args:
     pixels_NC: uint8 RGB.
-    colours: K.
+    colours: K, number of clusters.
 
   Returns:
     float32 KC in [-1, 1].
@@ -107,8 +107,8 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
   if found_KC.min() >= 0:
-    # All colours are bright. The darkest becomes black, because `read` takes
-    # the range to be [0, 1] if no value is negative.
+    # Without a negative value, `read` would take the range to be [0, 1]. So the
+    # darkest colour becomes black.
     found_KC[0] = -1
   return found_KC
 
@@ -136,7 +136,7 @@ def read(path: str) -> tuple[float, ...]:
 
   Raises:
     FileNotFoundError: if the file is missing.
-    ValueError: if the file does not hold such an array.
+    ValueError: if the file does not hold such an array of two or more colours.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
@@ -151,7 +151,7 @@ def read(path: str) -> tuple[float, ...]:
   if values.ndim != 2 or values.shape[1] not in (1, 3) or len(values) < 2:
     raise ValueError(
       f'{path} has the shape {values.shape}. A palette must have the shape '
-      '(colours, 3), or (colours, 1) for greys.'
+      '(colours, 3), or (colours, 1) for greys, with at least 2 colours.'
     )
   if not np.all(np.abs(values) <= 1):
     raise ValueError(

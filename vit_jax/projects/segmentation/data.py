@@ -1,12 +1,12 @@
 """Images with a class for every pixel, from PNG files or COCO annotations.
 
-A folder with PNG masks has `images/`, and `masks/` with a PNG of the same name
-for each image. `classes.txt` has the names of classes 1, 2, ..., one per line.
+A folder with PNG masks has `images/`, `masks/` with a PNG of the same stem for
+each image, and `classes.txt` with the names of classes 1, 2, ..., one per line.
 A mask pixel is the number of its class, 0 for background, or 255 to be ignored.
 Both `images/` and `masks/` may have a folder for each split, such as `train/`.
 
-A folder with objects, as `projects.detr.coco` reads it, can be used too if each
-object has a mask.
+A folder that `projects.detr.coco` reads can be used too if each object except
+crowds has a mask.
 """
 
 import dataclasses
@@ -82,11 +82,11 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
 class MaskTransform:
   """Turns a record with masks into an image and the class of each pixel.
 
-  With a generator (training) it takes a random crop, else the whole image.
+  With a generator (training), it takes a random crop, else the whole image.
 
   Attributes:
     train: draws the random crop.
-    evaluation: resizes whole images.
+    evaluation: resizes whole images; it must not crop them.
     classes: C, the number of classes including background.
   """
 
@@ -127,7 +127,7 @@ class MaskTransform:
       box = self.train.random_box(picture.height, picture.width, rng)
       part = picture.read(box, size, exact=False)
       image = transforms.resize(part, size)
-    # Each pixel gets the class of the mask pixel at its centre.
+    # A pixel gets the class of the mask pixel at its centre.
     nearest = Image.fromarray(classes_HW.astype(np.uint8)).resize(
       size[::-1],
       Image.Resampling.NEAREST,
@@ -155,5 +155,5 @@ def classes_of(record: Record) -> np.ndarray:
   objects: dict[str, Any] = record | {'masks': box_transforms.masks_of(record)}
   found = segments.wanted(objects)
   class_N = np.where(found.crowd_N, IGNORED, found.labels_N + 1)
-  # Background has the index -1, which is the last entry.
+  # The index -1 of background selects the appended 0.
   return np.append(class_N, 0)[found.index_HW]

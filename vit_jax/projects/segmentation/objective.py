@@ -31,7 +31,7 @@ from vit_jax.projects.segmentation.model import SegmentationViT
 class Segmentation(Objective):
   """Learns the class of each pixel.
 
-  The model's logits of patches are resized to pixels, bilinearly.
+  Logits of patches are resized bilinearly to the image size.
 
   Attributes:
     model: predicts logits of patches.
@@ -59,8 +59,8 @@ class Segmentation(Objective):
   ) -> dict[str, Any]:
     if config.model.name != 'vit':
       raise ValueError(
-        f'model.name is {config.model.name!r}, and segmentation reads the '
-        'patches of a ViT. Choose a variant such as b16.'
+        f'model.name is {config.model.name!r}, but segmentation needs a ViT. '
+        'Choose a variant such as b16.'
       )
     config = config.copy_and_resolve_references()
     config.model.name = SegmentationViT.kind
@@ -105,11 +105,11 @@ class Segmentation(Objective):
 
     Returns:
       `image`: float32 BHWC; `classes`: uint8 BHW; `weights`: float32 BHW, see
-      the function `weights`. Their mean over the whole batch is 1, so that the
-      loss does not depend on the number of microbatches.
+      the function `weights`. The mean weight of the whole batch is 1, so that
+      the loss does not depend on the number of microbatches.
     """
     images_BHWC = self.images.normalize(batch['image'])
-    # The same key draws the same flips.
+    # The same key flips the same images.
     classes_BHW1 = self.images.flipped(batch['classes'][..., None], key)
     classes_BHW = classes_BHW1[..., 0]
     return {
@@ -155,14 +155,14 @@ class Segmentation(Objective):
     is_counted_BHW = (class_BHW != IGNORED) & (batch['mask'] > 0)[:, None, None]
     cell_BHW = C * class_BHW + jnp.argmax(logits_BHWC, axis=-1)
     cell_BHW = jnp.where(is_counted_BHW, cell_BHW, C * C)
-    # vmap lets each device count its own images.
+    # With vmap, each device counts the pixels of its own images.
     cells_BX = jax.vmap(lambda x: jnp.bincount(x.reshape(-1), length=C * C + 1))
     return jnp.sum(cells_BX(cell_BHW), axis=0)[:-1].reshape(C, C)
 
   def _logits(
     self, params: Params, images_BHWC: jax.Array, key: jax.Array | None = None
   ) -> jax.Array:
-    """Returns logits BHWC of the pixels; with a key, dropout is applied."""
+    """Returns logits BHWC of the pixels; a key turns dropout on."""
     apply: Any = self.model.apply
     logits_BhwC, _ = apply(
       {'params': params},

@@ -17,14 +17,14 @@ from vit_jax.visualize import draw, photos
 def find(
   checkpoint: Checkpoint, paths: Sequence[str], out: str = ''
 ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
-  """Yields for each image a list of (class, its share of the pixels).
+  """Yields for each file a list of (class name, share of the pixels).
 
-  The largest share comes first. For an unreadable file the error is yielded.
-  With `out`, writes two files for each image into this folder:
+  The largest share comes first. For an unreadable file, yields the error
+  instead. With `out`, writes two files for each image into this folder:
 
-    painted-NAME.png: the image with all classes but the first in colour.
-    classes-NAME.png: the class number of each pixel, with the same colours as
-      its palette.
+    painted-NAME.png: the image with all classes except 0 in colour.
+    classes-NAME.png: the class number of each pixel, with these colours as the
+      palette of the PNG.
   """
   transform = checkpoint.transform()
   logits_of = jax.jit(
@@ -61,8 +61,8 @@ def find(
 def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Returns the likeliest class of each pixel, uint8 HW.
 
-  Logits are enlarged class by class, because for a photograph all of them would
-  take gigabytes.
+  Enlarges the logits class by class, because the logits of all classes of a
+  photograph would take gigabytes.
 
   Args:
     logits_hwC: logits of patches.

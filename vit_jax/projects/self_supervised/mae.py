@@ -15,7 +15,7 @@ from vit_jax.objectives.masked import cells
 from vit_jax.objectives.reconstruction import Reconstruction
 from vit_jax.projects.self_supervised.mae_model import MAEViT
 
-# Added to the variance of a patch's pixels, as in the original.
+# Added to the variance of a patch's pixels, as in the original code.
 _EPSILON = 1e-6
 
 
@@ -35,7 +35,7 @@ class MaskedAutoencoder(Reconstruction):
   images: Images
   rate: float = field(0.75, 'Share of hidden patches.', valid='(0, 1)')
   normalized: bool = field(
-    True, 'Scale the target pixels of a patch to mean 0 and deviation 1.'
+    True, 'Scale the target pixels of a patch to mean 0 and variance 1.'
   )
   class_names: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ class MaskedAutoencoder(Reconstruction):
 
     Returns:
       `image`: float32 BHWC; `order`: int32 BL, a random permutation of each
-      image's patches. Its first `visible` patches are visible.
+      image's patches, the visible ones first.
     """
     order_BL = jax.vmap(jax.random.permutation, (0, None))(
       keys_B, self._patches

@@ -1,9 +1,8 @@
 """The model of masked autoencoders (MAE, 2111.06377).
 
-The encoder is a ViT that only sees the visible patches. A small decoder sees
-the encoder's outputs, and a learned mask token in place of each hidden patch,
-with position embeddings. It predicts the pixels of every patch. K is the number
-of tokens that the encoder outputs.
+The encoder is a ViT that sees only the visible patches. A small decoder sees
+the encoder's outputs and a learned mask token for each hidden patch. It adds
+position embeddings and predicts the pixels of every patch.
 """
 
 import dataclasses
@@ -40,8 +39,8 @@ class Decoder(nn.Module):
     """Returns the predicted pixels BLX in float32, patches in raster order.
 
     Args:
-      x_BKD: `extra` tokens (class token and registers), then the visible
-        patches in the order of `order_BL`.
+      x_BKD: the encoder's K outputs: `extra` tokens (class token and
+        registers), then the visible patches in the order of `order_BL`.
       grid: (rows, columns) of patches.
       order_BL: a permutation of the patches, the visible ones first.
       extra: number of tokens before the patches.
@@ -77,7 +76,7 @@ class MAEViT(ViT):
   )
 
   decoder_width: int = field(
-    512, 'Width D of the decoder.', valid='[4, inf)', multiple=4
+    512, 'Width of the decoder.', valid='[4, inf)', multiple=4
   )
   decoder_depth: int = field(8, 'Layers of the decoder.', valid=layers.DEPTHS)
   decoder_heads: int = field(16, 'Heads of the decoder.', valid='[1, inf)')
@@ -128,8 +127,8 @@ class MAEViT(ViT):
         )
     if self.grid(image_size) == (1, 1):
       raise ValueError(
-        'The image is a single patch, so there is no other patch to predict it '
-        'from. Use a smaller model.patch_size or a larger data.image_size.'
+        'The image is a single patch, so no visible patch is left to predict '
+        'it from. Use a smaller model.patch_size or a larger data.image_size.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -161,8 +160,8 @@ class MAEViT(ViT):
         sees.
 
     Returns:
-      Predicted pixels BLX in float32, where X are the rows, columns and RGB of
-      a patch, flattened in this order; and a dict as in `ViT`.
+      Predicted pixels BLX in float32, where X is (row, column, RGB) of a patch,
+      flattened; and a dict as in `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

@@ -11,10 +11,10 @@ from vit_jax.data import decode
 from vit_jax.data.host_augmentation import OPERATIONS
 from vit_jax.data.transforms import TrainTransform
 
-# The largest change of each colour operation (2006.07733, as in DINO's original
-# code).
+# Largest change of each colour operation in BYOL (2006.07733) and in DINO's
+# original code.
 _JITTER = {'Brightness': 0.4, 'Contrast': 0.4, 'Color': 0.2, 'Hue': 0.1}
-# Probabilities of colour jitter and of converting to grey.
+# Probabilities of colour jitter and of conversion to greyscale.
 _CHANGED, _GREY = 0.8, 0.2
 
 
@@ -84,7 +84,7 @@ class Views:
     Args:
       size: (H, W) of large views.
       small_size: (H, W) of small views.
-      least: smallest share of the image that a large view covers.
+      least: smallest share of the image's area that a large view covers.
       areas: smallest and largest share that a small view covers.
       count: number of small views.
     """
