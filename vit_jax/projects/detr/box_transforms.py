@@ -34,10 +34,10 @@ class BoxTransform(transforms.PerStep):
       evaluation uses the last one. If empty, images are as large as the array
       allows.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
-    crop_sides: short sides that an image is resized to before the random crop;
-      if empty, images are never cropped.
-    crop: smallest and largest side of the random crop, in pixels of the image
-      after that resize.
+    crop_sides: possible short sides of the scaled image where the random crop
+      is drawn; if empty, images are never cropped.
+    crop: smallest and largest side of the random crop, in pixels of the scaled
+      image.
     flip: whether images are flipped horizontally with probability 1/2.
     buckets: number of groups of nearly equal size into which `short_sides` are
       split. All images of a batch use the same group. The arrays of a group
@@ -201,7 +201,7 @@ class BoxTransform(transforms.PerStep):
   def _part(self, height: int, width: int, rng: np.random.Generator) -> Box:
     """Draws a crop, in pixels of the original image.
 
-    DETR's code resizes the image to one of `crop_sides`, crops it, and resizes
+    DETR's code scales the image to one of `crop_sides`, crops it, and resizes
     the crop. Mapping the crop to the original image saves the first resize.
     """
     scale = _one(self.crop_sides, rng) / min(height, width)

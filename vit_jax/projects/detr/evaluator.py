@@ -93,7 +93,7 @@ class CocoEvaluator(Evaluator):
     Raises:
       ValueError: the objective does not detect objects; the entry asks for
         masks that the model does not predict; the data lack boxes; the split
-        has only crowds or no objects; or `best_metric` is for an object size
+        has no objects except crowds; or `best_metric` is for an object size
         that the split lacks.
     """
     objective = parts.objective

@@ -33,9 +33,9 @@ def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
     width = lookup.shape('input_proj/kernel', 4)[0]
     heads = lookup.shape(hf_format.MASKS, 4)[0] - width
   warning = (
-    f'{path} does not say whether its last stage is dilated (DC5). It is read '
-    f'as {"" if dilation else "not "}dilated, because its name '
-    f'{"contains" if dilation else "lacks"} "dc5".'
+    f'The last stage of {path} is read as {"" if dilation else "not "}dilated '
+    f'(DC5), because its name {"contains" if dilation else "lacks"} "dc5". '
+    'Rename the file if this is wrong.'
   )
   fields = {'heads': heads, 'dilation': dilation, 'image_size': hf_format.SIZE}
   return table.File(
