@@ -102,7 +102,7 @@ def base() -> ConfigDict:
       'head_first': False,
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
-      # Whether to evaluate without training: `init` if it is set, otherwise the
+      # Whether to only evaluate the checkpoint `init` or, if it is empty, the
       # workdir's last checkpoint.
       'eval_only': False,
       # Whether to continue the workdir's run to a longer `total`, with the
@@ -134,8 +134,8 @@ def base() -> ConfigDict:
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
-        # Seed that chooses a test split if the data set lacks one, and the
-        # order that slices such as 'train[:90%]' refer to (except in TFDS).
+        # Seed of the test split, if the data set lacks one, and of the shuffle
+        # before slices such as 'train[:90%]' (except in TFDS).
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as
         # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
@@ -155,10 +155,10 @@ def base() -> ConfigDict:
         # this many times the image size, then crop at random.
         'crop_resize': 0.0,
         'flip': True,
-        # randaugment(LAYERS, MAGNITUDE), such as randaugment(2, 9), with the
-        # magnitude's standard deviation as an optional third argument and
-        # as=big_vision at the end for big_vision's operations;
-        # 3augment(JITTER), such as 3augment(0.3); or empty.
+        # Empty, 3augment(JITTER), such as 3augment(0.3), or
+        # randaugment(LAYERS, MAGNITUDE), such as randaugment(2, 9). An optional
+        # third argument is the magnitude's standard deviation. A last argument
+        # as=big_vision selects big_vision's operations.
         'augment': '',
         # Random erasing: probability that a rectangle is replaced by noise.
         'erasing': 0.0,
@@ -286,8 +286,8 @@ def base() -> ConfigDict:
         'momentum': 0.9,
         # Dtype of the first moments: float32 or bfloat16.
         'momentum_dtype': 'float32',
-        # Radius rho of SAM, 0.02 to 0.2, which takes two gradients per step; 0
-        # disables SAM.
+        # Radius rho of SAM, usually 0.02 to 0.2; 0 disables SAM. A step of SAM
+        # computes two gradients.
         'sam': 0.0,
         # Weight decay of kernels only. SGD applies it as an L2 penalty; the
         # other optimizers decouple it and multiply it by the learning rate.

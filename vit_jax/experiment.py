@@ -168,7 +168,8 @@ class Experiment:
     if (theirs.mean, theirs.std) != (mean, std):
       _log.warning(
         f'{checkpoint.path} was trained on images with mean {theirs.mean} and '
-        f'std {theirs.std}, but data.mean is {mean} and data.std is {std}.'
+        f'std {theirs.std}, but data.mean is {mean} and data.std is {std}. Set '
+        'them to the values of the checkpoint.'
       )
     return self.place(
       transfer.to_new_task(

@@ -73,9 +73,9 @@ def test_the_command_measures_by_the_names_of_classes(
   labels_N = source.labels()
   accuracy = np.mean(predicted_N == labels_N)
   text = capsys.readouterr().out
-  assert f'accuracy           {accuracy:.2%}\n' in text
+  assert f'accuracy   {accuracy:.2%}\n' in text
   top5 = metrics.top_k_accuracy_score(labels_N, scores_NC, k=5)
-  assert f'top-5              {top5:.2%}\n' in text and top5 < 1
+  assert f'top-5      {top5:.2%}\n' in text and top5 < 1
   names = ('classes.csv', 'confusion.csv', 'confusion.png')
   assert text.endswith(''.join(f'written  {out}/{name}\n' for name in names))
   (figure,) = figures
@@ -116,7 +116,7 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
   out = tmp_path / 'out'
   out.mkdir()
   evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
-  assert 'images             5\n' in capsys.readouterr().out
+  assert 'images     5\n' in capsys.readouterr().out
   with (out / 'confusion.csv').open() as file:
     rows = [[*map(int, row[1:])] for row in [*csv.reader(file)][1:]]
   assert np.sum(rows) == 5
@@ -200,26 +200,26 @@ def test_classes_have_a_line_each_if_there_is_something_to_say():
 
 def test_what_is_confused_most_comes_first():
   assert evaluate.table(confused()).splitlines() == [
-    'images             16',
-    'accuracy           62.50%',
-    'balanced           66.67%',
-    'taken for another  cat for cow, 3 times',
-    'taken for another  a,b for cat, 2 times',
-    'taken for another  cat for =dog, 1 times',
+    'images     16',
+    'accuracy   62.50%',
+    'balanced   66.67%',
+    'confused   cat taken for cow, 3 times',
+    'confused   a,b taken for cat, 2 times',
+    'confused   cat taken for =dog, 1 times',
   ]
   confusion_CC = np.arange(49).reshape(7, 7) * 1000
   names = ('a\n', *'bcdefg')
   found = confusion.Measures(0.5, 0.75, 0.25, confusion_CC, names)
   lines = evaluate.table(found).splitlines()
-  assert lines[2] == 'top-5              75.00%'
+  assert lines[2] == 'top-5      75.00%'
   assert lines[4:] == [
-    f'taken for another  {x}'
+    f'confused   {x}'
     for x in (
-      'g for f, 47,000 times',
-      'g for e, 46,000 times',
-      'g for d, 45,000 times',
-      'g for c, 44,000 times',
-      'g for b, 43,000 times',
+      'g taken for f, 47,000 times',
+      'g taken for e, 46,000 times',
+      'g taken for d, 45,000 times',
+      'g taken for c, 44,000 times',
+      'g taken for b, 43,000 times',
     )
   ]
 

@@ -198,7 +198,7 @@ def test_lists_as_json_has_them_make_the_same_model():
       'representation_size is 8: DeiT',
     ),
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
-    ({'layers': (1,)}, "is 'vit', which lacks the field model.layers"),
+    ({'layers': (1,)}, "is 'vit'; .* does not have the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
     ({'axial': True}, "model.pool is 'cls', but axial .* Use 'gap' or 'map'"),
     (
@@ -318,7 +318,7 @@ def test_places_of_detr_are_those_of_its_last_map(fields, stride):
 
 
 def test_a_field_that_is_another_models_names_the_first():
-  with pytest.raises(ValueError, match='lacks the field model.patch_size'):
+  with pytest.raises(ValueError, match='not have the field model.patch_size'):
     build('r50x1', patch_size=8, width_factor=2)
 
 

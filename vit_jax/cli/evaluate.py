@@ -25,9 +25,10 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Maximum number of classes: for writing the confusion matrix, and for class
-# names in its picture.
-MAX_CLASSES, MAX_NAMED = 1000, 40
+# Maximum number of classes for which the confusion matrix is written.
+MAX_CLASSES = 1000
+# Maximum number of classes whose names are drawn in confusion.png.
+MAX_NAMED = 40
 
 
 def classes_csv(found: Measures) -> str:
@@ -120,8 +121,8 @@ def table(found: Measures) -> str:
   pairs.sort(key=lambda pair: -found.confusion_CC[pair])
   for i, j in pairs[:5]:
     times = f'{found.confusion_CC[i, j]:,} times'
-    lines.append(('taken for another', f'{names[i]} for {names[j]}, {times}'))
-  return '\n'.join(f'{name:<17}  {text}' for name, text in lines)
+    lines.append(('confused', f'{names[i]} taken for {names[j]}, {times}'))
+  return '\n'.join(f'{name:<9}  {text}' for name, text in lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

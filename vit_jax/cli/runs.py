@@ -82,8 +82,8 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
   if not found:
     seen = f' Metrics there: {", ".join(sorted(other))}.' if other else ''
     raise ValueError(
-      f'{folder} has no run with {metric or "an evaluation"} and a checkpoint.'
-      + seen
+      f'No run in {folder} has both a checkpoint and values of '
+      f'{metric or "its best_metric"}.' + seen
     )
   is_low = {run.meta['best'] for run in found} == {'lowest'}
   return sorted(found, key=lambda run: run.best, reverse=not is_low)

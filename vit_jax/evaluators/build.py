@@ -57,7 +57,7 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
 
 
 def metrics(config: ConfigDict) -> dict[str, Best]:
-  """Returns for each `best_metric` whether 'highest' or 'lowest' is better."""
+  """Returns for each metric whether 'highest' or 'lowest' is better."""
   objective = objective_type(config)
   return {
     f'{name}/{metric}': best

@@ -144,15 +144,15 @@ def _features(
 def several_lines(found: SeveralMeasures) -> list[str]:
   """Returns the report for images with several classes.
 
-  The report compares the model with a constant answer, whose average precision
-  for a class is the share of images that have the class.
+  The baseline predicts the same for every image. Its average precision for a
+  class is the share of images that have the class.
   """
   m, names, count = found.measures, found.class_names, found.images
   constant = float(np.mean(m.images_C / count))
   lines = [
     f'mean AP    {m.mean_ap:.1%} over {len(names)} classes of {count:,} '
-    f'images, micro AP {m.micro_ap:.1%}; mean AP of a constant answer '
-    f'{constant:.1%}',
+    f'images, micro AP {m.micro_ap:.1%}; mean AP of a constant '
+    f'prediction {constant:.1%}',
     f'mean F1    {m.mean_f1:.1%}, micro F1 {m.micro_f1:.1%}',
   ]
   listed = np.argsort(m.ap_C, kind='stable')[:_LINES]
@@ -165,7 +165,7 @@ def several_lines(found: SeveralMeasures) -> list[str]:
     for i in listed
   ]
   if m.mean_ap <= constant:
-    lines.append(f'The model does not beat a constant answer. {_TRY}')
+    lines.append(f'The model does not beat a constant prediction. {_TRY}')
   return lines
 
 

@@ -37,12 +37,12 @@ class ObjectNetEvaluator(Evaluator):
     source: LabelledSource,
     class_names: Sequence[str],
   ):
-    """Prepares the table of right classes.
+    """Looks up the ImageNet classes that are right for each class.
 
     Args:
       name: prefix of the metrics.
-      top: function that maps (params, source) to the k >= 5 likeliest classes
-        of each image, the likeliest first: int Nk.
+      top: function that maps (params, source) to int Nk: the k >= 5 classes
+        with the highest logits of each image, highest first.
       source: ObjectNet, or some of its images.
       class_names: the classes of the model.
 

@@ -42,16 +42,16 @@ class RealEvaluator(Evaluator):
 
     Args:
       name: prefix of the metrics.
-      top: function that maps (params, source) to the k >= 1 likeliest classes
-        of each image, the likeliest first: int Nk.
+      top: function that maps (params, source) to int Nk: the k >= 1 classes
+        with the highest logits of each image, highest first.
       source: all or some ImageNet validation images, in any order, with
         ImageNet's 1,000 classes in ImageNet's order.
       labels_path: path of real.json.
 
     Raises:
       FileNotFoundError: if `labels_path` is missing.
-      ValueError: if the file is not ReaL's, or if the source has other images
-        or classes than ImageNet's.
+      ValueError: if the file is not ReaL's real.json, or the source has other
+        images or classes than ImageNet's.
     """
     check_imagenet(name, source.class_names)
     labels = read_labels(labels_path)
@@ -67,7 +67,7 @@ class RealEvaluator(Evaluator):
 
     Raises:
       FileNotFoundError: if the file is missing.
-      ValueError: if the file is not ReaL's.
+      ValueError: if the file is not ReaL's real.json.
     """
     del name
     read_labels(entry.labels)
@@ -153,7 +153,7 @@ def read_labels(path: str) -> list[list[int]]:
 
   Raises:
     FileNotFoundError: if the file is missing.
-    ValueError: if the file is not ReaL's.
+    ValueError: if the file is not ReaL's real.json.
   """
   file = epath.Path(path).expanduser()
   if not file.exists() or file.is_dir():
@@ -170,8 +170,8 @@ def read_labels(path: str) -> list[list[int]]:
         raise ValueError(f'image {number} has {classes!r:.60}')
   except (ValueError, TypeError, RecursionError) as e:
     raise ValueError(
-      f"{path} is not ReaL's real.json, {_NUM_IMAGES} lists of classes from 0 "
-      f'to {_NUM_CLASSES - 1}: {e}'
+      f"{path} is not ReaL's real.json: {e}. The file must have {_NUM_IMAGES} "
+      f'lists of classes from 0 to {_NUM_CLASSES - 1}.'
     ) from None
   return labels
 

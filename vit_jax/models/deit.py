@@ -40,7 +40,8 @@ class DistilledViT(ViT):
       raise ValueError(
         f'model.pool is {self.pool!r} and model.representation_size is '
         f'{self.representation_size}: DeiT has linear heads on its class and '
-        "distillation tokens. Set them to 'cls' and 0."
+        "distillation tokens. Set model.pool to 'cls' and "
+        'model.representation_size to 0.'
       )
 
   def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:

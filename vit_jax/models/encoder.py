@@ -89,7 +89,11 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Returns the tokens, and embeddings XLD for the layers to add, or None."""
+    """Adds position embeddings at the input, or returns them for the layers.
+
+    Returns:
+      The tokens, and embeddings XLD that the layers add, or None.
+    """
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None

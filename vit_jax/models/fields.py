@@ -1,7 +1,7 @@
-"""Declarations of model fields.
+"""Declarations of model fields: default, meaning and valid values.
 
-They determine the config, the checks of `variants.build`, the output of `python
--m vit_jax.models --fields` and the limits of foreign formats.
+They define the config, the checks of `variants.build` and of checkpoint files,
+and the output of `python -m vit_jax.models --fields`.
 """
 
 import dataclasses

@@ -43,15 +43,15 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
 
 
 def count(function: Callable[..., Any], *shapes: Any) -> int:
-  """Returns the FLOPs of a function for arguments of the given shapes.
+  """Returns a function's FLOPs, counted as in `forward_flops`.
 
-  `forward_flops` says which operations count.
+  `shapes` are its arguments, arrays or `jax.ShapeDtypeStruct`.
   """
   return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
 
 
 def _looped(model: Model) -> Model:
-  # Scanned layers have the same counts, and JAX traces them only once.
+  # A scan traces one layer instead of all, with the same counts.
   return model.clone(scan=True, remat='none')
 
 

@@ -19,8 +19,8 @@ BATCH_AXES = ('slice', 'data', 'fsdp')
 # Mesh axes that a dimension of a parameter is sharded over.
 Axes = str | tuple[str, ...] | None
 # Sharding rules: a regular expression for parameter paths, and the mesh axes of
-# the parameter's last dimensions. Rules for the last dimensions also fit
-# parameters that a scan stacks along a new first dimension.
+# the parameter's last dimensions. A scan stacks parameters along a new first
+# dimension, so the same rules fit stacked parameters.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
 # Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
@@ -36,8 +36,8 @@ REMAT = (
 class Loop(NamedTuple):
   """Parameter names of layers with equal shapes.
 
-  Unrolled layers are named by the prefix and numbers from `first`; scanned
-  layers are stacked under the name `stacked`.
+  Unrolled layers have the names `prefix` + number, from `first`. Scanned layers
+  share the name `stacked`.
   """
 
   prefix: str
@@ -52,19 +52,19 @@ class Model(nn.Module):
     kind: name in `variants.ARCHITECTURES` and in `config.model.name`.
     task_params: top-level names of the parameters that belong to the task (the
       head), not the body.
-    optional_params: parameter names of optional parts, by the field that
-      switches the part on. If a model starts from a checkpoint that lacks these
-      parameters, they are initialised. If only the checkpoint has them, they
-      are dropped.
+    optional_params: maps a field that enables a part of the model to the names
+      of the part's parameters. If a model starts from a checkpoint that lacks
+      these parameters, they are initialised. If only the checkpoint has them,
+      they are dropped.
     compute_fields: fields that change the computation but not the parameters.
     loops: groups of layers that a scan stacks.
-    depth_loop: the loop over the layers that `depth` counts, or None.
+    depth_loop: the loop whose length is the field `depth`, or None.
     after_layers: regular expression for the paths of the parameters that come
       after the layers of `depth_loop`.
     any_size: whether `apply` takes padded images of any size, with the argument
       `padding_BHW`.
-    flop_capture: the `capture` argument for FLOP counts, so that they include
-      intermediates that only training computes.
+    flop_capture: names of intermediates that only training computes. FLOP
+      counts pass them as `capture`, to count them too.
     partitions: sharding rules, in addition to `sharding.RULES`.
     cast_params: regular expressions for the paths of parameters that are only
       used after a cast to `dtype`.
@@ -99,9 +99,10 @@ class Model(nn.Module):
 
   @property
   def task(self) -> str:
-    """The task of the model.
+    """The kind of prediction.
 
-    'classes', 'objects', 'masks' (classes of pixels), 'pixels' or 'patches'.
+    'classes' of an image, 'objects', 'masks' (a class per pixel), 'pixels' (the
+    colour of each pixel) or 'patches' (masked patches).
     """
     return 'classes'
 
@@ -119,11 +120,11 @@ class Model(nn.Module):
 
   @property
   def attention(self) -> str:
-    """The tokens that each token attends to.
+    """The kind of attention whose weights `capture=('attention',)` returns.
 
-    'all': all tokens. 'axial': its row, then its column. 'pixels': all tokens,
-    or only earlier tokens. 'objects': all tokens except padding; object queries
-    attend to these tokens too. Empty: the model lacks attention.
+    'all': among all tokens. 'axial': along rows, then along columns. 'pixels':
+    among the pixels of iGPT. 'objects': among patches and object queries, as in
+    DETR. Empty: the model does not return attention weights.
     """
     return ''
 

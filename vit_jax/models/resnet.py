@@ -23,7 +23,7 @@ from vit_jax.models.model import REMAT, Loop, Model
 
 Array = jax.Array
 
-# Output channels of a unit per channel of its 3x3 convolution.
+# A unit's output has this many times the channels of its 3x3 convolution.
 EXPANSION = 4
 # GroupNorm's groups; they must divide the channels.
 GROUPS = 32
@@ -174,7 +174,6 @@ class Stage(nn.Module):
       for i in range(2, self.units + 1):
         x = unit(name=f'unit{i}', **fields)(x)
       return x
-    # Scans over the units after the first, which have equal shapes.
     looped = nn.scan(
       lambda unit, x, _: (unit(x), None),
       variable_axes={'params': 0},
@@ -324,7 +323,7 @@ class ResNet(Model):
     stages' outputs.
 
     Returns:
-      Logits BC in float32, or the pooled features BC if `num_classes` is 0; and
+      Logits (B, classes) in float32, or `pre_logits` if `num_classes` is 0; and
       a dict with `stem` (the root's output, BhwC), `tokens` (the last feature
       map, BLC), `pre_logits` (its mean, BC) and the captured intermediates.
 
@@ -334,7 +333,8 @@ class ResNet(Model):
     del train
     if 'attention' in capture:
       raise ValueError(
-        'capture contains attention, which a ResNet lacks: leave it out.'
+        "A ResNet does not return attention weights. Remove 'attention' from "
+        'capture.'
       )
     stem, *stages = feature_maps(
       images_BHWC.astype(self.dtype),

@@ -1,4 +1,4 @@
-"""Builds models of the paper and its successors by name."""
+"""Builds models of the ViT paper and its successors by name."""
 
 import dataclasses
 import re
@@ -36,7 +36,7 @@ ARCHITECTURES = Register(
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """Number of layers, D, M and N, as in a row of table 1."""
+  """A row of table 1: layers, width D, MLP width M and heads N."""
 
   depth: int
   width: int
@@ -77,8 +77,8 @@ VIT5 = {
   'rope_registers': 100.0,
 }
 
-# Units per stage of a ResNet, by its depth. 50 to 152 are from He et al., 200
-# from BiT, 26 from AugReg.
+# Units per stage of a ResNet, by its depth. 26 is from AugReg, the others are
+# from He et al.
 STAGES: dict[int, tuple[int, ...]] = {
   26: (2, 2, 2, 2),
   50: (3, 4, 6, 3),
@@ -137,8 +137,7 @@ def fields(variant: str) -> dict[str, Any]:
 
     l16           ViT: its size, and the patch size in pixels
     r50x1         ResNet: its depth and width factor
-    r50+b16       hybrid: the depth of its ResNet stem, and the ViT with the
-                  same size and number of tokens
+    r50+b16       hybrid: the depth of its ResNet stem, and the ViT's name
     axial_b16     axial ViT, named like a ViT
     axial_r50x1   axial ResNet, named like a ResNet
     vit5_b16      ViT-5 for images of 224 pixels, named like a ViT
@@ -160,8 +159,9 @@ def fields(variant: str) -> dict[str, Any]:
       f'A ViT is named by its size ({", ".join(SIZES)}) and patch size in '
       'pixels, as in l16. A ResNet is named by its depth '
       f'({", ".join(map(str, STAGES))}) and width factor, as in r50x1. A '
-      'hybrid is named by a depth and a ViT, as in r50+b16. vit5_l16 is ViT-5; '
-      'igpt_s, igpt_m and igpt_l are iGPT; detr_r50 is DETR.'
+      'hybrid is named by the depth of its ResNet stem and its ViT, as in '
+      'r50+b16. vit5_l16 is ViT-5; igpt_s, igpt_m and igpt_l are iGPT; '
+      'detr_r50 is DETR.'
     ) from None
 
 
@@ -202,13 +202,13 @@ def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns the stem and patch size of a hybrid, as fields.
 
   Args:
-    depth: depth of the stem; '' for only the root.
+    depth: depth of the stem's ResNet; '' for only its first convolution and
+      pooling, the root.
     stride: number in the hybrid's name, such as 16 in r50+b16.
   """
   if not depth and stride > 1:
-    # The stem is only the root. The names in AugReg count the stride of the
-    # root's convolution, but not the stride of its pooling: a token of R+Ti/16
-    # covers 32 x 32 pixels.
+    # The names in AugReg count the stride of the root's convolution, but not
+    # the stride of its pooling: a token of R+Ti/16 covers 32 x 32 pixels.
     return {'stem_width': 64, 'patch_size': stride // 2}
   if not depth or stride not in (16, 32):
     raise LookupError
@@ -282,9 +282,10 @@ def build(
   own = {field.name for field in kind.own_fields()}
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
-      f'model.name is {name!r}, which lacks the field model.{strange[0]}. Do '
-      'not set the name alone: choose a variant, with CONFIG:b16 on the '
-      'command line or config_lib.choose_model in a config file.'
+      f'model.name is {name!r}; this architecture does not have the field '
+      f'model.{strange[0]}. Do not change model.name alone. Choose a variant: '
+      'on the command line --config=FILE.py:b16, in a config file '
+      'config_lib.choose_model.'
     )
   if dtype not in ('float32', 'bfloat16'):
     raise ValueError(f'model.dtype is {dtype!r}: use float32 or bfloat16.')
@@ -339,8 +340,8 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 def config_of(model: 'Model') -> dict[str, Any]:
   """Returns the fields that a `config.model` needs to build this model.
 
-  A model that extends ViT, such as `MaskedViT`, gives the fields of ViT. The
-  objective adds the other fields.
+  Fields that only an objective's model has, such as `MaskedViT.target`, are
+  left out, because the objective sets them.
   """
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}

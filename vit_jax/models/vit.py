@@ -101,9 +101,8 @@ class ViT(Model):
   )
   posemb_at: str = field(
     'input',
-    "Where learned or fixed embeddings are added: at the 'input', in "
-    "'every_layer' with separate embeddings, or in every layer with embeddings "
-    "'shared' by all.",
+    "Where position embeddings are added: at the 'input', or in every layer, "
+    "with separate ('every_layer') or 'shared' embeddings.",
     valid=('input', 'every_layer', 'shared'),
   )
   axial: bool = field(
@@ -161,8 +160,8 @@ class ViT(Model):
   )
   rope_side: int = field(
     0,
-    'Side of the grid that rotary coordinates are scaled to; -1 does not scale '
-    'them, 0 scales them to [-1, 1] times 2 pi. See `posemb.rotation`.',
+    'Side of the patch grid in pre-training; rotary coordinates are scaled to '
+    'it. -1: not scaled. 0: scaled to [-2 pi, 2 pi]. See `posemb.rotation`.',
     valid='[-1, 65536]',
   )
   rope_registers: float = field(
@@ -200,7 +199,8 @@ class ViT(Model):
   )
   stem_layers: tuple[int, ...] = field(
     (),
-    "Number of units in each of the stem's stages; empty for only its root.",
+    "Number of units in each of the stem's stages; empty for a stem of one "
+    'convolution and max-pooling.',
     valid=layers.DEPTHS,
     needs='stem_width',
   )
@@ -358,7 +358,7 @@ class ViT(Model):
     x_BLD = x_BhwD.reshape(B, h * w, D)
     extra = []
     for name, n in collections.Counter(self.extra_tokens).items():
-      # Registers start at random, because equal registers would stay equal.
+      # Several registers start at random: equal registers would stay equal.
       init = nn.initializers.zeros if n == 1 else nn.initializers.normal(0.02)
       x_1XD = self.param(name, init, (1, n, D)).astype(self.dtype)
       extra.append(jnp.broadcast_to(x_1XD, (B, n, D)))

@@ -1,8 +1,8 @@
 """Masked patch prediction (section 4.6 and appendix B.1.2 of the paper).
 
 The model predicts the colours of corrupted patches. The paper reports results
-for the target 'mean_colour'. It found 'downsized' as good, and 'pixels'
-slightly worse.
+for the target 'mean_colour'. 'downsized' was as good, and 'pixels' slightly
+worse.
 """
 
 import dataclasses

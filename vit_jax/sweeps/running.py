@@ -190,7 +190,7 @@ class _Sweep:
     }
     text = json.dumps(result, indent=2) + '\n'
     atomic_files.replace(cell.workdir / RESULT, text.encode())
-    # Parses the text as a later command does, so that tables are identical.
+    # Later commands read the file, so this command too uses its parsed text.
     return json.loads(text)
 
   def write(self) -> None:

@@ -118,7 +118,7 @@ class TpuChip:
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
     """Returns the total bandwidth, one way, of the chip with the fewest links.
 
-    A chip has two links along a ring. At the ends of another axis it has one.
+    A chip has two links along a ring. At the end of any other axis it has one.
 
     Args:
       axes: chips of the slice in each direction.

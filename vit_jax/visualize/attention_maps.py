@@ -122,7 +122,7 @@ def _of_logit(
   """
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    # Every layer returns `x_BLD`, so XLA removes all layers as dead code.
+    # Layers do not run: each returns `x_BLD`, the last layer's output.
     return (x_BLD, {}) if _is_layer(context) else next_fun(*args, **kwargs)
 
   with nn.intercept_methods(replace):

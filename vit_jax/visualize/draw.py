@@ -52,7 +52,7 @@ def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def class_colour(label: int) -> tuple[int, ...]:
   """Returns the colour (R, G, B) of a class."""
-  # Neighbouring classes differ by the golden angle.
+  # The hues of neighbouring classes differ by the golden angle.
   return ImageColor.getrgb(f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)')
 
 

@@ -18,11 +18,12 @@ RATE = 0.5
 
 
 def section(subject: Subject, rate: float, seed: int) -> Section:
-  """Predictions of masked patches by a model of configs/masked.py.
+  """Predictions of masked patches by a model trained with configs/masked.py.
 
-  Arrays: `kind` (image, h, w): 0 visible, 1 masked, 2 replaced by another
-  patch, 3 visible and predicted. `images`, `hidden` (the model's input) and
-  `predicted` are pixels (image, H, W, RGB). `files` are paths.
+  Arrays: `images`, `hidden` (the model's input) and `predicted`, pixels (image,
+  H, W, RGB); `files`, paths; `kind` (image, h, w), 0 for visible patches, 1 for
+  masked patches, 2 for patches replaced by another patch, and 3 for visible
+  patches that are predicted too.
 
   Args:
     subject: the model and its images.
