@@ -39,10 +39,10 @@ class BoxTransform(transforms.PerStep):
     crop: smallest and largest side of the random crop, in pixels of the scaled
       image.
     flip: whether images are flipped horizontally with probability 1/2.
-    buckets: number of groups of nearly equal size into which `short_sides` are
-      split. All images of a batch use the same group. The arrays of a group
-      have the shape `image_size`, scaled by its longest short side relative to
-      the longest of all, and rounded up to multiples of 32.
+    buckets: number of buckets: nearly equal groups of `short_sides`. All images
+      of a batch are in the same bucket. Its arrays have the shape
+      `image_size`, scaled by its longest short side relative to the longest of
+      all, and rounded up to multiples of 32.
   """
 
   image_size: tuple[int, int]

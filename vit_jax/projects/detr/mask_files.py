@@ -24,7 +24,7 @@ _BORDER = 255
 
 
 def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
-  """Returns COCO's `instances.json` for the images of a folder.
+  """Returns the content of COCO's `instances.json` for a folder of images.
 
   Boxes include an object's outermost pixels; masks are compressed RLE.
 
@@ -38,7 +38,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     ValueError: there are no images, two files have the same stem, or a mask is
       missing, invalid or not of its image's size.
   """
-  segments.require_library('COCO from masks')
+  segments.require_library('Converting masks to COCO')
   from hotcoco import mask as coco_mask
 
   paths = _by_stem(root / 'images')

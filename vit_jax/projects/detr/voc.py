@@ -20,7 +20,7 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the file that lists the names of each split.
+  """Returns for each split the file that lists its names.
 
   Without such files, the only key is 'all', with the folder of the XML files.
   The dict is empty if there are no XML files. `trainval` is left out if `train`

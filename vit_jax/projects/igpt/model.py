@@ -367,5 +367,5 @@ class IGPT(Model):
     )
 
   def painted(self, colours: np.ndarray) -> np.ndarray:
-    """Converts palette indices X to pixels, uint8 X3 in RGB."""
+    """Converts palette indices of any shape X to RGB pixels, uint8 X3."""
     return np.rint(127.5 * (self.colours_KC[colours] + 1)).astype(np.uint8)

@@ -66,7 +66,7 @@ class Decoder(nn.Module):
 
 
 class MAEViT(ViT):
-  """Maps images and the order of their patches to the pixels of every patch."""
+  """Maps images and an order of their patches to the pixels of all patches."""
 
   kind: ClassVar[str] = 'mae_vit'
   task_params: ClassVar[tuple[str, ...]] = ('decoder',)
