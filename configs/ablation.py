@@ -6,12 +6,12 @@
 
 The first value is the grid:
 
-  posemb  table 8: every kind of position embedding at the input. Learned
-          embeddings are also added in every layer, separate or shared. The
+  posemb  table 8: every kind of position embedding. Learned embeddings are
+          added at the input, or in every layer (separate or shared). The
           paper's table does not have the fixed sines and cosines.
   head    figure 9: class token, mean or attention pooling, each at three
           learning rates, because heads may need different rates.
-  vit5    a ViT, ViT-5, and ViT-5 without one of its additions to ViT.
+  vit5    a ViT, ViT-5, and ViT-5 without each of its additions in turn.
 
 The second value is the data, as in posemb,./cifar10: digits (the default) with
 three seeds, or a folder of small images with one seed. --sweep=seed=0,1,2 runs

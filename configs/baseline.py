@@ -6,7 +6,7 @@
 
 The first value is the variant of a ViT: s16 (the default), ti16 or b16. The
 second is the data: imagenet2012 (the default), any other TFDS name or a folder.
-`epochs` is the length of training: 90 (the default), 150 or 300.
+`epochs` is the length of training, by default 90.
 
 Published accuracy of S/16 on ImageNet's validation images: 76.5 % after 90
 epochs, 78.5 % after 150 and 80.0 % after 300. With one linear layer as the head
@@ -24,7 +24,7 @@ The recipe is big_vision's vit_s16_i1k.py:
                    weight decay on kernels, clipping at norm 1, a warm-up of
                    10,000 steps, cosine decay
 
-This config differs from it as follows:
+This config differs from the recipe as follows:
 
   weight decay     big_vision multiplies 1e-4 by the schedule; this config
                    multiplies 0.1 by the learning rate. Both are equal at the

@@ -15,8 +15,8 @@ time. `full` ignores it. The recipes are:
   deit     the same ViT with a teacher, a ResNet that is trained for the first
            third of the time
   full     a ViT of 9 layers of width 192, for 300 epochs with strong
-           augmentation, for an accelerator. 93.6 % is published for a similar
-           recipe, SPT_LSA_ViT's ViT, with crops after padding by 4 pixels.
+           augmentation, for an accelerator. The repository SPT_LSA_ViT reports
+           93.6 % for a similar recipe, which pads images by 4 pixels and crops.
 
 On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
 minutes. The ViT reached 77.9 % after 68.0 minutes. DeiT reached 70.6 % after

@@ -30,8 +30,8 @@ the same classes.
   objective.teacher_dtype=float32  or bfloat16
   model=s16                        a ViT without a distillation token
 
-Published accuracy of Ti, S and B at 224 pixels: 74.5, 81.2 and 83.4 % with both
-heads, and 72.2, 79.8 and 81.8 % without a teacher. Not measured here.
+Published accuracy of Ti, S and B at 224 pixels: 74.5, 81.2 and 83.4 % with a
+teacher, 72.2, 79.8 and 81.8 % without. Not measured here.
 """
 
 from vit_jax import config as config_lib

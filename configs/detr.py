@@ -10,7 +10,7 @@ for few images and random initial parameters. The second value is a folder with
 COCO annotations. `digits` needs no download: its images are canvases of 48x48
 pixels with one to three of scikit-learn's digits.
 
-The recipe is the original recipe: AdamW at 1e-4 (1e-5 for the backbone), a
+The variants use the original recipe: AdamW at 1e-4 (1e-5 for the backbone), a
 frozen root and first stage, batch size 64, and gradients clipped at 0.1. It
 takes 300 epochs, the last 100 at a tenth of the learning rates. Images, whole
 or cropped, have short sides of 480 to 800 pixels. For 500 epochs:

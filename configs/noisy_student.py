@@ -62,14 +62,14 @@ def get_config(argument='digits'):
   else:
     small(config, data)
   config.update_from_flattened_dict(NOISE)
-  # With so few images, one class may be twice as frequent as another.
+  # Few images are unevenly spread over classes, so draw classes equally often.
   config.data.balance = 1.0
   config.optimizer.update(
     lr=3e-3, decay='cosine', warmup='10%', clip_norm=1.0, weight_decay=0.05
   )
   config.eval_every = '25%'
   config.checkpoint_every = '25%'
-  # The first call changes the fields that `generations` copies for the teacher.
+  # `generations` copies fields for the teacher, so override them before it too.
   config_lib.override(config, pairs)
   generations(config)
   if what == 'compare':

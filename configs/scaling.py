@@ -12,10 +12,10 @@ default the same (for ImageNet-21k, ImageNet). plot.png has a curve for each
 family of models. table.md and results.csv have the parameters and exaFLOPs.
 
 On digits and folders of small images, the models are small ViTs, ResNets and
-hybrids, named by layers x width. Digits run with three seeds. On TFDS datasets,
-the models are the models of table 6, at 224 pixels and batch size 4096, with
-the learning rates of table 3 for JFT-300M. R200x3 is missing from table 3 and
-gets the rate of R152x2. JFT is not public, so models train for 30 epochs on
+hybrids, named by layers x width. Digits run with three seeds. TFDS datasets use
+the models of table 6, at 224 pixels and batch size 4096, with the learning
+rates of table 3 for JFT-300M. R200x3 is missing from table 3 and gets the rate
+of R152x2. JFT is not public, so models train for 30 epochs on
 ImageNet-21k, or for 90 epochs on other datasets. As in table 3, the decay is
 linear. The warm-up is 10,000 steps on ImageNet-21k, and 10 % of the run on
 other datasets.

@@ -12,10 +12,9 @@ The second command fine-tunes the whole model. Without a checkpoint, a small
 model is trained from scratch. The third command does this on canvases with
 digits, which need no download.
 
-`./photos` has images/, masks/ with a PNG for each image, and classes.txt.
-Alternatively, it has COCO annotations with masks. Images are resized to
-data.image_size, ignoring their aspect ratio. In training, they are first
-cropped and flipped at random.
+`./photos` has images/, masks/ with a PNG for each image, and classes.txt; or
+COCO annotations with masks. Images are resized to data.image_size, ignoring
+their aspect ratio. In training, they are first cropped and flipped at random.
 
 The guide is docs/guides/segmentation.md.
 """

@@ -1,10 +1,10 @@
-"""Compares methods with teachers and unlabelled images, in two tables.
+"""Compares methods with teachers and unlabelled images, in two grids.
 
   python -m vit_jax.main --config=configs/teachers.py --workdir=...
   python -m vit_jax.main --config=configs/teachers.py:unlabelled,./cifar10 ...
   python -m vit_jax.main --config=configs/teachers.py:wrong_labels ...
 
-The first value is the table.
+The first value is the grid.
 
 In `unlabelled`, 40 digits have labels, or one image in 200 of a folder of small
 images. Every method has a budget of 1,200 steps of 64 images, which includes
@@ -60,7 +60,7 @@ def unlabelled(config):
     few, rest = 'train[:40]', 'train[40:]'
   else:
     few, rest = 'train[:0.5%]', 'train[0.5%:]'
-  # With so few images, one class may be twice as frequent as another.
+  # Few images are unevenly spread over classes, so draw classes equally often.
   config.data.update(split=few, balance=1.0)
   config.total = f'{STEPS} steps'
   methods = {

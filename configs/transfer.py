@@ -9,7 +9,7 @@ itself. SUITE is one of:
   vtab        the 19 tasks of VTAB
   natural, specialised, structured
               a group of VTAB's tasks
-  other       datasets joined by +: TFDS names, vtab/TASK or folders
+  NAME+NAME   any datasets: TFDS names, vtab/TASK or folders
 
 For each dataset, the run first tries every learning rate of table 4: it trains
 on a part of the training set and measures accuracy on the rest. Then it trains

@@ -6,9 +6,9 @@
   python -m vit_jax.main --workdir=... \
       --config=configs/vit.py:s16,/data/my_folder,total=30epochs
 
-VARIANT is a ViT, a size (ti, s, b, l, h, g, G) and a patch size, such as l16
-(the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or an
-axial model such as axial_b16. `python -m vit_jax.models` lists all variants.
+VARIANT is a ViT, named by size (ti, s, b, l, h, g, G) and patch size, such as
+l16 (the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or
+an axial model such as axial_b16. `python -m vit_jax.models` lists all variants.
 The second value is the data, which selects the row of table 3:
 
   jft           (default) the row of JFT-300M: Adam 0.9/0.999, weight decay 0.1,
@@ -16,8 +16,8 @@ The second value is the data, which selects the row of table 3:
                 epochs. JFT is not public, so the data are ImageNet-21k.
   imagenet21k   the row of ImageNet-21k: 90 epochs, weight decay 0.03, dropout.
   imagenet2012  the row of ImageNet: 300 epochs, cosine decay, weight decay 0.3,
-                gradient clipping.
-  other         any TFDS name or folder: the row of ImageNet, with a warm-up of
+                dropout, gradient clipping.
+  NAME          any TFDS name or folder: the row of ImageNet, with a warm-up of
                 10 % of the run instead of 10,000 steps.
 
 The third value is adam (default) or sgd. sgd is the setting of appendix D.1,

@@ -4,11 +4,10 @@
 
 The first value is the data whose classes the model learns. For digits, 40
 images count as labelled; for a folder of small images or another dataset, one
-in 200.
-The second value is a folder of videos. Each video is a folder of frames:
-./clips/NAME/000001.jpg and so on. A batch has as many videos as labelled
-images. Each video gives `shots` x `frames` x `copies` images, by default 8. So
-a step processes nine times `batch_size` images.
+image in 200. The second value is a folder of videos. Each video is a folder of
+frames: ./clips/NAME/000001.jpg and so on. A batch has as many videos as
+labelled images. Each video gives `shots` x `frames` x `copies` images, by
+default 8. So a step processes nine times `batch_size` images.
 
   data.split=train[:40]            the labelled images
   objective.shots=2                shots per video, each from another part of

@@ -53,7 +53,7 @@ case "${1:-}" in
     ;;
 esac
 take_options "${@:2}"
-# Pods are called NAME-slice-SLICE-HOST-abcde, with at most 63 letters.
+# Pods are called NAME-slice-SLICE-HOST-abcde, with at most 63 characters.
 [[ $name =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
   refuse "--name=$name: use a-z, 0-9 and -, begin with a letter, end with a" \
     "letter or digit, at most 42 characters."
@@ -116,8 +116,8 @@ manifest() {
     refuse "--topology=$topology is not a shape such as 4x4 or 2x2x4."
   ((hosts = ${topology//x/*}))
   ((chips && hosts % chips == 0)) ||
-    refuse "--topology=$topology has $hosts chips, which hosts of" \
-      "--chips=$chips do not divide."
+    refuse "--topology=$topology has $hosts chips, which is not a multiple" \
+      "of --chips=$chips, the chips per host."
   ((hosts /= chips))
   ((slices == 1 || hosts > 1)) ||
     refuse "--slices=$slices: --topology=$topology with --chips=$chips has" \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains with several processes on the CPU of this machine, to try it out.
+# Tries out training with several processes, on the CPU of this machine.
 #
 #   launch/multi_process.sh -- --config=configs/digits.py --workdir=runs/two
 #   launch/multi_process.sh --processes=4 --devices=2 -- ...
@@ -54,7 +54,7 @@ if $dry_run; then
 fi
 
 mkdir -p "$workdir/processes"
-# With -i, tee survives Ctrl-C, because process 0 still writes after that.
+# With -i, tee ignores Ctrl-C, after which process 0 still writes.
 exec {tee}> >(exec tee -i "$workdir/processes/0.log")
 tee_pid=$!
 pids=()

@@ -49,8 +49,8 @@ take_options() {
   done
 }
 
-# Sets `config` and `workdir`. Refuses missing ones now, because vit_jax.main
-# would fail only after waiting in a queue.
+# Sets `config` and `workdir`. Refuses a missing flag here, because vit_jax.main
+# would fail only after the job has waited in a queue.
 need_main_args() {
   local arg before=''
   local -A found=([config]='' [workdir]='')
@@ -72,7 +72,7 @@ need_main_args() {
   [[ $workdir != \~/* ]] || workdir=$HOME/${workdir#\~/}
 }
 
-# Refuses a config outside of this repository, because the hosts do not get it.
+# Refuses a config file outside of configs/, because the hosts do not get it.
 need_shipped_config() {
   local file=${config%%:*}
   [[ $file != */* && $file != *.py || ${file#./} == configs/?*.py ]] ||

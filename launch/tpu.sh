@@ -8,7 +8,7 @@
 # repeats them, and training resumes from WORKDIR. When training is done, it
 # deletes the TPU. If training fails, it keeps the TPU for inspection. You may
 # stop `up` at any time: training continues, and the same command follows it
-# again. The steps are:
+# again. All commands except `up` are:
 #
 #   create    requests the TPU (--type, --zone, --spot)
 #   install   copies this code to every host and installs it
@@ -35,7 +35,7 @@ name=vit-jax
 zone=us-east5-b
 type=v6e-16
 version=default  # runtime version of the hosts; default: depends on the type
-spot=false       # whether the TPU is cheaper but may be preempted
+spot=false       # true: a cheaper TPU that may be preempted
 project=default  # default: gcloud's project
 worker=0         # host whose log `logs` follows
 poll_s=30        # seconds between two requests for the state

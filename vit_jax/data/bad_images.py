@@ -58,8 +58,8 @@ def checked(source: Source, on_bad_image: str) -> Source:
   """Returns a source without its unreadable images.
 
   All processes must call this function together. They share the work and drop
-  the same images. With `skip`, the loader later skips images that become
-  unreadable too. Sources of decoded pixels need no check and are returned
+  the same images. With 'skip', the loader also skips images that become
+  unreadable later. Sources of decoded pixels need no check and are returned
   unchanged.
 
   Args:
@@ -104,7 +104,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
 
 
 def _refuse_different(source: Source) -> None:
-  """Raises ValueError in all processes if their copies of the data differ."""
+  """Raises ValueError if processes see different image counts or classes."""
   names = '\0'.join(source.class_names).encode(errors='surrogatepass')
   mine = [len(source), hashlib.sha256(names).hexdigest()]
   seen = _gather([mine])

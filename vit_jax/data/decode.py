@@ -34,7 +34,7 @@ from PIL import Image
 from vit_jax.data import orientation
 from vit_jax.data.orientation import Box, Turn
 
-# Larger images are refused. From this size Pillow warns of decompression bombs.
+# Larger images are refused. Pillow warns that they may be decompression bombs.
 MAX_PIXELS = 89_478_485
 
 # Increase it when a change of the decoder may affect which files are readable.
@@ -138,8 +138,8 @@ class Picture:
     Args:
       box: The part; None for the whole image.
       size: The (height, width) to which the caller will resize the part. A JPEG
-        may then be decoded at 1/2, 1/4 or 1/8 of its size, but a part that has
-        at least `size` never becomes smaller. None for full size.
+        may then be decoded at 1/2, 1/4 or 1/8 of its size, but a part of at
+        least `size` stays at least `size`. None for full size.
       exact: False allows a faster inverse DCT, which is good enough for
         training: it changes pixels by one grey level on average.
 
@@ -213,9 +213,8 @@ class JpegHeader(NamedTuple):
     height: number of rows as stored, before rotation.
     width: number of columns as stored, before rotation.
     height_at: position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early. The decoder can stop early if one scan has all rows,
-      from top to bottom, and there are no restart markers. Restart markers
-      prevent it, because missing ones look like damage.
+      cannot stop early. It can if one scan has all rows, from top to bottom,
+      without restart markers, because a missing marker looks like damage.
     lookahead: number of rows below a row that influence the decoded row. It is
       0 unless chroma has fewer rows than brightness and is interpolated.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.

@@ -90,11 +90,11 @@ def cutmix(
   labels_BC: jax.Array,
   alpha: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Pastes a rectangle of the previous example into each one (1905.04899).
+  """Pastes a rectangle of the previous example into each example (1905.04899).
 
   The whole batch uses one rectangle with a uniform centre. Its share of the
-  image area is drawn from Beta(alpha, alpha); then it is clipped to the image.
-  Labels, which are class probabilities, are mixed by the clipped area.
+  image area is drawn from Beta(alpha, alpha). Then the rectangle is clipped to
+  the image. Labels are class probabilities, mixed by the clipped area.
   """
   _, H, W, _ = images_BHWC.shape
   key_share, key_y, key_x = jax.random.split(key, 3)

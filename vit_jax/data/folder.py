@@ -239,7 +239,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
     label or labels: `label` has the name of one class. `labels` has any number
       of class names, separated by `;`.
     split: optional; a name in `splits.NAMES`. Without this column, `test` is a
-      fifth of each class, or a fifth of all images if the column is `labels`.
+      fifth of each class; if the table has `labels`, a fifth of all images.
 
   Raises:
     FileNotFoundError: The file is missing.

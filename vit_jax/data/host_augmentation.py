@@ -1,9 +1,10 @@
 """Augments single training images on the CPU, with Pillow.
 
-`OPERATIONS` has the operations and ranges of AutoAugment (1805.09501, table 6).
-Magnitudes go from 0 (no change) to 10 (end of the range), as in DeiT; in
-torchvision they go to 30. `BIG_VISION` has the operations of big_vision, the
-code of ViT's authors. Some of these change an image less at higher magnitudes.
+`OPERATIONS` has RandAugment's operations (1909.13719) with AutoAugment's ranges
+(1805.09501, table 6). Magnitudes go from 0 to 10 (end of the range), as in
+DeiT; in torchvision they go to 30. `BIG_VISION` has the operations of
+big_vision, the code of ViT's authors. Its Posterize and Solarize change an
+image less at higher magnitudes.
 """
 
 import dataclasses

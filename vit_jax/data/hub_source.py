@@ -35,6 +35,8 @@ class HubSource(Source):
       ImportError: The extra `hf` is not installed.
       ValueError: The dataset or the split does not exist, or an image does not
         have exactly one class.
+
+    Also raises the errors of `shards.find`.
     """
     if not importlib.util.find_spec('datasets'):
       raise ImportError(

@@ -148,7 +148,7 @@ def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
 
 
 def is_image_name(name: str) -> bool:
-  """Whether a visible name has the extension of an image format."""
+  """Whether a name is not hidden and has the extension of an image format."""
   extension = os.path.splitext(name)[1].lower()
   return not is_hidden(name) and extension in _image_extensions()
 

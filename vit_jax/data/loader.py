@@ -180,7 +180,7 @@ class _BalancedOrder:
 def _repeated(
   order: grain.MapDataset, batch_size: int, repeats: int, index: int
 ) -> int:
-  """Returns the example at an index, if each batch repeats a smaller batch.
+  """Maps a position to an example, with examples repeated within each batch.
 
   Neighbours in a batch, which mixup and CutMix combine, are different examples.
   The last repeat is shorter if `repeats` does not divide the batch size.

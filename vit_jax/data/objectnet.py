@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 BORDER = 2
 
 # Maps folder names to ImageNet classes, numbered in the order of their WordNet
-# ids. Two files in mappings/ of the archive define it:
+# ids. Two files in mappings/ of the archive define this mapping:
 # folder_to_objectnet_label.json gives the label of a folder, and
 # objectnet_to_imagenet_1k.json the WordNet names of a label.
 IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {

@@ -31,11 +31,11 @@ class Turn(NamedTuple):
 
 
 def turn_of(image: Image.Image) -> Turn:
-  """Returns how to make an image upright, from its EXIF or XMP orientation.
+  """Returns the turn that makes an image upright.
 
-  XMP counts if EXIF has no orientation, as in Pillow. Damaged EXIF is ignored,
-  as in every viewer. First load the pixels of a PNG or TIFF: a PNG may have
-  EXIF behind its pixels, and Pillow itself turns a TIFF while it loads.
+  It comes from EXIF, or from XMP if EXIF has no orientation. Damaged EXIF is
+  ignored, as in every viewer. First load the pixels of a PNG or TIFF: a PNG may
+  have EXIF behind its pixels, and Pillow itself turns a TIFF while it loads.
   """
   try:
     tag = image.getexif().get(_ORIENTATION_TAG, 1)

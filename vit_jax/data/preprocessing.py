@@ -119,7 +119,7 @@ class Preprocessing:
       )
 
   def plan(self, shape: _Size, size: _Size) -> Plan:
-    """Returns how an image of `shape` (height, width) becomes one of `size`."""
+    """Returns the plan to resize and crop `shape` to `size`, both (H, W)."""
     box, is_ours = Box(0, 0, *shape), self.resize_like == 'vit_jax'
     if not self.resize_small:
       return Plan(box, size, (0, 0))

@@ -4,9 +4,8 @@
   tfrecord:gs://bucket/train-*  the files that match a pattern
 
 A record is a tf.train.Example, as written by TFDS and by the ImageNet scripts.
-The first start reads the shards once, to index the labels of the records and
-their positions in TFRecord files. The index is stored in
-`~/.cache/vit_jax/shards`.
+The first run reads all shards, to index the labels of the records and their
+positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`.
 """
 
 import hashlib
@@ -59,7 +58,7 @@ def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])
   if names and len(by_split) > 1:
-    # The file names all classes, so only the wanted splits must be indexed.
+    # The class file has all classes, so only the wanted splits must be indexed.
     needed = splits.needed(split, by_split, name)
     by_split = {x: y if x in needed else [] for x, y in by_split.items()}
   paths = [path for files in by_split.values() for path in files]

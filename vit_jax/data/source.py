@@ -15,8 +15,8 @@ class Source(Protocol):
   Attributes:
     class_names: a name for each label; empty if records have no labels.
     several_labels: whether a record may have several classes, or no class.
-    skips_unreadable: whether the loader replaces an image that can no longer be
-      read by the next image, instead of raising an error.
+    skips_unreadable: whether the loader replaces an unreadable image with the
+      next image, instead of raising an error.
   """
 
   class_names: tuple[str, ...] = ()

@@ -172,7 +172,7 @@ def select_rows(
 def permuted(
   splits: Mapping[str, Sequence[int]], seed: int
 ) -> dict[str, list[int]]:
-  """Shuffles each split by a seed, so that slices contain all classes."""
+  """Shuffles each split by a seed, so that a slice is a random sample."""
   return {
     name: np.random.RandomState(seed).permutation(examples).tolist()
     for name, examples in splits.items()

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from vit_jax.data import cores, decode
 from vit_jax.data.source import Label, Source
 
-# Installs what `tfds build` needs. TFDS does not declare all of these packages.
+# Installs the packages that `tfds build` needs; TFDS does not declare them all.
 _INSTALL = (
   'pip install tensorflow tensorflow-datasets apache-beam mlcroissant '
   'importlib_resources'

@@ -49,7 +49,7 @@ class _InMemoryFile:
   """A dataset that workers read from an in-memory file of their parent.
 
   By default, Python sends pickled objects through a pipe. If a worker died
-  before it has read a large dataset, the parent would wait for ever.
+  before it had read a large dataset, the parent would wait for ever.
   """
 
   def __init__(self, dataset: grain.MapDataset):

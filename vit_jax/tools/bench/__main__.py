@@ -8,8 +8,8 @@
 See COMMAND --help. With several variants, image sizes and batch sizes, the
 command measures all combinations, one after the other. Our code and the
 libraries of --vs run in turns, so that other load on the machine affects all of
-them. Each printed ratio is our images/s divided by the other library's, the
-median over the rounds.
+them. Each printed ratio is the first row's images/s divided by another row's,
+the median over the rounds.
 """
 
 import argparse

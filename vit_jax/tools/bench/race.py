@@ -14,7 +14,7 @@ from vit_jax.training.progress import mfu_text
 
 # Each contender has one turn per round, after one turn to warm up.
 ROUNDS = 9
-# Target duration of a turn in seconds. It is so long that the device limits the
+# Target duration of a turn in seconds, long enough that the device limits the
 # speed, not the host.
 TURN_S = 0.5
 
@@ -105,7 +105,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
     if each.mfu_per_image_s is not None:
       lines[-1] += f', MFU {mfu_text(median * each.mfu_per_image_s)}'
   for each, found in zip(contenders[1:], rates[1:], strict=True):
-    # A ratio of two turns of one round, which had a similar load.
+    # Compare turns of the same round, because they had a similar load.
     ratio = statistics.median(
       x / y for x, y in zip(rates[0], found, strict=True)
     )

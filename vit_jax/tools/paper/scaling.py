@@ -84,8 +84,7 @@ class ScalingReport(grid.GridReport):
       if result := next((run.result for run in runs if run.result), None):
         kind = family(result['config']['model'])
         params = f'{result["params"]:,}'
-      # Only a finished run: a diverged run has stopped early, so its compute is
-      # too small.
+      # A diverged run has stopped early, so its compute would be too small.
       if result := _finished(runs):
         computed = f'{exaflops(result):.4g}'
       rows.append([name, kind, params, computed, self._cell(runs, n)])

@@ -33,7 +33,7 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """Results on one dataset, or their mean: a row of table 2, column of table 9.
+  """Results on one dataset, or VTAB's mean: row of table 2, column of table 9.
 
   Attributes:
     name: column of the published results.

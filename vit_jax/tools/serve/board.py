@@ -1,4 +1,4 @@
-"""Writes a folder that serves a model without JAX, as on a small board.
+"""Writes a folder that serves a model without JAX, for small boards.
 
 The folder contains a copy of the server and of the modules that it imports.
 """

@@ -1,8 +1,8 @@
 """Answers requests with a decoder, a thread that runs models, and caches.
 
 Images and answers are cached in memory by the image's digest, and never on
-disk. Therefore a moved slider neither uploads the image nor runs the model
-again.
+disk. Therefore moving a slider of the page neither uploads the image nor runs
+the model again.
 """
 
 import contextlib
@@ -121,7 +121,7 @@ class Engine:
     """Decodes an image file in the decoder's thread.
 
     The future returns the image's digest, and the image preprocessed for each
-    view. It raises `UnreadableUpload` if the image cannot be read.
+    view. It raises the errors of `Decoder.see`.
     """
     return self._decoding.submit(self._add, data)
 

@@ -27,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     default=os.environ.get(TOKEN),
     help='secret that requests to the API must send (default: the environment '
     f'variable {TOKEN}, which other users of this machine cannot see; if it is '
-    'empty, requests need no secret)',
+    'not set, requests need no secret)',
   )
   parser.add_argument(
     '--threads',

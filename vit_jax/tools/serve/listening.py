@@ -65,8 +65,8 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     loop='asyncio',
     ws='none',
     h11_max_incomplete_event_size=protection.MAX_HEADER_BYTES,
-    # A small backlog, because asyncio accepts all of it before it can refuse
-    # connections.
+    # Keep it small: asyncio accepts the whole backlog before the server can
+    # close connections.
     backlog=100,
     timeout_graceful_shutdown=5,
     headers=list(protection.HEADERS.items()),

@@ -55,7 +55,7 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Refuses requests that a page of another site makes a browser send.
+  """Refuses requests that a browser sends on behalf of another site's page.
 
   Args:
     request: the request.

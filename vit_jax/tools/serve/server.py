@@ -90,7 +90,7 @@ class PageServer:
 
     async def guarded(request: Request) -> Response:
       protection.check_origin(request, self._hosts)
-      # Not request.url, which depends on the header Host.
+      # `request.url` would depend on the header Host.
       if request.scope['path'].startswith('/api/'):
         protection.check_token(request, self._token)
       if isinstance(endpoint, Response):
