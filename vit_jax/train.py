@@ -27,6 +27,7 @@ from vit_jax.experiment import (
 )
 from vit_jax.models import variants
 from vit_jax.models.model import Params
+from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Best
 from vit_jax.training import (
   dashboards,
@@ -95,10 +96,8 @@ def train(
     source = bad_images.open_checked(config.data, config.data.split)
     experiment = Experiment(checked, facts_of(config, source))
     if experiment.facts.several_labels:
-      # If most images lack most classes, predicting no class at all has a high
-      # accuracy, so mean average precision decides.
-      config.best_metric = config.best_metric.replace('accuracy', 'map')
-      shown = {k.replace('accuracy', 'map'): best for k, best in shown.items()}
+      config.best_metric = several_labels.metric_for(config.best_metric)
+      shown = {several_labels.metric_for(k): best for k, best in shown.items()}
     fixed = experiment.place(experiment.objective.fixed())
     parts = Parts(
       config, experiment.objective, fixed, experiment.mesh, experiment.facts

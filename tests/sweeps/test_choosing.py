@@ -69,14 +69,13 @@ def test_candidates_are_all_combinations():
 
 
 def test_a_candidate_without_any_right_beats_one_that_diverged():
-  (entry,) = entries(small(tune=[RATES]))
   none_right = {'metrics': {'val/accuracy': 0.0}}
   diverged = {'metrics': {}}
-  assert choosing.best(entry.group, [diverged, none_right]) == 1
-  assert choosing.best(entry.group, [diverged]) is None
+  assert choosing.best([diverged, none_right], 'val/accuracy', 'highest') == 1
+  assert choosing.best([diverged], 'val/accuracy', 'highest') is None
   no_number = {'metrics': {'val/accuracy': float('nan')}}
-  assert choosing.best(entry.group, [no_number, none_right]) == 1
-  assert choosing.best(entry.group, [no_number, diverged]) is None
+  assert choosing.best([no_number, none_right], 'val/accuracy', 'highest') == 1
+  assert choosing.best([no_number, diverged], 'val/accuracy', 'highest') is None
 
 
 def test_parts_of_their_own():

@@ -4,7 +4,9 @@ import json
 import os
 import signal
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.sweeps.small_sweep import (
   SMALL,
@@ -147,9 +149,39 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path, capfd):
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
   done = {'status': 'done'}
   equal = [done | {'metrics': {'val/accuracy': x}} for x in (0.2, 0.7, 0.7)]
-  (entry,) = choosing.entries(small(tune=['optimizer.lr=0.3,0.2,0.1']), 'w')
-  assert choosing.best(entry.group, equal) == 1
-  assert choosing.best(entry.group, equal[::-1]) == 0
+  assert choosing.best(equal, 'val/accuracy', 'highest') == 1
+  assert choosing.best(equal[::-1], 'val/accuracy', 'highest') == 0
+
+
+def test_several_labels_are_compared_by_average_precision(
+  tmp_path, monkeypatch, capfd
+):
+  """By a command that trains, and by the next one, which only reads results."""
+  rows = ['file,labels']
+  for i in range(20):
+    image = np.full((8, 8, 3), 12 * i, np.uint8)
+    Image.fromarray(image).save(tmp_path / f'{i}.png')
+    rows.append(f'{i}.png,{("cat", "dog", "cat;dog")[i % 3]}')
+  (tmp_path / 'photos.csv').write_text('\n'.join(rows) + '\n')
+
+  def train(config, workdir, start_over=False):
+    log = metric_log.MetricLog(workdir, None)
+    value = 1 - config.optimizer.lr
+    log.write(4, {f'{name}/map': value for name in config.evaluators})
+    log.close()
+    config.best_metric = 'changed by training'
+
+  monkeypatch.setattr(stages, 'train_one', train)
+  for _ in range(2):
+    config = small('seed=0,1', tune=['optimizer.lr=0.3,0.1'])
+    config.data.name = str(tmp_path / 'photos.csv')
+    config.loss.name = 'sigmoid'
+    config.tune.update(train='train[:50%]', val='train[50%:]')
+    running.run(config, str(tmp_path / 'sweep'))
+    out = capfd.readouterr().out
+    assert 'test/map at the last step, mean' in out and 'diverged' not in out
+  for row in table(tmp_path / 'sweep' / 'results.csv'):
+    assert (row['optimizer.lr'], row['test/map']) == ('0.1', '0.9')
 
 
 def test_a_candidate_that_diverges_loses(fake, tmp_path):

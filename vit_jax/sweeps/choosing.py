@@ -186,13 +186,14 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
   return len(np.intersect1d(rows, others))
 
 
-def best(group: Group, results: Sequence[Mapping[str, Any]]) -> int | None:
-  """Returns the index of the best trial, the first among equal trials.
+def best(
+  results: Sequence[Mapping[str, Any]], metric: str, good: Best
+) -> int | None:
+  """Returns the index of the best result, the first among equal results.
 
-  Ignores trials that diverged or whose metric is NaN. Returns None if no trial
-  is left.
+  Ignores runs that diverged or whose metric is NaN. Returns None if no run is
+  left.
   """
-  metric, good = metric_of(group.trials[0].config)
   sign = 1 if good == 'highest' else -1
   found = {
     i: sign * r['metrics'].get(metric, math.nan) for i, r in enumerate(results)

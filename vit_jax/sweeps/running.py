@@ -27,6 +27,7 @@ from vit_jax.checkpoints import from_init
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import atomic_files
 from vit_jax.evaluators import build
+from vit_jax.objectives import several_labels
 from vit_jax.sweeps import axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
@@ -136,6 +137,12 @@ class _Sweep:
   def _left(self, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.workdir not in self._results]
 
+  def _metric(self, config: ConfigDict) -> str:
+    """Returns the metric in metrics.csv that `best_metric` stands for."""
+    name = config.best_metric
+    several = self._facts.split(config, config.data.split).several_labels
+    return several_labels.metric_for(name) if several else name
+
   def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
     """Returns the run with the chosen candidate, or None if none is chosen."""
     choice = self._choices.get(entry.group)
@@ -162,7 +169,9 @@ class _Sweep:
     if group.trials:
       # Only the first process has metrics, so it decides for all processes.
       results = [self._results[trial.workdir] for trial in group.trials]
-      choice = choosing.best(group, results)
+      config = group.trials[0].config
+      _, good = choosing.metric_of(config)
+      choice = choosing.best(results, self._metric(config), good)
       sent = np.int32(-1 if choice is None else choice)
       received = int(multihost_utils.broadcast_one_to_all(sent))
       choice = None if received < 0 else received
@@ -175,7 +184,9 @@ class _Sweep:
     started_s = time.monotonic()
     status = DONE
     try:
-      stages.train(cell.config, str(cell.workdir), self._start_over)
+      # A copy, because training changes fields such as `best_metric`.
+      config = cell.config.copy_and_resolve_references()
+      stages.train(config, str(cell.workdir), self._start_over)
     except Diverged as e:
       status = DIVERGED
       _print(f'diverged: {e}')
@@ -185,7 +196,7 @@ class _Sweep:
       'config': json.loads(cell.config.to_json()),
       'chosen': cell.chosen,
       'status': status,
-      **_measured(cell, status),
+      **_measured(cell, status, self._metric(cell.config)),
       'elapsed_s': prior_s + time.monotonic() - started_s,
     }
     text = json.dumps(result, indent=2) + '\n'
@@ -212,7 +223,7 @@ class _Sweep:
     return self._report(
       axes={n: [v[0] for v in values] for n, values in self._config.sweep},
       averaged=axes.seed_axes(self._config),
-      metric=self._config.best_metric,
+      metric=self._metric(self._config),
       runs=runs,
     )
 
@@ -224,7 +235,7 @@ class _Sweep:
       _print(f'no choice for {group.name}: all {n} candidates diverged')
       return
     trial = group.trials[choice]
-    metric, _ = choosing.metric_of(trial.config)
+    metric = self._metric(trial.config)
     value = self._results[trial.workdir]['metrics'][metric]
     _print(
       f'chosen for {group.name}: {axes.name_of(group.candidates[choice][0])}, '
@@ -250,7 +261,7 @@ class _Sweep:
       )
 
 
-def _measured(cell: Cell, status: str) -> dict[str, Any]:
+def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
   """Returns the metrics of the reported step, and the number of steps.
 
   The reported step is the last step. With early stopping it is the first
@@ -262,12 +273,12 @@ def _measured(cell: Cell, status: str) -> dict[str, Any]:
   steps = max(rows, default=0)
   if status == DIVERGED:
     return {'metrics': {}, 'steps': steps}
-  metric = cell.config.best_metric
   counts, found = steps, {'steps': steps}
   if cell.config.early_stopping:
     values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
     evaluated = [step for step in values if not math.isnan(values[step])]
-    choose = max if build.shown(cell.config)[metric] == 'highest' else min
+    good = build.shown(cell.config)[cell.config.best_metric]
+    choose = max if good == 'highest' else min
     counts = choose(evaluated, key=values.__getitem__, default=steps)
     found['best_step'] = counts
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
