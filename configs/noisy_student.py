@@ -9,9 +9,9 @@ others as unlabelled. For a folder of small images or another dataset, one image
 in 200 counts as labelled and all count as unlabelled.
 
 A teacher learns from the labelled images and predicts labels for the unlabelled
-images. A student learns from both, with noise: RandAugment, crops, dropout and
-stochastic depth. Then this student is the teacher of the next student. There
-are three students. The same command resumes in any generation:
+images. A student learns from all images, with noise: RandAugment, crops,
+dropout and stochastic depth. Then this student is the teacher of the next
+student. There are three students. The same command resumes in any generation:
 
   WORKDIR/stages/teacher/          the first teacher
   WORKDIR/stages/teacher.npz       its labels for the unlabelled images

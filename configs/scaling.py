@@ -15,10 +15,9 @@ On digits and folders of small images, the models are small ViTs, ResNets and
 hybrids, named by layers x width. Digits run with three seeds. TFDS datasets use
 the models of table 6, at 224 pixels and batch size 4096, with the learning
 rates of table 3 for JFT-300M. R200x3 is missing from table 3 and gets the rate
-of R152x2. JFT is not public, so models train for 30 epochs on
-ImageNet-21k, or for 90 epochs on other datasets. As in table 3, the decay is
-linear. The warm-up is 10,000 steps on ImageNet-21k, and 10 % of the run on
-other datasets.
+of R152x2. JFT is not public, so models train for 30 epochs on ImageNet-21k, or
+for 90 epochs on other datasets. As in table 3, the decay is linear. The warm-up
+is 10,000 steps on ImageNet-21k, and 10 % of the run on other datasets.
 
 Published for ViT-L/16 with 7 epochs on JFT: 783 exaFLOPs, and 86.30 % on
 ImageNet after fine-tuning (table 6). Measured here on digits with 3 seeds and

@@ -9,7 +9,7 @@ itself. SUITE is one of:
   vtab        the 19 tasks of VTAB
   natural, specialised, structured
               a group of VTAB's tasks
-  NAME+NAME   any datasets: TFDS names, vtab/TASK or folders
+  NAME+...    one or more datasets: TFDS names, vtab/TASK or folders
 
 For each dataset, the run first tries every learning rate of table 4: it trains
 on a part of the training set and measures accuracy on the rest. Then it trains
@@ -24,7 +24,7 @@ Examples of MODEL,SUITE with more fields:
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
 averaging of 0.9999, as the paper did for its table 2. All other datasets have
-384 pixels.
+384 pixels (378 for patches of 14).
 
 Published accuracy of L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB
 72.72 %. Not measured here. docs/guides/fine_tune.md has a small example on

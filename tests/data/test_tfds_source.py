@@ -267,7 +267,7 @@ def test_unknown_names(tmp_path, name, nearest):
 
 def test_datasets_that_tfds_does_not_know(tmp_path, encode):
   """They have no builder, but their files may well be there."""
-  with pytest.raises(ValueError, match='one in its format in '):
+  with pytest.raises(ValueError, match="in TFDS's format in "):
     _open('imagenet22k', 'train', tmp_path)
   data_dir = _prepare(tmp_path, encode, name='imagenet22k')
   assert len(_open('imagenet22k', 'train', data_dir)) == 7

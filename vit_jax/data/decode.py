@@ -37,8 +37,8 @@ from vit_jax.data.orientation import Box, Turn
 # Larger images are refused. Pillow warns that they may be decompression bombs.
 MAX_PIXELS = 89_478_485
 
-# Increase it when a change of the decoder may affect which files are readable.
-# The image check then ignores its older results.
+# Increase this number when a change of the decoder may affect which files are
+# readable. The image check then ignores its older results.
 DECODER_VERSION = 2
 
 # The largest 12-bit value, 4095, becomes 16 when 16 bits are scaled to 8.

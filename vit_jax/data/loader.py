@@ -222,7 +222,7 @@ def eval_batches(
 
 
 def _padded(source: Source, transform: Callable, index: int) -> dict[str, Any]:
-  """Returns the example at `index`; beyond the end, a copy of the last one."""
+  """Returns the example at `index`; beyond the end, copies the last example."""
   position = min(index, len(source) - 1)
   example, is_own = _example(source, position, transform)
   real = is_own and position == index

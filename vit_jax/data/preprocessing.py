@@ -35,7 +35,7 @@ _Size = tuple[int, int]
 
 
 class Plan(NamedTuple):
-  """How to resize and crop one image.
+  """The resizing and cropping of one image.
 
   Attributes:
     box: the part of the image to resize.
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-  """How to resize and scale images for a model of any image size.
+  """Resizing and scaling of images for a model of any image size.
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
@@ -166,8 +166,8 @@ class Preprocessing:
       pillow = Image.fromarray(image)
       if self.resize_like == 'transformers':
         # PyTorch resizes the width first. Pillow 13 starts with the height if
-        # that is faster. The order changes the result, because both round to
-        # 8 bits in between.
+        # that is faster. The order changes the result, because the first pass
+        # rounds to 8 bits.
         pillow = pillow.resize((width, pillow.height), filter_)
       image = np.asarray(pillow.resize((width, height), filter_))
     if plan.part == size:

@@ -113,8 +113,8 @@ def check_same_classes(
     if a != b:
       raise ValueError(
         f'{name} {splits[0]} and {splits[1]} have different classes: class {i} '
-        f'is {a!r} in the first and {b!r} in the second. Give both the same '
-        'classes.'
+        f'is {a!r} in the first and {b!r} in the second. Give both splits the '
+        'same classes.'
       )
 
 

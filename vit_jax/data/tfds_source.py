@@ -210,8 +210,8 @@ def _unknown(name: str, places: str) -> str:
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
     f'unknown dataset {name!r}{hint} Valid names are digits, a dataset of TFDS '
-    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog) or '
-    f'one in its format in {places}, a table (.csv), '
+    '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog), a '
+    f"dataset in TFDS's format in {places}, a table (.csv), "
     "'hf://datasets/OWNER/NAME', or a folder "
     f'of images, given as a path with a slash, such as ./{base}'
   )

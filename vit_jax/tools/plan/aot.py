@@ -84,7 +84,7 @@ def peak_bytes(compiled: jax.stages.Compiled) -> int:
     - found.alias_size_in_bytes
   )
   # On TPU, the compiler's peak counts each array only while it is in use. On
-  # other platforms it omits temporary arrays, so this takes the sum of all.
+  # other platforms it omits temporary arrays, so return the sum of all arrays.
   placed = jax.tree.leaves(compiled.input_shardings)[0]
   is_tpu = next(iter(placed.device_set)).platform == 'tpu'
   return found.peak_memory_in_bytes if is_tpu else total
