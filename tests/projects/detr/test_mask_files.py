@@ -1,6 +1,7 @@
 """COCO's annotations of images with mask files, by the command."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ def test_two_images_of_one_name_are_refused(root, capsys):
   Image.new('RGB', (30, 20)).save(root / 'images/3.png')
   assert command.main([str(root)]) == 2
   assert 'has both 3.jpg and 3.png' in capsys.readouterr().err
+  (root / 'images/3.png').unlink()
+  shutil.copy(root / 'masks/2.png', root / 'masks/2_mask.png')
+  assert command.main([str(root)]) == 2
+  assert 'has both 2.png and 2_mask.png' in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_named(root, capsys):

@@ -102,14 +102,16 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
   Raises:
     ValueError: several images have the same stem.
   """
-  found = image_files.by_stem(place)
+  found: dict[str, list[str]] = {}
+  for stem, names in image_files.by_stem(place).items():
+    found.setdefault(stem.removesuffix(end), []).extend(names)
   for first, *others in found.values():
     if others:
       raise ValueError(
         f'{place} has both {first} and {others[0]}. Masks and images are '
         'matched by stem, so each stem must be unique. Rename or remove one.'
       )
-  return {x.removesuffix(end): place / name for x, (name,) in found.items()}
+  return {stem: place / name for stem, (name,) in found.items()}
 
 
 def numbers(path: pathlib.Path) -> np.ndarray:

@@ -23,6 +23,7 @@ an LSTM or an MLP. Here a linear layer predicts each shot from the shot before.
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -53,6 +54,11 @@ class VideoInvariances(Exemplar):
   """
 
   trained: ClassVar[type[VideoViT]] = VideoViT
+  # Frames of videos take the place of unlabelled images.
+  unused: ClassVar[Mapping[str, Any]] = Exemplar.unused | {
+    'objective.unlabelled': 'train',
+    'objective.unlabelled_data': '',
+  }
 
   copies: int = field(2, 'K, copies per frame.', valid='[2, inf)')
   group: int = field(16, 'G, rows whose videos are compared.', valid='[2, inf)')
