@@ -279,7 +279,7 @@ def test_arrays_of_another_step_or_config_are_refused(workdir, tmp_path):
   meta = json.loads((steps / '8/meta/metadata').read_text())['meta']
   meta['config']['model']['mlp_dim'] = 40
   _edit(tmp_path, 8, config=meta['config'])
-  message = '8 .*the arrays of average do not fit its config'
+  message = '8 .*the arrays of average do not fit the config'
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(steps / '8'))
 
@@ -326,7 +326,7 @@ def test_classes_are_called_by_their_names():
   }
   for text, index in found.items():
     assert checkpoint.class_index(text) == index
-  message = r"has 2 classes 'crane'. Give 'crane \(0\)' or 'crane \(2\)'"
+  message = r"has 2 classes named 'crane'. Give 'crane \(0\)' or 'crane \(2\)'"
   with pytest.raises(ValueError, match=message):
     checkpoint.class_index('crane')
   for text in ('10', 10, -1, '-1', '1.0', '²', ''):

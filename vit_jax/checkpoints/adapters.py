@@ -2,7 +2,7 @@
 
 A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
 [r, E]. Training changes only A, B and the task's parameters, such as the head.
-Checkpoints store only these. The checkpoint `config.init` has all others.
+Checkpoints store only these parameters; `config.init` has the others.
 """
 
 import os
@@ -30,8 +30,8 @@ def merged(body: Params, trained: Params) -> Params:
 
   Args:
     body: result of `body_of`.
-    trained: the trained parameters. An adapted kernel is replaced by a dict of
-      `lora_a` and `lora_b`; the task's parameters are complete.
+    trained: the trained parameters: a dict of `lora_a` and `lora_b` for each
+      adapted kernel, and the task's parameters.
   """
   found, trained = flatten_dict(body), flatten_dict(trained)
   for path, x in trained.items():
@@ -72,6 +72,7 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   found = saving.checksums(body).tolist()
   if found != meta['fixed'][: len(found)]:
     raise ValueError(
-      f'{start.path} has changed since the adapters were trained on it'
+      f'{start.path} has changed since the adapters were trained on it. '
+      'Restore the original checkpoint.'
     )
   return merged(body, trained)

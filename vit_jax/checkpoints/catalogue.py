@@ -1,10 +1,9 @@
 """Short names of published checkpoints.
 
-The READMEs of google-research/vision_transformer and
-google-research/big_transfer list the files. AugReg has published many more.
-This catalogue has the AugReg files that the README recommends, and the files at
-224 pixels that timm lists in `vision_transformer.py` and
-`vision_transformer_hybrid.py`.
+The README of google-research/vision_transformer lists the ViT files and
+recommends some AugReg files; the README of google-research/big_transfer lists
+the BiT files. AugReg's B/8 and files fine-tuned at 224 pixels are from timm's
+`vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple
@@ -14,8 +13,8 @@ class Published(NamedTuple):
   """A published checkpoint.
 
   Attributes:
-    model: name of the model in `variants.fields`.
-    image_size: side of the images in the last training, in pixels.
+    model: name of the variant, as in `variants.fields`.
+    image_size: side of the images in the last stage of training, in pixels.
     data: the training datasets, in the order of use.
     address: gs://BUCKET/FILE in a public bucket.
     accuracy: top-1 on ImageNet in percent; None if it is unknown.

@@ -24,7 +24,7 @@ def same_classes(
     class_order: `config.data.class_order` of the data.
 
   Returns:
-    Integers [C], for the C classes of the data.
+    Integers [N], for the N classes of the data.
 
   Raises:
     ValueError: if the checkpoint has no head or lacks a class, if several of
@@ -64,9 +64,9 @@ def check_same(
 ) -> None:
   """Checks that a checkpoint has the classes of the data.
 
-  The same class may have two names, such as a WordNet id and a word. Therefore
-  two different names at the same position match, unless one of them names
-  another class on the other side.
+  The two may name a class differently, for example by WordNet id and by word.
+  Therefore different names at one position match, unless the checkpoint's name
+  is another class of the data, or vice versa.
 
   Args:
     checkpoint: the checkpoint.
@@ -74,7 +74,7 @@ def check_same(
     class_order: `config.data.class_order` of the data.
 
   Raises:
-    ValueError: if the classes differ; the message names the first difference.
+    ValueError: if the classes differ, or their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (

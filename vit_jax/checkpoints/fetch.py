@@ -1,8 +1,8 @@
-"""Fetches published checkpoints, and checkpoints in buckets and on the hub.
+"""Fetches checkpoints from buckets and the Hugging Face hub.
 
 Fetched checkpoints stay in a cache, so that they can be opened offline. Files
 from buckets are in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`);
-models from the Hugging Face hub are in the cache of huggingface_hub.
+models from the hub are in the cache of huggingface_hub.
 """
 
 import base64
@@ -50,7 +50,7 @@ def local(source: str) -> str:
       hand.
     FileNotFoundError: if the file, model or revision does not exist.
     ImportError: if a library is not installed; the message names it.
-    PermissionError: if the download needs a login.
+    PermissionError: if the model on the hub is gated.
     ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')
@@ -116,7 +116,7 @@ def _published(source: str) -> str:
 
 
 def _from_bucket(source: str, copy_to: Callable) -> str:
-  """Returns the local copy of gs://BUCKET/FILE; fetches it if necessary.
+  """Returns the path of the local copy of a file; fetches it if necessary.
 
   Args:
     source: the address gs://BUCKET/FILE.
@@ -222,7 +222,7 @@ def _download(source: str, target: pathlib.Path) -> None:
       if not start < file.tell() < size_bytes:
         break
     _check_size(file.tell(), size_bytes)
-  # A file that was joined from parts in the bucket has no MD5.
+  # Google Cloud Storage has no MD5 of composite objects.
   if match := re.search('md5=([^,]+)', str(stated.get_all('x-goog-hash'))):
     with open(target, 'rb') as file:
       found = hashlib.file_digest(file, 'md5').digest()
@@ -275,7 +275,7 @@ def _snapshot(repository: str, revision: str | None) -> str:
   """Returns the local folder with a model's configuration and weights."""
   import huggingface_hub
 
-  # Other files are for other runtimes and libraries.
+  # Skips weights for other runtimes, such as tf_model.h5.
   for stem, suffix in (('model', 'safetensors'), ('pytorch_model', 'bin')):
     path = huggingface_hub.snapshot_download(
       repository,

@@ -1,8 +1,8 @@
 """Lets a config take its model from its initial checkpoint.
 
 Config files must not open checkpoints, because that could start a download. So
-in a config file, `choose` only sets the model's name to 'from_init'. After the
-flags are parsed, `resolve` fills in the model.
+`choose`, in a config file, leaves the model's fields open and names the model
+'from_init'. After the flags are parsed, `resolve` fills in the fields.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def resolve(config: ConfigDict) -> None:
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  # Only the fields of the body: MAE and segmentation have their own models.
+  # Only the fields of the body, because the objective may extend the model.
   fields = variants.config_of(checkpoint.model)
   left_out = {*_NOT_COPIED, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])

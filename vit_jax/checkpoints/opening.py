@@ -83,8 +83,8 @@ class Checkpoint:
   def class_name(self, index: int) -> str:
     """Returns a unique name of a class.
 
-    A class without a name gets its index. If several classes share a name
-    (ImageNet has two cranes), the index is appended.
+    Without class names, returns the index. If several classes share a name
+    (ImageNet has two cranes), appends the index.
     """
     names = self.class_names
     if not names:
@@ -116,7 +116,7 @@ class Checkpoint:
       return found[0]
     if found:
       raise ValueError(
-        f'{self.path} has {len(found)} classes {text!r}. Give '
+        f'{self.path} has {len(found)} classes named {text!r}. Give '
         f'{" or ".join(map(repr, map(self.class_name, found)))}.'
       )
     if str(text).isdecimal() and int(text) < C:
@@ -233,7 +233,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
     return _open_step(folder / str(_step_of(folder)))
   if '://' in os.fspath(place):
     raise ValueError(
-      f'{path} is not a workdir. Checkpoints in other formats must be on disk. '
+      f'{path} is not a workdir. Directories in other formats must be on disk. '
       'Copy it to the disk first.'
     )
   return _open_foreign(os.fspath(place))
@@ -303,7 +303,7 @@ def _params_of(
   else:
     params = saving.read_arrays(step_dir / item, like)
   if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
-    raise ValueError(f'the arrays of {item} do not fit its config')
+    raise ValueError(f'the arrays of {item} do not fit the config')
   ours, kept = saving.checksums(params), saving.read_checksums(step_dir, item)
   # `objective_state` has checksums of other arrays too.
   if not (np.array_equal(ours, kept) or (result and np.isin(ours, kept).all())):
@@ -323,7 +323,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     preprocessing = Preprocessing.of(config['data'])
     params = _params_of(step_dir, meta, model)
   if short_sides := config.get('objective', {}).get('short_sides'):
-    # DETR opens at the largest size of its training.
+    # Opens DETR at the largest size of its training.
     size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),
@@ -343,7 +343,7 @@ def _open_foreign(path: str) -> Checkpoint:
   try:
     model = variants.build(**file.fields)
   except (TypeError, ValueError) as e:
-    raise ValueError(f'{path} is not of a supported model: {e}') from e
+    raise ValueError(f'The model of {path} is not supported: {e}') from e
   shapes = traverse_util.flatten_dict(flops.param_shapes(model, size), sep='/')
   arrays = table.file_to_ours(file, {k: x.shape for k, x in shapes.items()})
   for warning in file.warnings:

@@ -47,7 +47,7 @@ _DAMAGE = re.compile(
 
 
 class Checkpoints:
-  """Saves a run in the background; keeps the newest and the best."""
+  """Saves checkpoints in the background; keeps the newest and the best."""
 
   def __init__(
     self,
@@ -108,7 +108,7 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         cleanup_tmp_directories=True,
         # Saving to slow storage may exceed orbax's default of 20 minutes. If a
-        # save hangs, the timeout of the run ends it.
+        # save hangs, `--timeout_s` ends the run.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
           [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
@@ -220,7 +220,7 @@ class Checkpoints:
   ) -> tuple[int, Any] | None:
     """Returns the newest step whose items pass `check`, and its items."""
     # The manager's own handler waits for all processes after reading. It would
-    # wait for ever, because a process that finds damage does not get there.
+    # wait for ever if one process finds damage and raises an error instead.
     handler = ocp.CompositeCheckpointHandler()
     damaged: dict[int, str] = {}
     found = None
@@ -318,9 +318,9 @@ class _Manager(ocp.CheckpointManager):
     del step
 
   def reached_preemption(self, step: int) -> bool:
-    # JAX chooses one number at which all processes stop. `preemption_notice`
-    # asks JAX with the count of its own calls. If orbax asked too, with step
-    # numbers, `preemption_notice` could miss the chosen number.
+    # JAX chooses one step id at which all processes stop. `preemption_notice`
+    # passes the count of its calls as step id. If orbax also passed its step
+    # numbers, `preemption_notice` could miss the chosen id.
     del step
     return False
 
@@ -356,8 +356,8 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
   A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content. The type of the error does not tell: orbax also reports a
-  missing file if it cannot read a folder, and it fails if memory runs out.
+  about their content. Its type alone does not tell: orbax also raises
+  FileNotFoundError for a folder that it cannot read.
 
   Returns:
     A description of the damage, and a description of the read failure. One of
@@ -500,7 +500,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Reads the arrays of an item whose names are in `like`, as NumPy arrays."""
+  """Reads those arrays of an item that `like` names, as NumPy arrays."""
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(

@@ -25,14 +25,14 @@ def to_new_task(
 
   Drops the old head and interpolates position embeddings to the new grid
   (section 3.2 of the ViT paper). If the new model contains the checkpoint's
-  model as a part, such as a backbone, only the parameters of this part change.
+  model as a part, such as a backbone, only this part gets its parameters.
 
   Args:
     checkpoint: the checkpoint.
     model: the model to train. Its body, or the body of one of its parts, must
-      equal the checkpoint's body.
+      equal the checkpoint's, except in `compute_fields` and `optional_params`.
     image_size: (H, W) that the model is built for.
-    fresh: initial parameters of the model; the new head keeps its initial ones.
+    fresh: initial parameters of the model, kept for the new head.
 
   Returns:
     Parameters for `model`, as NumPy arrays.
@@ -113,7 +113,7 @@ def at_size(
     ValueError: if other parameters of the model depend on the image size.
   """
   like = flops.param_shapes(model, new)
-  # The default precision of TPUs is bfloat16.
+  # By default, TPUs round matrix products to bfloat16.
   with jax.default_matmul_precision('float32'):
     found = posemb.resize_all(params, like, model.grid(old), model.grid(new))
   if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
@@ -180,9 +180,9 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Foreign formats need these. Converts 2-D, fixed and missing embeddings that
-  are added to the input, and returns other checkpoints unchanged. The model's
-  outputs stay the same.
+  Foreign formats need learned 1-D embeddings. Converts learned 2-D, fixed and
+  missing embeddings if `posemb_at` is 'input'; returns other checkpoints
+  unchanged. The model's outputs stay the same.
   """
   model = checkpoint.model
   if (

@@ -12,9 +12,9 @@ The format of SOURCE is detected. TARGET is written completely or not at all.
   --to=onnx       one file for onnxruntime, with any batch size
   --to=stablehlo  a directory for jax.export that runs without this package
   --to=orbax      a workdir of this package
-  --to=board      a directory with a web server for the model, which needs only
-                  onnxruntime, Pillow and starlette; --dtype=int8 writes both
-                  float32 and int8, and the server uses the faster one
+  --to=board      a directory with a web server for the model, which runs
+                  without JAX; --dtype=int8 writes both float32 and int8, and
+                  the server uses the faster one
 
 --check runs SOURCE and TARGET on the same random images and prints the largest
 difference of their outputs. ONNX and StableHLO programs run in their own
@@ -56,9 +56,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
   parser.add_argument('target', help='new file or directory')
-  parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='format')
+  parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='target format')
   parser.add_argument(
-    '--check', action='store_true', help='compare SOURCE and TARGET instead'
+    '--check', action='store_true', help='only compare SOURCE and TARGET'
   )
   parser.add_argument(
     '--image_size',

@@ -18,7 +18,7 @@ IMAGES = 8  # few, to save memory
 def agree(source: str, target: str, tolerance: float) -> bool:
   """Compares two checkpoints on the same random images and prints the result.
 
-  If the target has another image size, the source is converted to that size.
+  If the image sizes differ, a source checkpoint is converted to the target's.
 
   Args:
     source: a checkpoint, an .onnx file or a StableHLO directory.

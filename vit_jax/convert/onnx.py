@@ -5,7 +5,7 @@ metadata. All outputs are float32:
 
   logits            [batch, C]: logits of a classifier.
   pre_logits        [batch, D]: representation of a model without a head.
-  predictions       [batch, patches, ...]: of a model that predicts patches.
+  predictions       [batch, patches, ...]: predicted patches.
   rollout           [batch, h, w]: the attention rollout, with `rollout`.
   attention_mean, attention_min, attention_max
                     [batch, layers, L, L]: attention weights reduced over heads,
@@ -14,9 +14,9 @@ metadata. All outputs are float32:
                     `served`.
 
 DETR outputs `logits` [batch, Q, C + 1] and `boxes` [batch, Q, 4] of its last
-layer, and `mask_logits` if the model predicts masks. With `served`, it has a
-second input `sizes`, int32 [batch, 2]: height and width of each image without
-padding. Without this input, images must not be padded.
+layer. With `served`, it has a second input `sizes`, int32 [batch, 2]: height
+and width of each image without padding. Without `served`, images must not be
+padded, and a model that predicts masks also outputs `mask_logits`.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ class Tensor:
 
   Attributes:
     name: name in the file.
-    shape: sizes: integers or symbolic dimensions of `jax.export`. An axis that
+    shape: integers or symbolic dimensions of `jax.export`. An axis that
       ONNX broadcasts may have size 1 instead of its size in JAX.
     dtype: NumPy dtype.
   """
@@ -148,7 +148,7 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape as a tensor, for a first size that depends on the batch.
+    """Returns a shape as a tensor; its first size depends on the batch size.
 
     Raises:
       NotImplementedError: if the first size is not a multiple of the batch

@@ -69,7 +69,7 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
   free_a = _others(a, contract_a, batch_a)
   free_b = _others(b, contract_b, batch_b)
   if isinstance(a, np.ndarray) and isinstance(b, Tensor):
-    # Swap the inputs: ONNX expects constant weights as the second input.
+    # `onnx._quantize` expects constant weights as the second input.
     numbers = ((contract_b, contract_a), (batch_b, batch_a))
     y = _dot(graph, out, {'dimension_numbers': numbers}, b, a)
     batch, m, n = len(batch_a), len(free_a), len(free_b)
@@ -80,7 +80,7 @@ def _dot(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
     for x, axes in ((a, batch_a), (a, free_a), (b, free_b))
   )
   k = math.prod(a.shape[axis] for axis in contract_a)
-  # Without batch axes, MatMul treats all row axes as batch axes.
+  # Without batch axes, MatMul accepts any number of row axes.
   kept_rows = [math.prod(rows)] if batch_a else rows
   a = graph.transpose(a, [*batch_a, *free_a, *contract_a])
   b = graph.transpose(b, [*batch_b, *contract_b, *free_b])

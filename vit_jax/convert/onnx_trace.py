@@ -1,8 +1,9 @@
 """Translates a JAX program to ONNX nodes.
 
 JAX traces the program with a symbolic batch size. Then this module translates
-it operation by operation. It computes results that depend only on parameters.
-The operations of a known function, such as LayerNorm, become one node or a few.
+it operation by operation. Results that depend only on parameters become
+constants. The operations of a known function, such as LayerNorm, become one
+node or a few.
 
 The package jax2onnx 0.13 cannot replace this module: it fails for ResNets and
 gives wrong numbers for hybrids.

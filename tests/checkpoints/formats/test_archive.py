@@ -274,5 +274,5 @@ def test_a_mean_or_a_deviation_that_is_not_assumed_is_said(name):
   assert archive.notes(Weights({}, {})) == []
   other = Preprocessing(**{name: (0.5, 0.5, 0.4)})
   (line,) = archive.notes(Weights({}, {}, other))
-  assert line.startswith('Images have mean (0.5, 0.5, 0.')
+  assert line.startswith('Images are normalised with mean (0.5, 0.5, 0.')
   assert archive.notes(Weights({}, {}, other), other) == []

@@ -118,7 +118,7 @@ PROCESSORS = {
   'not cropped': (
     CROP | {'do_center_crop': False, 'size': {'shortest_edge': 32}},
     dataclasses.replace(CROPPED, resize_small=0),
-    'the crop None',
+    'the crop is None',
   ),
   'other size': (
     CROP | {'crop_size': 24},

@@ -380,7 +380,7 @@ def test_other_layers_than_those_of_vit_are_refused(tmp_path, timm, torch):
     **{'qkv_bias': True, 'fc_norm': False},
   )
   timm.models.save_for_hf(model, tmp_path / 'x', safe_serialization=True)
-  with pytest.raises(ValueError, match='layers that are ResPostBlock'):
+  with pytest.raises(ValueError, match='layers of type ResPostBlock'):
     opening.open_checkpoint(str(tmp_path / 'x'))
 
 

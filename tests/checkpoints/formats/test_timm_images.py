@@ -58,7 +58,7 @@ def test_every_resizing_comes_back():
 def test_resizing_that_timm_does_otherwise_is_said():
   _, lines = image_configs.to_timm(Preprocessing(64), (32, 48))
   (line,) = lines
-  assert line.startswith('The shorter side is resized to 64 pixels')
+  assert line.startswith('Images are resized to a shorter side of 64 pixels')
   assert line.endswith('at least 2 times the crop.')
 
 

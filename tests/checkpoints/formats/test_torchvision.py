@@ -79,7 +79,7 @@ def test_a_directory_of_timm_says_what_its_images_are(
 ):
   opening.open_checkpoint(file)
   assert (
-    'does not store the preprocessing. vit_jax assumes a crop of 224x224'
+    'does not store its configuration. vit_jax assumes bilinear resizing'
     in caplog.text
   )
   caplog.clear()

@@ -1,1 +1,1 @@
-"""Reads and writes foreign checkpoint formats, one format per file."""
+"""Reads and writes the checkpoint formats of other libraries."""

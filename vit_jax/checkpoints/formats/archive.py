@@ -58,7 +58,7 @@ def numeric(x: np.ndarray) -> np.ndarray:
     ValueError: if the array has neither integers nor floating-point numbers.
   """
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
-    raise ValueError(f'its type is {x.dtype}, not a number')
+    raise ValueError(f'its dtype is {x.dtype}, which is not numeric')
   return x
 
 
@@ -91,7 +91,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
     progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      # A ZipInfo has a fixed date; with a name, the current time is stored.
+      # A new ZipInfo has a fixed date. A plain name would get the current time.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
@@ -118,7 +118,7 @@ def progress(description: str, total_bytes: int) -> tqdm:
 class Lookup:
   """Looks up arrays of a file by vit_jax's parameter names ("our names").
 
-  The shapes determine the model's fields.
+  Formats infer the model's fields from the shapes.
 
   Attributes:
     path: path of the file, for messages.
@@ -143,7 +143,7 @@ class Lookup:
 
     Raises:
       ValueError: if the array is missing, has another number of dimensions, or
-        is empty. An empty array could claim any size.
+        is empty: an empty array may have axes of any size.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)
@@ -169,7 +169,7 @@ class Lookup:
 
     Args:
       start: the text with which the layers' keys in the file begin.
-      pattern: regular expression for the rest of a key. Its last group
+      pattern: regular expression for the text after `start`. Its last group
         identifies the layer. A group before it is the number of the stage.
         Without that group, all layers are in one stage.
 
@@ -183,7 +183,7 @@ class Lookup:
 
 
 def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
-  """Lists the settings of a model that an .npz file does not store.
+  """Lists the settings of a model that readers of an .npz file cannot know.
 
   Args:
     weights: the model.
@@ -191,7 +191,7 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
       default.
 
   Returns:
-    One sentence for each setting that readers of the file do not know.
+    One sentence for each setting that differs from the readers' assumption.
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()
@@ -205,7 +205,7 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
-      f'Images have mean {actual.mean} and standard deviation {actual.std}. '
+      f'Images are normalised with mean {actual.mean} and std {actual.std}. '
       'Readers of the file assume 0.5 for both.'
     )
   if (gelu := fields.get('gelu', 'tanh')) != 'tanh':

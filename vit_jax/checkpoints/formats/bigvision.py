@@ -25,9 +25,9 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  A big_vision file with fixed position embeddings has no distinctive key. The
-  official files always store position embeddings. So a file with Linen's module
-  numbers and without position embeddings is from big_vision.
+  A big_vision file with fixed position embeddings has no distinctive key. But
+  official ViT files always store position embeddings. So a file with Linen's
+  module numbers and without position embeddings is from big_vision.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -126,7 +126,7 @@ def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns the entries of the format, see `table.File.table`.
+  """Returns the entries for `table.File.table`.
 
   Args:
     shapes: shapes of our arrays by name.

@@ -1,8 +1,7 @@
-"""Reads and writes the .npz checkpoints of BiT (1912.11370), ResNets v2.
+"""Reads and writes BiT's .npz checkpoints (ResNet v2, arXiv 1912.11370).
 
-Keys are TensorFlow's variable names, joined by '/'; arrays are float32. A unit
-has parts a, b and c, each with a GroupNorm and a convolution. The head is a 1x1
-convolution.
+Keys are TensorFlow's variable names; arrays are float32. A unit has parts a, b
+and c, each with a GroupNorm and a convolution. The head is a 1x1 convolution.
 """
 
 import re

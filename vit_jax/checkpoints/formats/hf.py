@@ -1,10 +1,10 @@
 """Reads and writes directories of transformers.
 
-A directory has config.json and model.safetensors. This module reads the model
-types in `FAMILIES` and `PROJECTS`, and timm_wrapper. It writes ViT, DeiT, BiT,
-the models of `PROJECTS`, and I-JEPA: a ViT that averages its tokens and has no
-class token. SigLIP 2 takes images of any aspect ratio in transformers; in
-vit_jax it takes only squares of the size of its position embeddings.
+A directory has config.json and weights. This module reads the model types in
+`FAMILIES` and `PROJECTS`, and timm_wrapper. It writes ViT, DeiT, BiT and the
+models of `PROJECTS`; it writes a ViT without a class token as I-JEPA. SigLIP 2
+takes images of any aspect ratio in transformers. In vit_jax it takes only
+square images with as many patches as position embeddings.
 """
 
 import math
@@ -47,7 +47,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   CLIP's projection becomes the head, with a bias of zeros. Classifiers of CLIP
   and SigLIP average the tokens, so arrays for other pooling are left out.
 
-  Raises the errors of `table.Format.read`.
+  Raises the errors of `table.Format.read` and `tensors.read_folder`.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:

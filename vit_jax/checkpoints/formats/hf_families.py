@@ -41,7 +41,7 @@ class Family:
       supported.
     ignored: regular expression for keys of arrays that are not read, such as
       mask tokens, text towers and decoders.
-    unused: regular expression for the names of arrays that a classifier does
+    unused: regular expression for our names of arrays that a classifier does
       not use.
   """
 
@@ -55,7 +55,7 @@ class Family:
 def _config(
   act: str, epsilon: float, more: Mapping[str, Key], heads: int = 12
 ) -> dict[str, Key]:
-  """Returns a table of the keys that all ViTs have, with their defaults."""
+  """Returns a table of the keys that all ViTs have, and of `more`."""
   return {
     'hidden_size': Key('width'),
     'num_hidden_layers': Key('depth'),
@@ -105,7 +105,7 @@ _TEXT = r'^text_|^logit_|position_ids$'
 _CLIP = Family(
   _config('quick_gelu', 1e-5, _MLP),
   _POSITIONS | {'pre_norm': True},
-  # CLIP's classifier averages the tokens before the final norm.
+  # CLIP's classifier averages the tokens without the final norm.
   {'pool': 'gap', 'final_norm': False},
   _TEXT,
   'Transformer/encoder_norm/',

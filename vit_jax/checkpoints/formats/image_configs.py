@@ -61,7 +61,7 @@ _KINDS: dict[str, dict[str, Any]] = {
   # Resizes to 1 / crop_pct of the size, then crops.
   'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
-  # Siglip2 takes images of any size.
+  # Siglip2 has no default size. `of_hf` replaces 256 by the model's size.
   'Siglip2': _kind(_HALF, 256, 2),
   'DINOv3ViT': _kind(_IMAGENET, 224, 2),
 }
@@ -199,7 +199,7 @@ def _kind_of(file: JsonConfig, default: str) -> str:
 def _sizes(
   file: JsonConfig, kind: str
 ) -> tuple[tuple[int, int], dict[str, Any]]:
-  """Returns the size of processed images, `resize_small` and `squash`."""
+  """Returns (H, W) of processed images, and a dict of resizing fields."""
   crop = file.sides('crop_size') if file['do_center_crop'] else None
   size = file['size']
   has_edge = isinstance(size, dict) and size.keys() == {'shortest_edge'}
@@ -219,8 +219,8 @@ def _sizes(
       if has_edge or crop[0] == crop[1]:
         return crop, {'resize_small': edge, 'squash': not has_edge}
   file.warn(
-    f'do_resize is {file["do_resize"]}, size {file["size"]} and the crop '
-    f'{crop}; vit_jax resizes the whole image.'
+    f'do_resize is {file["do_resize"]}, size is {file["size"]} and the crop is '
+    f'{crop}, which vit_jax does not support; it resizes the whole image.'
   )
   return crop or resized, {}
 
@@ -238,7 +238,7 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']
-  # The lower bound keeps the resized side finite.
+  # The lower bound limits the resized side.
   if type(share) not in (int, float) or not 1e-5 < share <= 1:
     found.refuse('crop_pct', '; it must be above 0 and at most 1, as in 0.875.')
   if mode not in ('center', 'squash'):
@@ -289,9 +289,9 @@ def to_timm(
       crop_pct = math.nextafter(crop_pct, 0)
     if size[0] != size[1] and not p.squash:
       lines.append(
-        f'The shorter side is resized to {p.resize_small} pixels and cropped '
-        f'to {size[0]}x{size[1]}. timm resizes both sides to at least '
-        f'{1 / crop_pct:.3g} times the crop.'
+        f'Images are resized to a shorter side of {p.resize_small} pixels, '
+        f'then cropped to {size[0]}x{size[1]}. timm resizes both sides to at '
+        f'least {1 / crop_pct:.3g} times the crop.'
       )
   return {
     'crop_mode': 'squash' if p.squash or not p.resize_small else 'center',

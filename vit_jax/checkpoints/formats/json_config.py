@@ -1,7 +1,7 @@
 """Reads and writes the JSON configurations of other libraries.
 
-A table maps each key of a config.json to a `Key`. `JsonConfig.fields` uses the
-table for reading, `to_config` for writing.
+A table maps each key of a config.json to a `Key`. `JsonConfig.fields` reads
+with the table, and `to_config` writes with it.
 """
 
 import sys
@@ -31,14 +31,13 @@ class JsonConfig(dict[str, Any]):
   """
 
   def __init__(self, values: Mapping[str, Any], path: str, prefix: str = ''):
-    """Makes an object with the keys of `values`; see the attributes."""
     super().__init__(values)
     self.path = path
     self.prefix = prefix
     self.warnings: list[str] = []
 
   def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
-    """Returns an object of other values with the same path and warnings."""
+    """Returns an object with other values but the same path and warnings."""
     found = JsonConfig(values, self.path, self.prefix)
     found.warnings = self.warnings
     return found

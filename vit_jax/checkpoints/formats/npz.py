@@ -1,10 +1,10 @@
 """Reads and writes the official .npz checkpoints of ViT and its successors.
 
-Keys join module names by '/'; arrays are float32. Two Flax APIs have numbered
-the modules of an encoder layer differently. The published files and our names
-follow the older API; other files follow Linen. Apart from these numbers, files
-differ from our parameters only in prefixes and the shape of GroupNorms. `bit`
-writes ResNets, in the format of the published BiT files.
+Keys join module names by '/'; arrays are float32. Flax Linen and its
+predecessor number the modules of an encoder layer differently. The published
+files and our names follow the predecessor; files written with Linen follow
+Linen. Apart from these numbers, files differ from our parameters only in
+prefixes and the shape of GroupNorm parameters. `bit` writes ResNets.
 """
 
 import re
@@ -48,7 +48,8 @@ def read(path: str, arrays: table.Flat) -> table.File:
   def key_of(name: str) -> str:
     return prefix + (linen_name(name) if linen else name)
 
-  # The older Flax API stores GroupNorms as (1, 1, 1, C), newer files as (C,).
+  # Linen's predecessor stores GroupNorm parameters as (1, 1, 1, C), Linen as
+  # (C,).
   arrays = {
     key: x.reshape(1, 1, 1, -1)
     if _GROUP_NORM.search(key) and x.ndim == 1
@@ -66,7 +67,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint for the paper's code and timm."""
+  """Writes a checkpoint for the ViT paper's code and timm."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', _HOLDS)
@@ -97,19 +98,19 @@ def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
 
 
 def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
-  """Returns a warning if every class gets the same logit."""
+  """Returns a warning if the kernel of the head is all zeros."""
   kernel = lookup.arrays.get(lookup.key_of('head/kernel'))
   if kernel is None or kernel.any():
     return ()
   return (
-    f'{lookup.path}: the head is all zeros, as in files pre-trained on '
+    f'{lookup.path}: the head is all zeros, as in some files pre-trained on '
     'ImageNet-21k. All classes get the same probability until the model is '
     'fine-tuned.',
   )
 
 
 def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
-  """Returns the key prefix of the parameters, and only these arrays."""
+  """Returns the key prefix of the parameters, and the arrays with it."""
   for prefix in PREFIXES:
     if any(key.startswith(prefix) for key in arrays):
       return prefix, {k: x for k, x in arrays.items() if k.startswith(prefix)}

@@ -34,7 +34,7 @@ _AVERAGE = re.compile(r'(?<![a-z])ema(?![a-z])|teacher')
 WHAT_OPENS = (
   'a workdir or one of its checkpoints/STEP, an .npz file (official, '
   'big_vision, BiT), a timm or transformers directory, a .safetensors or .pth '
-  'file; by name augreg/b16 (`python -m vit_jax.models --pretrained` lists '
+  'file; or a name: augreg/b16 (`python -m vit_jax.models --pretrained` lists '
   'all), gs://..., hf://ORG/MODEL or timm://NAME.TAG'
 )
 
@@ -45,7 +45,7 @@ def read(path: str) -> File:
   Raises:
     FileNotFoundError: if a directory lacks its weights.
     ImportError: if a library that the format needs is not installed.
-    ValueError: if it is damaged or its format is unknown.
+    ValueError: if it is damaged, or its format or model is not supported.
   """
   if os.path.isdir(path):
     return _read_folder(path)
@@ -89,7 +89,7 @@ def _read_folder(path: str) -> File:
 
 
 def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
-  """Reads the best model in a file; warns about arrays that it leaves out."""
+  """Reads the first model of `_prefixes`; warns about all other arrays."""
   prefix, *others = _prefixes(arrays)
   inside = _under(prefix, arrays)
   if not config and not any(TENSORS.load(x).matches(inside) for x in TENSORS):
@@ -120,10 +120,10 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 
 
 def _prefixes(arrays: Flat) -> list[str]:
-  """Returns the key prefixes of all models in a file, the best model first.
+  """Returns the key prefixes of all models in a file, averaged weights first.
 
-  Averaged weights come first, because they are meant for evaluation. A model
-  inside another one, such as DETR's ResNet, is not listed.
+  Averaged weights are meant for evaluation. A model inside another one, such as
+  DETR's ResNet, is not listed.
   """
   found: list[str] = []
   dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))

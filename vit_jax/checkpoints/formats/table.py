@@ -22,8 +22,8 @@ from vit_jax.models import variants
 _NOT_STORED = {'head_bias', 'rope_side'}
 # The last sentence of error messages about models that a format cannot store.
 ELSEWHERE = (
-  'Choose another --to: orbax and stablehlo store every model, onnx models up '
-  'to 2 GB.'
+  'Choose another --to: orbax and stablehlo store every model, and onnx stores '
+  'models up to 2 GB.'
 )
 
 Flat = dict[str, np.ndarray]
@@ -146,14 +146,14 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-  """A model in another framework, for comparison with ours.
+  """A model in any framework, for comparison with another.
 
   Attributes:
     framework: name and version of the framework.
     image_size: (H, W) of the model's images in pixels.
-    run: function from RGB images, uint8 [B, H, W, 3], to logits, float32
-      [B, C]. It also normalises the images. For DETR it returns [B, Q, C + 4],
-      logits and boxes for Q queries.
+    run: function from RGB images, uint8 [B, H, W, 3], to float32 outputs, as in
+      `compared`: [B, C], or [B, Q, C + 4] for DETR's Q queries. It also
+      normalises the images.
     boxes: number of channels at the end that hold boxes: 4 for DETR, else 0.
   """
 
@@ -168,7 +168,7 @@ COMPARED = ('logits', 'pre_logits', 'predictions', 'boxes')
 
 
 def compared(outputs: Mapping[str, Any]) -> np.ndarray:
-  """Concatenates those outputs of a model that are in `COMPARED`."""
+  """Concatenates the outputs in `COMPARED` along the last axis."""
   found = [np.asarray(outputs[name]) for name in COMPARED if name in outputs]
   return np.concatenate(found, -1)
 
@@ -260,7 +260,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
   wrong = [
-    f'has the array {key!r}, which a model of this shape lacks'
+    f'has the array {key!r}, which a model with these fields lacks'
     for key in sorted(file.arrays.keys() - known)
   ]
   ours: Flat = {}
@@ -299,8 +299,8 @@ _LOOKS = {
   r'(^|\.)embeds\.': "timm's NaFlexViT",
   r'embeddings\.patch_embed': 'a file of transformers: give its folder with '
   'config.json',
-  r'running_mean': 'a network with BatchNorm, other than ResNet-50, 101 or 152 '
-  'with the classifier and the names of torchvision',
+  r'running_mean': "a network with BatchNorm; it must have torchvision's keys, "
+  'bottleneck units and a classifier, like ResNet-50',
   r'dwconv|conv_dw': 'ConvNeXt',
   r'(^|\.)rope\.': 'a ViT with learned rotary frequencies',
 }

@@ -1,4 +1,4 @@
-"""Reads and writes named tensors: .safetensors and PyTorch files.
+"""Reads .safetensors and PyTorch files, and writes .safetensors files.
 
 The content decides the format of a file. Code in a file never runs: PyTorch
 unpickles only tensors, numbers and text (`weights_only`).
@@ -179,7 +179,7 @@ def _start(path: str) -> bytes:
 
 
 def _is_safetensors(path: str) -> bool:
-  # The JSON header begins after eight bytes with its length.
+  # Eight bytes with the header's length precede the JSON header.
   return _start(path)[8:9] == b'{'
 
 
@@ -231,7 +231,7 @@ def _load_torch(path: str) -> dict[str, Any]:
       f'to .safetensors where torch is installed. ({e})'
     ) from e
   is_zip = not _start(path).startswith(_LEGACY_PICKLE)
-  # Training code also saves flags, metrics and NumPy numbers.
+  # Ignores other objects that training saves: flags, metrics, NumPy numbers.
   names = {'argparse.Namespace'}
   if is_zip:
     names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))

@@ -101,8 +101,9 @@ def _check_alone(path: str, arrays: table.Flat) -> None:
     why = f'lacks {bias!r}: the file is damaged, or the model has no such bias'
   if why:
     raise ValueError(
-      f"{path} {why}. Give a directory with a config.json that names timm's "
-      'architecture, such as {"architecture": "deit3_base_patch16_224"}.'
+      f'{path} {why}. The arrays alone do not determine the model. Give a '
+      "directory with a config.json that names timm's architecture, such as "
+      '{"architecture": "deit3_base_patch16_224"}.'
     )
 
 
@@ -200,7 +201,7 @@ def _pool(
   Args:
     lookup: the arrays.
     config: the configuration, for messages.
-    stated: the pooling in the configuration; None if it has none.
+    stated: the pooling in the configuration; None if it is missing.
   """
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']

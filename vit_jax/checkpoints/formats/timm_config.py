@@ -1,7 +1,7 @@
 """Reads and writes the config.json of timm's models.
 
 timm's architectures have defaults that config.json does not repeat. This module
-knows the defaults of the paper's models and DeiT. For any other architecture,
+knows the defaults of the ViT paper's models and DeiT. For other architectures,
 it lets timm build the model and reads the defaults from the model.
 """
 
@@ -77,7 +77,7 @@ _NORM = Kind(
 
 
 def _free(keys: str) -> dict[str, Key]:
-  """Returns keys that do not change the output or are read elsewhere."""
+  """Returns rows for keys that do not matter or are read elsewhere."""
   return dict.fromkeys(keys.split(), Key())
 
 
@@ -130,7 +130,7 @@ _USUAL = {
   'scale_mlp_norm': False,
 }
 BIT = 'resnetv2_.*_bit.*'
-# Names in current and older versions of timm. Other ResNets may have the same
+# ResNets in current and older versions of timm. Others may have the same
 # arrays but differ in layers without arrays, such as pooling or blurring.
 RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
@@ -212,7 +212,7 @@ def _read_args(
 
 
 def _pretrained_cfg(config: JsonConfig) -> JsonConfig:
-  """Returns the part about images and classes; in older files, the whole."""
+  """Returns pretrained_cfg; older files have its keys at the top level."""
   return config.part('pretrained_cfg') if 'pretrained_cfg' in config else config
 
 
@@ -363,7 +363,7 @@ def _unlike(model: Any) -> list[str]:
     return [f'the architecture of a {type(model).__name__}']
   kinds = {type(x) for x in model.blocks} - {Block, EvaBlock}
   if kinds:
-    return [f'layers that are {x.__name__}' for x in kinds]
+    return [f'layers of type {x.__name__}' for x in kinds]
   attention = [x.attn for x in model.blocks]
   attention += [x for x in [getattr(model, 'attn_pool', None)] if x]
   heads = {x.num_heads for x in attention}

@@ -100,7 +100,7 @@ _WITHOUT_BIAS = (
   'q_bias',
   'q_proj.bias',
 )
-# How keys of layers and of a ResNet's units begin, for writing.
+# Beginnings of the keys of layers and of a ResNet's units, for writing.
 _PLACES = {
   'timm': ('blocks.{}.', 'stages.{}.blocks.{}.'),
   'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
@@ -195,8 +195,8 @@ class Arrays(dict[str, np.ndarray]):
 
   Attributes:
     path: path of the file.
-    others: the other arrays, by key: their keys are unknown, or another key has
-      the same name.
+    others: the remaining arrays by key. Their keys are unknown, or an earlier
+      key has the same name.
   """
 
   def __init__(
@@ -303,8 +303,8 @@ class Arrays(dict[str, np.ndarray]):
       position embedding in the file.
 
     Raises:
-      ValueError: if the positions do not fit the image size, or arrays have
-        different widths.
+      ValueError: if positions and image size do not match or are both missing,
+        or arrays have different widths.
     """
     lookup = self.lookup('ViT')
     tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
@@ -344,8 +344,8 @@ class Arrays(dict[str, np.ndarray]):
   ) -> None:
     """Reorders the channels of queries and keys for our rotary embeddings.
 
-    Attention does not depend on the order of channels. Our embeddings rotate
-    channels j and j + K/2 as a pair; the first K/4 pairs encode the row.
+    Products of queries and keys do not depend on this order. Our embeddings
+    rotate channels j and j + K/2 as a pair; the first K/4 pairs encode the row.
 
     Args:
       K: channels per head.
@@ -419,7 +419,8 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
     pixels.
 
   Raises:
-    ValueError: if a necessary array is missing.
+    ValueError: if a necessary array is missing, or images have neither 1 nor 3
+      channels.
   """
   has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)

@@ -50,10 +50,11 @@ def read(
   full = JsonConfig(config or {}, os.path.join(path, 'config.json'))
   if config is None:
     full.warnings.append(
-      f'{path} does not store the preprocessing. vit_jax assumes a crop of '
-      f'{_SIZE[0]}x{_SIZE[1]} pixels from {IMAGES.resize_small}, bilinear, '
-      "ImageNet's mean and standard deviation, and average pooling. For other "
-      'settings, give a timm directory with a config.json.'
+      f'{path} does not store its configuration. vit_jax assumes bilinear '
+      f'resizing to a shorter side of {IMAGES.resize_small} pixels, a crop of '
+      f"{_SIZE[0]}x{_SIZE[1]}, ImageNet's mean and standard deviation, and "
+      'average pooling. For other settings, give a timm directory with a '
+      'config.json.'
     )
   timm_config.check_resnet(full, timm_config.RESNET)
   fields = {
