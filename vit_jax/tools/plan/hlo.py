@@ -177,7 +177,7 @@ def read(text: str) -> CompiledProgram:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """Returns the lines of every computation, and the name of the entry."""
+  """Returns the lines of each computation, and the entry computation's name."""
   computations: dict[str, list[str]] = {'': []}
   entry, lines = '', None
   for line in text.splitlines():

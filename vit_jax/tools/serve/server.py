@@ -34,8 +34,8 @@ _PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 # If the message is empty, the response has the error's own message.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
   UnreadableUpload: (422, ''),
-  ClientDisconnect: (400, 'The image ended too early.'),
-  TimeoutError: (408, 'The image did not arrive in time.'),
+  ClientDisconnect: (400, 'The image ended too early. Send it again.'),
+  TimeoutError: (408, 'The image did not arrive in time. Send a smaller one.'),
   OSError: (503, ''),  # the decoder cannot be started
 }
 
@@ -149,7 +149,9 @@ class PageServer:
             raise too_large
           if self._arriving_bytes > MAX_BODIES_BYTES:
             raise HTTPException(
-              503, 'Too many images arrive at once.', {'Retry-After': '5'}
+              503,
+              'Too many images arrive at once. Try again in 5 s.',
+              {'Retry-After': '5'},
             )
       yield body
     finally:
