@@ -2,7 +2,8 @@
 
 A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
 [r, E]. Training changes only A, B and the task's parameters, such as the head.
-Checkpoints store only these parameters; `config.init` has the others.
+Checkpoints store only these parameters. The others are in the checkpoint
+`config.init`.
 """
 
 import os

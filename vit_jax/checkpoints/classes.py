@@ -36,7 +36,7 @@ def same_classes(
     if len(names) != C:
       raise ValueError(
         f'{checkpoint.path} has {C:,} classes without names, and the data have '
-        f'{len(names):,}. Without names, both must have as many classes.'
+        f'{len(names):,}. Without names, their numbers must be equal.'
       )
     _match_by_position(checkpoint, names, class_order)
     return np.arange(C)

@@ -52,7 +52,7 @@ def choose(config: ConfigDict, path: str) -> None:
 def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
-  Rounds image sizes to the nearest size that the model supports.
+  Rounds square image sizes to the nearest size that the model supports.
 
   Raises:
     FileNotFoundError: as in `opening.open_checkpoint`.

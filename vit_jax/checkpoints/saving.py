@@ -335,8 +335,7 @@ class _Manager(ocp.CheckpointManager):
 class _Best(checkpoint_managers.PreservationPolicy):
   """Keeps the best checkpoint.
 
-  Replaces Orbax's `BestN`, which needs metrics that orbax itself saves. These
-  have no checksum.
+  Orbax's own `BestN` needs metrics that orbax saves, without a checksum.
   """
 
   best_step: Callable[[], int | None]

@@ -5,7 +5,7 @@
 
 The format of SOURCE is detected. TARGET is written completely or not at all.
 
-  --to=npz        the .npz of the paper's code (for a ResNet, BiT's .npz)
+  --to=npz        the .npz of the ViT paper's code (for a ResNet, BiT's .npz)
   --to=bigvision  big_vision's .npz
   --to=timm       a directory for timm.create_model('local-dir:TARGET')
   --to=hf         a directory for transformers' from_pretrained

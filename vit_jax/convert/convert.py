@@ -123,7 +123,7 @@ def writer(to: str) -> types.ModuleType:
 def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
   """Prepares a checkpoint for one of `WEIGHTS`.
 
-  Converts position embeddings to learned ones.
+  Converts position embeddings to learned 1-D embeddings.
 
   Raises:
     ValueError: if the model has a task that the format cannot store.

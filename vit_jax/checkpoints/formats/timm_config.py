@@ -375,7 +375,7 @@ def _unlike(model: Any) -> list[str]:
     'pooled registers': getattr(model, 'pool_include_prefix', False),
     f'a {type(mlp).__name__} with {mlp.act!r}': _activation(mlp) is None,
     f'norms of different epsilons, {epsilons}': len(epsilons) > 1,
-    f'rotary embeddings with these settings of {type(rope).__name__}': (
+    f'the settings of its {type(rope).__name__}': (
       rope is not None and not _rotation(rope)
     ),
   }
