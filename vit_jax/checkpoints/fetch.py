@@ -87,18 +87,23 @@ def is_available(name: str) -> bool:
   Waits at most three seconds for the server.
   """
   address = PUBLISHED[name].address
-  answered = threading.Event()
+  answers: list[bool] = []
 
   def ask() -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
-      urllib.request.urlopen(_address(address), timeout=3).close()
-      answered.set()
+      try:
+        urllib.request.urlopen(_address(address), timeout=3).close()
+        answers.append(True)
+      except urllib.error.HTTPError as e:
+        e.close()
 
   if _copy_of(address).exists():
     return True
   # A thread bounds the wait, because DNS lookups have no timeout.
-  threading.Thread(target=ask, daemon=True).start()
-  return answered.wait(3)
+  thread = threading.Thread(target=ask, daemon=True)
+  thread.start()
+  thread.join(3)
+  return bool(answers)
 
 
 def _published(source: str) -> str:
