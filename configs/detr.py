@@ -20,9 +20,9 @@ or cropped, have short sides of 480 to 800 pixels. For 500 epochs:
 Three things differ from the original:
 
 - Weight decay applies only to kernels.
-- A batch has one of three shapes, squares of 960, 1184 or 1333 pixels, by the
-  short sides of its images. This needs more padding than the original. In the
-  first two shapes, an image with an aspect ratio above 5/3 is shrunk to fit.
+- Batches have three shapes: squares of 960, 1184 or 1333 pixels. Images in a
+  batch get similar short sides. This needs more padding than the original. In
+  the first two shapes, images with an aspect ratio above 5/3 may be shrunk.
 - The backbone has random initial parameters unless --config.init is a
   checkpoint of a DETR, or of a ResNet with the same layers, width and version.
   A frozen BatchNorm needs the statistics of a checkpoint. To start without a
@@ -30,8 +30,8 @@ Three things differ from the original:
 
 With model.masks=True the model learns masks, and each object must have a mask.
 evaluators.coco.masks=True measures them. The original trains boxes first, then
-only the mask head. Here --config.init always gives a new class layer, which is
-trained too:
+only the mask head. Here --config.init always replaces the class layer by a new
+one, so this command trains the class layer too:
 
   ...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()
     --config.objective.mask_stride=4

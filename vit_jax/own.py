@@ -49,8 +49,8 @@ MODEL = {
   'pool': 'gap',
 }
 # A checkpoint with at most this many parameters is trained like a new model,
-# but at a lower learning rate. At the rate of a new model, a checkpoint loses
-# accuracy.
+# but at a lower learning rate and for fewer epochs. At the rate of a new model,
+# a checkpoint loses accuracy.
 SMALL = 5_000_000
 # Optimizer, learning rate and layer-wise decay of a new model, a small
 # checkpoint and a large checkpoint.
@@ -151,12 +151,12 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   strength = 0 if epochs < 30 else 1 if epochs < 150 else 2
   name, rate, layer_decay = OPTIMIZERS[kind]
   # A token of `MODEL` covers 8 x 8 pixels, so tiny images are enlarged to get
-  # enough tokens. With more pixels there would be time for fewer epochs.
+  # enough tokens. Sides above 48 pixels would leave time for fewer epochs.
   side = 32 if min(photos.size) < 24 else 48
   return {
     'batch_size': 64,
-    # Random crops enlarge objects by a sixth on average. In evaluation, whole
-    # images at the larger size show objects at the same scale.
+    # Random crops enlarge objects by a sixth on average. Evaluation does not
+    # crop; its larger images make objects as large as in training.
     'data.image_size': f'{side + 8}',
     'data.train_size': f'{side}',
     'data.crop_min_area': (0.5, 0.4, 0.3)[strength],
@@ -286,8 +286,7 @@ def _steps_in(
 ) -> int:
   """Returns the steps that fit into the minutes, at least `LEAST_STEPS`.
 
-  The result is at most `most_epochs` epochs, unless they have fewer steps than
-  `LEAST_STEPS`.
+  `most_epochs` also limits the result, but never below `LEAST_STEPS`.
   """
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
@@ -369,7 +368,7 @@ def _summary(
   ]
   if not config.init:
     flag = f'--config=configs/own.py:{config.data.name},{PUBLISHED}'
-    without = '' if fetch.is_available(PUBLISHED) else ' once you are online'
+    without = '' if fetch.is_available(PUBLISHED) else ' (needs the internet)'
     lines.append(
       'start   new parameters. A published checkpoint does better'
       f'{without}: {flag} (88 MB)'

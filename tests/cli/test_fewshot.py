@@ -483,7 +483,7 @@ def test_probes_of_all_layers_are_those_of_each(
   assert 'not enough to converge' not in out
   (figure,) = figures
   assert figure.axes[0].get_title() == (
-    f'{workdir}\non digits: all of train[:20%], accuracy on test[:20%]'
+    f'{workdir}\non digits: all images from train[:20%], accuracy on test[:20%]'
   )
   with open(tmp_path / 'out' / 'layers.csv', newline='') as file:
     rows = {row['layer']: row for row in csv.DictReader(file)}

@@ -62,7 +62,7 @@ def resolve(config: ConfigDict) -> None:
   if config.model.name != NAME:
     return
   checkpoint = opening.open_checkpoint(config.init)
-  # Only the fields of the body, because the objective may extend the model.
+  # Leaves out fields that the checkpoint's objective added to the model.
   fields = variants.config_of(checkpoint.model)
   left_out = {*_NOT_COPIED, *checkpoint.model.compute_fields}
   model = variants.defaults(fields['name'])

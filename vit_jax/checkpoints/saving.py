@@ -63,7 +63,7 @@ class Checkpoints:
       workdir: any path that `etils.epath` understands, including gs://.
       keep_last: number of newest checkpoints to keep.
       best_metric: metric that decides which checkpoint is the best.
-      best: 'highest' or 'lowest', the best value of the metric.
+      best: whether the 'highest' or the 'lowest' value of the metric is best.
       start_over: whether training may start at step 0 if all checkpoints are
         damaged.
 
@@ -228,8 +228,8 @@ class Checkpoints:
       folder = self.directory / str(step)
       restored, damage = self._attempt(step, handler.restore, folder, args)
       if not damage:
-        # All processes compute checksums together. So this is a second attempt,
-        # which starts after all processes have read their arrays.
+        # All processes compute checksums together, so all must have read their
+        # arrays before. `_attempt` above waits for them.
         _, damage = self._attempt(step, check, step, restored)
       if not damage:
         found = step, restored
@@ -288,7 +288,7 @@ class Checkpoints:
     self._metrics.pop(step, None)
     _log.warning(
       'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the '
-      'previous checkpoint is used.',
+      'newest undamaged checkpoint, if any, is used.',
       self.path(step),
       damage,
       step,
@@ -314,12 +314,12 @@ class _Manager(ocp.CheckpointManager):
   """A manager that ignores preemption and raises background errors at once."""
 
   def metrics(self, step: int) -> None:
-    # Older checkpoints have metrics that orbax saved. They are ignored.
+    # Only `read_metrics` reads the metrics that orbax saved in old checkpoints.
     del step
 
   def reached_preemption(self, step: int) -> bool:
     # JAX chooses one step id at which all processes stop. `preemption_notice`
-    # passes the count of its calls as step id. If orbax also passed its step
+    # gives JAX its own count as step id. If orbax also gave JAX its step
     # numbers, `preemption_notice` could miss the chosen id.
     del step
     return False
@@ -355,7 +355,7 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
   A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content. Its type alone does not tell: orbax also raises
+  about their content. The error's type is not enough: orbax also raises
   FileNotFoundError for a folder that it cannot read.
 
   Returns:

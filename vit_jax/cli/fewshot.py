@@ -44,9 +44,9 @@ def _run(args: argparse.Namespace) -> None:
     H, W = images.size_of(args.image_size, '--image_size')
   options['image_size'] = None if (H, W) == checkpoint.image_size else (H, W)
   data = flags.data_of(args.dataset, args)
-  what = 'all' if args.layers else f'{args.layer}, {H}x{W} pixels: shots'
+  what = 'all images' if args.layers else f'{args.layer}, {H}x{W} pixels: shots'
   title = (
-    f'{args.checkpoint}\non {args.dataset}: {what} of {args.train_split}, '
+    f'{args.checkpoint}\non {args.dataset}: {what} from {args.train_split}, '
     f'accuracy on {args.test_split}'
   )
   if args.layers:

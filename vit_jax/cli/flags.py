@@ -228,7 +228,7 @@ def _environment(error: BaseException | None) -> str | None:
 
 
 def _calm_libtpu() -> None:
-  """Keeps libtpu from searching the network for a TPU and logging errors."""
+  """Without a TPU, keeps libtpu from a network search that logs errors."""
   # A machine with TPUs has at least one such device file.
   if not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*'):
     os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')

@@ -11,8 +11,9 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
-# Maximum number of attention weights of one layer, and of images, in a batch.
+# Maximum number of attention weights per layer and batch.
 _MAX_ENTRIES = 2**26
+# Maximum number of images per batch.
 _MAX_BATCH = 32
 
 

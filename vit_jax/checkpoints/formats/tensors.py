@@ -82,10 +82,10 @@ def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
     ignored: as in `read`.
 
   Raises:
-    FileNotFoundError: if the directory lacks its weights, or one of several
-      files with weights.
+    FileNotFoundError: if the directory has no file with weights, or a file that
+      its index names is missing.
     ImportError: as in `read`.
-    ValueError: as in `read`, or if the index of several files is invalid.
+    ValueError: as in `read`, or if the index is invalid.
   """
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)

@@ -239,7 +239,7 @@ def _resnet_fields(
     image_size = (224, 224)
     config.warnings.append(
       f'{lookup.path} does not store its configuration. vit_jax assumes images '
-      'of 224x224 pixels, resized as a whole and bilinearly, values in [-1, 1] '
+      'of 224x224 pixels, bilinear resizing without a crop, values in [-1, 1] '
       f'and average pooling. {_CORRECT_IT}'
     )
   return torch_vit.bit_fields(lookup) | {'image_size': image_size}

@@ -23,7 +23,7 @@ from vit_jax.checkpoints.formats.json_config import (
 )
 from vit_jax.models import variants
 
-# Maps timm's names of sizes to our size and to timm's patch sizes for it.
+# Our size and timm's patch sizes, by timm's name of the size.
 _SIZES = {
   'tiny': (variants.SIZES['ti'], (16,)),
   'small': (variants.SIZES['s'], (8, 16, 32)),
@@ -77,7 +77,7 @@ _NORM = Kind(
 
 
 def _free(keys: str) -> dict[str, Key]:
-  """Returns rows for keys that do not matter or are read elsewhere."""
+  """Returns a `Key()` for each key that is unused or read elsewhere."""
   return dict.fromkeys(keys.split(), Key())
 
 
@@ -154,9 +154,8 @@ def read(
   """Returns the fields of a ViT that its arrays do not determine.
 
   Args:
-    config: the config.json; empty for a single file.
-    arrays: the fields, and arguments of timm's models, that the arrays
-      determine.
+    config: the config.json; empty for a tensor file without one.
+    arrays: fields and arguments of timm's models that the arrays determine.
     known: result of `architecture_facts`.
 
   Raises:
@@ -190,7 +189,7 @@ def check_resnet(config: JsonConfig, names: str) -> None:
   """Checks that a config.json describes a supported ResNet.
 
   Args:
-    config: the config.json; empty for a single file.
+    config: the config.json; empty for a tensor file without one.
     names: regular expression for the supported architectures.
 
   Raises:
@@ -234,9 +233,9 @@ def file_attributes(
   """Returns the attributes of a `table.File` that a config.json determines.
 
   Args:
-    config: the config.json; empty for a single file.
+    config: the config.json; empty for a tensor file without one.
     fields: the model's fields.
-    images: the preprocessing to use for a single file.
+    images: the preprocessing to use if `config` is empty.
 
   Returns:
     `preprocessing`, `class_names` and `warnings`.
@@ -272,7 +271,7 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   """Returns the facts that the name of a ViT's architecture implies.
 
   Args:
-    config: the config.json; empty for a single file.
+    config: the config.json; empty for a tensor file without one.
 
   Returns:
     width, heads, pool: fields of the model; None without a config.json.
@@ -470,8 +469,8 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
   factor = width // 64 if width in [64 * x for x in factors] else factors[0]
   args: dict[str, Any] = {}
   if width != 64 * factor:
-    # timm multiplies both arguments by the factor. The quotients are exact,
-    # because widths are multiples of 32.
+    # timm multiplies both arguments by the factor. The factor is 1 or 2 here,
+    # and widths are multiples of 32, so the quotients are exact.
     args = {
       'channels': [4 * width * 2**i // factor for i in range(len(layers))],
       'stem_chs': width // factor,
