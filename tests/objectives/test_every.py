@@ -290,7 +290,8 @@ UNUSED = {
   'distillation': SOFTMAX,
   'pseudo_labels': SOFTMAX,
   'exemplar': UNMIXED,
-  'video': UNMIXED,
+  'video': UNMIXED
+  | {'objective.unlabelled': 'test', 'objective.unlabelled_data': 'digits'},
   'mae': OF_CLASSES,
   'dino': OF_CLASSES | {'data.augment': '3augment', 'data.crop_resize': 1.2},
   'masked': OF_CLASSES,
