@@ -115,7 +115,7 @@ def digits(config):
 
 
 def from_scratch(config, backbone_layers, **fields):
-  """Sets a small model without a pre-trained backbone, for few images."""
+  """Sets fields that train a small model from scratch on few images."""
   config_lib.choose_model(config, 'detr_r50')
   config.model.update(
     encoder_layers=2,

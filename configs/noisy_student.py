@@ -11,7 +11,7 @@ in 200 counts as labelled and all count as unlabelled.
 A teacher learns from the labelled images and predicts labels for the unlabelled
 images. A student learns from all images, with noise: RandAugment, crops,
 dropout and stochastic depth. Then this student is the teacher of the next
-student. There are three students. The same command resumes in any generation:
+student. There are three students. The same command resumes. It writes:
 
   WORKDIR/stages/teacher/          the first teacher
   WORKDIR/stages/teacher.npz       its labels for the unlabelled images
@@ -69,7 +69,7 @@ def get_config(argument='digits'):
   )
   config.eval_every = '25%'
   config.checkpoint_every = '25%'
-  # `generations` copies fields for the teacher, so override them before it too.
+  # Override twice, because `generations` copies fields for the teacher.
   config_lib.override(config, pairs)
   generations(config)
   if what == 'compare':

@@ -78,7 +78,7 @@ def get_config(argument='b16,table2'):
       if field not in pairs or (field in IMAGENET_ONLY and not value)
     }
   if len(tasks) == 1:
-    # Sets the fields directly: --config.FIELD cannot change fields of an axis.
+    # Sets fields outside the axis, so that --config.FIELD can change them.
     config.update_from_flattened_dict(*tasks.values())
     tasks = {names[0]: {}}
   config.report = 'transfer'

@@ -27,7 +27,7 @@ steps of warm-up, L2 penalty 1e-4. The learning rate is divided by ten after
 
 TFDS cannot prepare ImageNet-21k. Registered users can download its images from
 https://image-net.org. Give the folder, which needs a sub-folder for each class,
-as --config.data.name=/path; or prepare a TFDS dataset called imagenet21k. A
+as --config.data.name=/path; or build your own TFDS dataset imagenet21k. A
 model that is missing from table 3 uses the row of the nearest model.
 
 Published accuracy on ImageNet after fine-tuning: L/16 with 14 epochs on JFT

@@ -27,8 +27,9 @@ def same_classes(
     Integers [N], for the N classes of the data.
 
   Raises:
-    ValueError: if the checkpoint has no head or lacks a class, if several of
-      its classes share a name, or if the order of the classes is ambiguous.
+    ValueError: if the checkpoint has no head or lacks a class, if a name fits
+      several of its classes, if it has no names and another number of classes,
+      or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes

@@ -45,7 +45,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
   CLIP's projection becomes the head, with a bias of zeros. Classifiers of CLIP
-  and SigLIP average the tokens, so arrays for other pooling are left out.
+  and SigLIP average the tokens; arrays that they do not use are left out.
 
   Raises the errors of `table.Format.read` and `tensors.read_folder`.
   """

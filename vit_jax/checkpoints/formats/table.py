@@ -215,7 +215,7 @@ def check_writable(
     names: the architectures that the format stores.
     holds: fields that the format stores, separated by spaces. 'field' allows
       any value; 'field=value' allows this value and the default. Any other
-      field must have its default.
+      field that changes the outputs must have its default.
 
   Raises:
     ValueError: if the format cannot store the model; the message names the

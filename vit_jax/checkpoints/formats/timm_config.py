@@ -268,7 +268,7 @@ def file_attributes(
 
 
 def architecture_facts(config: JsonConfig) -> dict[str, Any]:
-  """Returns the facts that the name of a ViT's architecture implies.
+  """Returns the facts that a ViT's architecture and global_pool imply.
 
   Args:
     config: the config.json; empty for a tensor file without one.

@@ -299,8 +299,8 @@ class Arrays(dict[str, np.ndarray]):
       config: gets the warnings.
 
     Returns:
-      (H, W) in pixels, and the number of tokens before the patches that have a
-      position embedding in the file.
+      (H, W) in pixels, and the number of non-patch tokens that have a position
+      embedding in the file.
 
     Raises:
       ValueError: if positions and image size do not match or are both missing,
