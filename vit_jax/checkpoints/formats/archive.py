@@ -206,7 +206,7 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
       f'Images are normalised with mean {actual.mean} and std {actual.std}. '
-      'Readers of the file assume 0.5 for both.'
+      f'Readers of the file assume {assumed.mean} and {assumed.std}.'
     )
   if (gelu := fields.get('gelu', 'tanh')) != 'tanh':
     effect = ', which changes logits by about 1e-3' if gelu == 'exact' else ''

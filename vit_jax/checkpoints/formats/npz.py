@@ -103,9 +103,9 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
   if kernel is None or kernel.any():
     return ()
   return (
-    f'{lookup.path}: the head is all zeros, as in some files pre-trained on '
-    'ImageNet-21k. All classes get the same probability until the model is '
-    'fine-tuned.',
+    f'{lookup.path}: the kernel of the head is all zeros, as in some files '
+    'pre-trained on ImageNet-21k. Every image gets the same probabilities '
+    'until the model is fine-tuned.',
   )
 
 
