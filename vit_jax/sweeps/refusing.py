@@ -84,7 +84,7 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   """Returns the result of a run, or None if the run has not finished.
 
   Raises:
-    ValueError: if the result belongs to a different run.
+    ValueError: if the result comes from an incompatible config.
   """
   path = cell.workdir / RESULT
   if not path.exists():

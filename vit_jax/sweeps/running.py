@@ -52,7 +52,7 @@ def run(
     config: a config with a `sweep` or `tune.axes`.
     workdir: folder for the runs and the tables.
     start_over: see `train.train`; applies to each run.
-    report: the kind of tables.
+    report: class of the report.
 
   Raises:
     ValueError: before any run starts, if a run cannot work, its folder has a

@@ -40,9 +40,9 @@ _PEAK_FLOPS = {
 # Compiler options by kind of device; '' means all TPUs.
 _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
   # From v4 on, the compiler by default splits matrix products with gathered or
-  # scattered arrays into pieces, to overlap products and communication. Here
-  # kernels are gathered once a step, so there is nothing to overlap, and the
-  # pieces halve the speed (see docs/results/tpu.md).
+  # scattered arrays into pieces, to overlap products and communication. With
+  # gather='step', kernels are gathered once, so there is nothing to overlap,
+  # and the pieces halve the speed (see docs/results/tpu.md).
   '': {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
@@ -121,7 +121,7 @@ class TpuChip:
     A chip has two links along a ring. At the end of any other axis it has one.
 
     Args:
-      axes: chips of the slice in each direction.
+      axes: number of chips along each axis.
     """
     if self.is_3d:
       is_ring = [all(n % self.ring == 0 for n in axes)] * len(axes)

@@ -23,7 +23,7 @@ class MetricLog:
   """Writes scalars to `<workdir>/metrics.csv` and to available dashboards.
 
   The table has a row per step and a column per metric; a cell is empty if the
-  step lacks the metric. `write` returns once the file has it.
+  step lacks the metric. `write` returns once the file has the row.
 
   Attributes:
     path: the CSV file.
@@ -159,7 +159,7 @@ def csv_line(cells: Sequence[Any]) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-  """Returns the lines of a CSV file."""
+  """Returns the text of a CSV file."""
   return ''.join(map(csv_line, rows))
 
 

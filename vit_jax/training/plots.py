@@ -29,8 +29,8 @@ def style(i: int) -> dict[str, Any]:
 
 def figure(width: float, height: float) -> Any:
   """Returns an empty figure of a size in inches."""
-  # Imported here, because it is slow. pyplot would keep every figure in memory
-  # and might look for a screen.
+  # Imported here, because the import is slow. pyplot would keep every figure in
+  # memory and might look for a screen.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')

@@ -27,7 +27,7 @@ _in_run = False
 
 
 class Preempted(Exception):
-  """SIGTERM or Ctrl-C was received, and the state is saved."""
+  """SIGTERM or Ctrl-C was received; the same command resumes."""
 
 
 def end_evaluation() -> None:

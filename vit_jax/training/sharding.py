@@ -308,7 +308,7 @@ def place(tree: Any, shardings: Any) -> Any:
 
 
 def on_each_device(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Runs a function of rows separately on each device's rows.
+  """Makes a function of rows run separately on each device's rows.
 
   Otherwise a data-dependent loop would synchronise all devices in every
   iteration. The mesh comes from `activations`. Without a mesh, or if the rows

@@ -101,7 +101,7 @@ def maps(
   for fused_BLL in reversed(fused):
     row = jnp.einsum('BQ,BQL->BL', row, mixing(fused_BLL))
   row = row[:, row.shape[1] - h * w :]
-  # The minimum avoids 0 / 0. The map of an image is 0 if no attention to
+  # The bound avoids 0 / 0. The map of an image is 0 if no attention to
   # patches is left.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
   # XLA may multiply by the inverse, which gives 1 - 6e-8 instead of 1.

@@ -73,7 +73,7 @@ def _grid_flags(
   batch_sizes: str,
   peers: Iterable[str],
 ) -> None:
-  """Adds the flags whose values are combined into a grid."""
+  """Adds the flags that train and inference share."""
   command.add_argument(
     '--variants',
     type=_names,

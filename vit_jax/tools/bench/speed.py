@@ -43,7 +43,7 @@ def bench(
       raise ValueError(f'--vs={peer} is unknown. Use {", ".join(peers)}.')
   torch = ['timm', 'torch'] if {'timm', 'timm-eager'} & {*args.vs} else []
   if torch:
-    # Leaves half of the GPU memory to PyTorch. By default, JAX takes 3/4.
+    # Leaves 53 % of GPU memory to PyTorch. By default, JAX takes 3/4.
     os.environ.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', '.47')
   if count > 1 and 'JAX_NUM_CPU_DEVICES' not in os.environ:
     jax.config.update('jax_num_cpu_devices', count)
@@ -77,8 +77,8 @@ def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
   """Returns the first `count` devices, which share the batch.
 
   Raises:
-    ValueError: if there are fewer devices, or `count` is above 1 and `versus`
-      supports only one device.
+    ValueError: if `count` is out of range, or `versus` is given for several
+      GPUs or TPUs.
   """
   devices = jax.devices()
   kind = devices[0].device_kind

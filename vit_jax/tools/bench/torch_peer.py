@@ -63,7 +63,7 @@ def contender(
 
   Raises:
     ImportError: if timm is not installed.
-    ValueError: if `torch.compile` fails.
+    ValueError: if timm lacks the model, or `torch.compile` fails.
   """
   torch = libraries()
   import timm

@@ -1,6 +1,6 @@
 """Results published in the ViT paper (arXiv 2010.11929v2).
 
-`published.csv` has a row for each model of tables 2, 5 and 9. Its columns are
+`published.csv` has a row for each model of tables 2, 5 and 9. Results are
 accuracies in percent, named as in `data.benchmarks`. The columns 'real' (ReaL
 labels), 'objectnet' and 'objectnet/top5' (appendix D.9) are for models
 fine-tuned on imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks.

@@ -107,7 +107,7 @@ class ScalingReport(grid.GridReport):
     return super().files() | ({'plot.png': png} if png else {})
 
   def plot(self) -> bytes | None:
-    """Returns figure 5 of the finished models as PNG; None without a model."""
+    """Returns figure 5 as PNG, or None if no run has finished."""
     points = self.points()
     if not points:
       return None

@@ -33,7 +33,7 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """Results on one dataset, or VTAB's mean: row of table 2, column of table 9.
+  """A row of table 2 or a column of table 9: a dataset, or VTAB's mean.
 
   Attributes:
     name: column of the published results.
@@ -56,7 +56,7 @@ class TransferReport(grid.GridReport):
   """
 
   def markdown(self) -> str:
-    """Returns table 2 and, for tasks of VTAB, table 9.
+    """Returns table 9 for tasks of VTAB, and table 2 for other datasets.
 
     The mean over VTAB's tasks is computed for each seed. Only seeds that have
     finished all tasks count.

@@ -55,8 +55,7 @@ class Step:
   Attributes:
     program: the operations with their estimated cycles.
     params_bytes: bytes of the parameters per device.
-    optimizer_bytes: bytes of the optimizer state and the averaged parameters
-      per device.
+    optimizer_bytes: bytes of the rest of the training state per device.
     peak_bytes: peak memory per device, including parameters and optimizer
       state.
     compile_s: compile time in seconds.
@@ -188,11 +187,11 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
   Args:
     config: the config.
-    num_classes: number of classes; 0 takes it from the data.
-    examples: number of training examples; 0 takes it from the data.
+    num_classes: number of classes; 0 looks it up.
+    examples: number of training examples; 0 looks it up.
 
   Raises:
-    ValueError: if the data are unknown and cannot be opened.
+    ValueError: if the dataset or the split is invalid.
     FileNotFoundError: if the data are missing.
   """
   name, split = config.data.name, config.data.split
@@ -214,7 +213,7 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
 
 
 class Cost:
-  """The cost of a step, as estimated by the compiler.
+  """The estimated cost of a step.
 
   Attributes:
     computing_s: seconds of computation, without collectives.
@@ -257,7 +256,7 @@ class Cost:
     self.hbm_bytes = chip.hbm_gib * GIB / per_chip
     axes = [max(n) - min(n) + 1 for n in zip(*coords, strict=True)]
     speed = chip.sent_bytes_per_s(axes) or math.inf
-    # Each device sends its own part of the gradients to other slices.
+    # The devices of a chip share its network: each sends its own gradients.
     network = chip.network_bytes_per_s / per_chip or math.inf
     self.sent_bytes, self.network_bytes = (
       sum(

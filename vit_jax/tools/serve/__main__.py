@@ -42,7 +42,7 @@ def explained(
     pixels_HWC: the image, uint8 RGB.
     number: index of the class.
     fusion: how to reduce attention over heads.
-    discard: share of the lowest attention weights to drop.
+    discard: share of attention weights to drop, lowest first.
   """
   layers = Layers(
     checkpoint.model,

@@ -100,7 +100,7 @@ def write_model(
 def name_of(path: str) -> str:
   """Returns the name of a model: the last part of its path, or its workdir.
 
-  Characters that are not word characters become underscores.
+  Characters except letters, digits and hyphens become underscores.
   """
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':

@@ -29,8 +29,8 @@ FORMATS = ('JPEG', 'PNG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF')
 MAX_PIXELS = 50_000_000
 SECONDS = 10.0
 _START_SECONDS = 60.0
-# Limit of the address space, which includes libraries. It is far larger than
-# the memory in use.
+# Limit of the address space. Libraries count too, so it is far larger than the
+# memory in use.
 MAX_MEMORY_BYTES = 2 << 30
 
 
@@ -45,7 +45,7 @@ class View(NamedTuple):
     size: (height, width) in pixels.
     preprocessing: how an image is resized to `size`.
     keeps_shape: whether the aspect ratio is kept. The image is then resized to
-      fit into the upper left corner, and the rest of the input is black.
+      fit, and padded with black at the right or bottom.
   """
 
   size: tuple[int, int]

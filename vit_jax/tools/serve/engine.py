@@ -1,8 +1,8 @@
 """Answers requests with a decoder, a thread that runs models, and caches.
 
 Images and answers are cached in memory by the image's digest, and never on
-disk. Therefore moving a slider of the page neither uploads the image nor runs
-the model again.
+disk. Therefore moving a slider of the page does not upload the image again, and
+runs a model only for the map of a class.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _token(text: str) -> str:
-  # HTTP headers strip spaces, and encode characters outside ASCII differently.
+  # HTTP strips spaces around headers, and clients encode non-ASCII differently.
   if not re.fullmatch('[!-~]+', text):
     raise argparse.ArgumentTypeError(
       f'the token {text!r} is empty, or has a character that HTTP headers may '

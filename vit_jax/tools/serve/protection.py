@@ -82,7 +82,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
 def check_token(request: Request, token: str) -> None:
   """Refuses a request without `Authorization: Bearer TOKEN`.
 
-  The comparison takes the same time for every wrong token.
+  The comparison takes constant time.
 
   Raises:
     HTTPException: if a token is set and the request does not have it.
@@ -157,7 +157,7 @@ class ImpatientProtocol(H11Protocol):
     if self.cycle and not self.cycle.more_body:
       self._stop()
     elif self.cycle and was_head:
-      # The application responds to a late body with an error, 5 s before this.
+      # The application answers a late body with an error 5 s before this limit.
       self._wait(BODY_SECONDS + 5)
 
   def send_400_response(self, msg: str) -> None:

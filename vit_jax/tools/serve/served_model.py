@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
   @property
   def nbytes(self) -> int:
-    """Bytes in memory."""
+    """Bytes of the large arrays."""
     arrays = [self.probability_C, *self.fused.values()]
     return sum(x.nbytes for x in (*arrays, self.boxes_Q4) if x is not None)
 
@@ -187,7 +187,7 @@ def rollout(
     fused_XLL: attention weights of all X layers, with the heads combined.
     read_L: weight of each token in the output.
     grid: (h, w) of the patches.
-    discard: share of a layer's lowest weights that is set to 0.
+    discard: share of a layer's weights to set to 0, lowest first.
     layer: index of the only layer to use; None for all layers.
   """
   row_L = read_L
