@@ -73,7 +73,7 @@ _MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
 def config(
   folder: str, init: str = '', minutes: float | str = 10
 ) -> ConfigDict:
-  """Returns a config for photos, in which fields that `resolve` sets are None.
+  """Returns a config for photos; `resolve` sets its None fields and `total`.
 
   Args:
     folder: folder of photos, or another value of `config.data.name`.
@@ -174,9 +174,9 @@ def _held_out(photos: Photos) -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
   With 1,000 photos or more, a tenth becomes the validation split. The result of
-  the run is then the step with the lowest validation loss. (Accuracy is often
-  equal at many steps.) With fewer photos, the validation loss is too noisy to
-  choose a step.
+  the run is then the step with the lowest validation loss, because accuracy is
+  often equal at many steps. With fewer photos, this loss is too noisy to choose
+  a step.
   """
   enough = photos.count >= 1000
   return {
@@ -241,7 +241,7 @@ def _choose(
 ) -> dict[str, Any]:
   """Returns a value for each open field; `kept` has choices of an earlier run.
 
-  If `measure`, it also measures the speed of training and prints the choices.
+  With `measure`, prints the choices, and times steps if `total` is in minutes.
   """
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)

@@ -1,4 +1,4 @@
-"""Classes by name, imported on first use.
+"""Classes and modules by name, imported on first use.
 
   OBJECTIVES['mine'] = 'my_package.objective:Mine'
 

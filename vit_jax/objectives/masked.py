@@ -115,8 +115,8 @@ class MaskedPatches(Reconstruction):
   ) -> jax.Array:
     """Returns the mean loss over the corrupted patches of each image, B.
 
-    The loss of a patch is the mean over its predictions: of the cross-entropy
-    in nats for colours, or of the squared error for pixels.
+    The loss of a patch is the mean cross-entropy of its colours in nats, or the
+    mean squared error of its pixels.
     """
     predicted, _ = self.model.apply(
       {'params': params},

@@ -74,8 +74,8 @@ class Objective:
     unused: fields of `config` that the objective ignores, with their "off"
       values; other values are refused.
     trained: the model class, if the objective needs a certain one. If the class
-      extends another model class, such as ViT, `config.model` has the fields of
-      that class, and `config.objective` has the added fields.
+      extends a base such as ViT, `config.model` has the fields of the base, and
+      `config.objective` has the added fields.
     result: name of an entry of the objective's state that is the result of
       training, such as a momentum teacher; empty if the result is the
       parameters. Evaluators measure the result, and checkpoints are opened with
@@ -149,7 +149,7 @@ class Objective:
   def _arguments(
     cls, config: ConfigDict, image_size: tuple[int, int]
   ) -> dict[str, Any]:
-    """Returns the arguments of `cls`, after the checks of `from_config`."""
+    """Returns the arguments of `cls`; raises the errors of `from_config`."""
     fields = {**config.model}
     if cls.trained:
       needed = getattr(cls.trained.__base__, 'kind', cls.trained.kind)

@@ -59,7 +59,7 @@ def measures(
 
 
 def metric_for(name: str) -> str:
-  """Returns the metric that replaces a metric of images with one label.
+  """Returns the multi-label counterpart of a single-label metric.
 
   If most images lack most classes, predicting no class at all has a high
   accuracy, so mean average precision replaces accuracy.

@@ -183,7 +183,7 @@ def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
   """Returns the folder of a run, such as WORKDIR/runs/lr=0.001_seed=0.
 
-  Characters of labels that are unusual in paths become `-`.
+  Characters of labels that are unusual in paths become `-` or are dropped.
 
   Args:
     workdir: the workdir of the sweep.

@@ -142,7 +142,7 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Checks that trials do not train on `tune.val`, and stay in `data.split`.
+  """Checks the overlap of `tune.train`, `tune.val` and the other splits.
 
   `count` returns the number of examples of a split.
 

@@ -39,9 +39,8 @@ class GridRun:
 class GridReport:
   """The runs of a sweep as a table.
 
-  The first axis gives the rows, the second axis the columns. With more axes, a
-  row is a combination of their values. Runs that differ only in the seed are
-  averaged.
+  The second axis gives the columns. Combinations of all other axes give the
+  rows. Runs that differ only in the seed are averaged.
 
   Attributes:
     axes: all labels by the name of the axis.
@@ -76,7 +75,7 @@ class GridReport:
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Returns the last columns of the CSV: functions of a result, by name."""
+    """Returns the columns after the metrics: functions of a result, by name."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 

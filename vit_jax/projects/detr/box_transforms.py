@@ -34,15 +34,15 @@ class BoxTransform(transforms.PerStep):
       evaluation uses the last one. If empty, images are as large as the array
       allows.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
-    crop_sides: possible short sides of the scaled image where the random crop
-      is drawn; if empty, images are never cropped.
+    crop_sides: possible short sides to scale an image to before a random crop;
+      if empty, images are never cropped.
     crop: smallest and largest side of the random crop, in pixels of the scaled
       image.
     flip: whether images are flipped horizontally with probability 1/2.
     buckets: number of buckets: nearly equal groups of `short_sides`. All images
-      of a batch are in the same bucket. Its arrays have the shape
-      `image_size`, scaled by its longest short side relative to the longest of
-      all, and rounded up to multiples of 32.
+      of a batch are in the same bucket. The array of a bucket is `image_size`
+      times (longest short side of the bucket / longest of all), rounded up to
+      multiples of 32, but never larger than `image_size`.
   """
 
   image_size: tuple[int, int]

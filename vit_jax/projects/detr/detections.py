@@ -93,7 +93,7 @@ class Detector:
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns the likeliest class of each query, its probability and its box.
+    """Returns the likeliest class and the box of each query.
 
     Returns:
       `labels` Q; `scores` Q; `boxes` Q4, corners as shares of the image without

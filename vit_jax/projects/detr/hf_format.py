@@ -244,7 +244,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens.
+  """Writes a directory that transformers opens; returns warnings.
 
   Raises:
     ValueError: if transformers cannot represent the model.

@@ -14,7 +14,7 @@ from vit_jax.projects.detr import segments
 Array = jax.Array
 
 EPSILON, GROUPS = 1e-5, 8  # of GroupNorm
-# Number of backbone feature maps that refine the masks. All are finer than the
+# Number of backbone feature maps that refine the masks: the stages before the
 # map that the encoder reads.
 FINER = 3
 

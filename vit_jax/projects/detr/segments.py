@@ -7,9 +7,9 @@ pycocotools does.
 
 Panoptic quality (1801.00868) is defined for segments that do not overlap. SQ is
 the mean IoU of matched segments, RQ the F1 score of the matches, and PQ = SQ RQ
-(equation 1). hotcoco counts as COCO's panopticapi does, with one difference:
-unannotated pixels are background here, and count against a segment that covers
-them.
+(equation 1). hotcoco counts as COCO's panopticapi does. But this module turns
+unannotated pixels into a background segment, so they count against a detected
+segment that covers them.
 """
 
 import importlib.util

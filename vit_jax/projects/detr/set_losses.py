@@ -52,9 +52,7 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
 def likeliest(
   logits_BQC: jax.Array, boxes_BQ4: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns the likeliest class of each query, its probability and its box.
-
-  Ignores "no object".
+  """Finds the likeliest class of each query, except "no object".
 
   Args:
     logits_BQC: logits of C - 1 classes and "no object".

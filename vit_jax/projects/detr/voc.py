@@ -190,7 +190,7 @@ def _box(x: _Element) -> list[Any]:
   """Returns x, y, width and height of an object's box.
 
   VOC counts pixels from 1, and a box includes its last pixels. If a side is not
-  a number, returns the four sides as they are; `coco` reports them.
+  a number, returns the four values as they are; `coco` reports them.
   """
   names = ('xmin', 'ymin', 'xmax', 'ymax')
   sides = [_number(x, f'bndbox/{name}') for name in names]

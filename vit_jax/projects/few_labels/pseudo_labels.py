@@ -288,10 +288,10 @@ def balanced(
 ) -> np.ndarray:
   """Returns the indices of the images to learn from, with repeats, int64.
 
-  An image is used if its highest probability is at least `threshold`. It counts
-  for its likeliest class. Each class contributes the same number of images, the
-  most probable first. A class with fewer images repeats them; a class without
-  images is left out.
+  An image qualifies if its highest probability is at least `threshold`. It
+  counts for its likeliest class. Each class contributes the same number of
+  images, the most probable first. A class with fewer images repeats them; a
+  class without images is left out.
 
   Args:
     probabilities_NC: the teacher's probabilities of all images.

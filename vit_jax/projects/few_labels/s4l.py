@@ -82,7 +82,7 @@ class Rotation(TwoStreams):
     return 2 * TURNS
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes: both streams' images uint8 BHWC, and labels int32 B."""
+    """Returns the shapes of `Classification`, and `unlabelled` uint8 BHWC."""
     shapes = super().batch_shapes(size)
     return shapes | {'unlabelled': shapes['image']}
 

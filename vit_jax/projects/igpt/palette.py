@@ -13,8 +13,8 @@ from vit_jax.data import bad_images, sources, transforms
 
 _log = logging.getLogger(__name__)
 
-# Largest numbers of images to use and of their pixels to cluster. Ten times as
-# many pixels would take minutes.
+# Maximum numbers of images and of pixels to cluster. Ten times as many pixels
+# would take minutes.
 IMAGES, PIXELS = 10_000, 1_000_000
 # Pixels per step of k-means.
 _STEP = 8_192

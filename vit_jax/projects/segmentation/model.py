@@ -14,8 +14,8 @@ Array = jax.Array
 class SegmentationViT(ViT):
   """Maps images to class logits of their patches.
 
-  The head reads the tokens of the patches after the final norm, but not the
-  class token or the registers.
+  The head reads the encoded tokens of the patches, but not the class token or
+  the registers.
   """
 
   kind: ClassVar[str] = 'segmentation_vit'
