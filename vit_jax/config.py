@@ -22,9 +22,9 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# Fields that may change when a run resumes. Most of them change training steps
-# only by rounding. Exceptions: `extend` and `data.on_bad_image`, which log a
-# warning, and `accum_steps`, which changes random draws such as dropout.
+# Fields that may change when a run resumes. Training steps stay equal up to
+# rounding. Exceptions: `extend` and `data.on_bad_image`, which log a warning,
+# and `accum_steps`, which changes random draws such as dropout.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -103,7 +103,7 @@ def base() -> ConfigDict:
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
       # Whether to only evaluate the checkpoint `init` or, if it is empty, the
-      # workdir's last checkpoint.
+      # workdir.
       'eval_only': False,
       # Whether to continue the workdir's run to a longer `total`, with the
       # learning rates of the longer run.
@@ -134,20 +134,20 @@ def base() -> ConfigDict:
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
-        # Seed of the test split, if the data set lacks one, and of the shuffle
+        # Seed that draws a missing test split, and that shuffles examples
         # before slices such as 'train[:90%]' (except in TFDS).
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as
         # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
-        # sort). Empty means 'text'. If the field is empty and the two orders
-        # differ, training logs a warning, and checkpoints without class names
-        # are refused.
+        # sort). Empty keeps the data's order, which is 'text' for folders. If
+        # that differs from 'number', training logs a warning, and checkpoints
+        # without class names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
         # Size of training images if it differs from image_size. Random crops
-        # enlarge objects, so a model may do better on somewhat larger images
-        # than it was trained on (1906.06423).
+        # enlarge objects, so evaluation may be better at a somewhat larger size
+        # than training (1906.06423).
         'train_size': '',
         # Minimum area of the Inception crop, as a fraction of the image.
         'crop_min_area': 0.05,
@@ -212,8 +212,8 @@ def base() -> ConfigDict:
         'fewshot': {
           'type': 'fewshot',
           'on': False,
-          # A data set, named as in data.name, and its splits. If a split is
-          # empty, the default is used.
+          # A data set, named as in data.name, and its splits. Empty splits
+          # mean train and test, or the splits of a benchmark.
           'data': '',
           'train_split': '',
           'test_split': '',
@@ -263,7 +263,7 @@ def base() -> ConfigDict:
       # For classification: softmax or sigmoid cross-entropy, label smoothing,
       # and the alphas of mixup and CutMix (with both, each batch uses one).
       # class_weights is '' or 'balanced'. 'balanced' weights each example by
-      # N / (C n), where n of the N examples have its class, of C classes.
+      # N / (C n), for N examples, C classes and n examples of its class.
       'loss': {
         'name': 'softmax',
         'class_weights': '',

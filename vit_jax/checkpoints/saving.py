@@ -311,7 +311,7 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-  """A manager that ignores preemption and raises background errors at once."""
+  """A manager that ignores preemption and never waits after a failed write."""
 
   def metrics(self, step: int) -> None:
     # Only `read_metrics` reads the metrics that orbax saved in old checkpoints.
@@ -400,7 +400,7 @@ def steps(folder: epath.Path) -> list[int]:
   Ignores other names, such as 50.damaged, and unfinished checkpoints.
 
   Raises:
-    OSError: if the folder cannot be listed.
+    OSError: if an existing folder cannot be listed.
   """
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
@@ -522,7 +522,7 @@ def read_metrics(step_dir: epath.Path) -> dict[str, float]:
   """Returns the metrics of a checkpoint, verified by their checksum.
 
   Raises:
-    OSError, ValueError, LookupError, TypeError, AttributeError: if they are
+    OSError, ValueError, LookupError, TypeError, AttributeError: if `meta` is
       missing or damaged.
   """
   metrics = read_meta(step_dir).get('metrics')

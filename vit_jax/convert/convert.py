@@ -55,8 +55,8 @@ def convert(
     FileExistsError: if the target exists.
     FileNotFoundError: if the source, or the target's folder, is missing.
     ImportError: if a library is not installed; the message names it.
-    ValueError: if the source cannot be read, or the format cannot store the
-      model.
+    ValueError: if the source cannot be read, the format cannot store the model,
+      or an option does not fit the format.
   """
   target = os.fspath(target)
   module = writer(to)

@@ -31,7 +31,7 @@ class Pattern:
     function: function of x and further arguments of shape [C], where C is the
       size of x's last axis.
     arguments: number of arguments after x.
-    emit: function of a graph and the arguments' values. It adds the nodes and
+    emit: function of a graph, x and the arguments. It adds the nodes and
       returns the result.
     fits: function that tells whether the pattern supports a shape of x.
   """

@@ -67,9 +67,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# For each prefix of model_type: the image processor to assume if
-# preprocessor_config.json does not name it, and the preprocessing to assume if
-# that file is missing, from the published models.
+# By prefix of model_type: the image processor if preprocessor_config.json does
+# not name it, and the published models' preprocessing if the file is missing.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),

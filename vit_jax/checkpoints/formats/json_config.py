@@ -207,7 +207,7 @@ class Key(NamedTuple):
   Attributes:
     field: name of our field; empty if our models lack this field.
     kind: conversion of the value.
-    default: value if a file lacks the key; None ignores a missing key.
+    default: value for a missing key, or None to ignore it.
     only: the supported values, for a key without a field.
   """
 

@@ -196,7 +196,7 @@ class Arrays(dict[str, np.ndarray]):
   Attributes:
     path: path of the file.
     others: the remaining arrays by key. Their keys are unknown, or an earlier
-      key has the same name.
+      key maps to the same name.
   """
 
   def __init__(
