@@ -176,7 +176,7 @@ def base() -> ConfigDict:
         'resize_small': 0,
         # Interpolation for evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
-        # Whether to resize both sides to resize_small, not only the short one.
+        # Whether resize_small also changes the aspect ratio to image_size's.
         'squash': False,
         # Library whose resizing is reproduced exactly: 'torchvision' (used by
         # timm), 'transformers', or 'dinov3' (its processor in transformers).
@@ -326,7 +326,7 @@ def base() -> ConfigDict:
       # (fastest) or in each 'layer' (least memory).
       'gather': 'step',
       # Axes of a grid of runs; every combination is run. An axis is (name,
-      # ((label, {field: value, ...}), ...)). --sweep adds an axis.
+      # ((label, {field: value, ...}), ...)). --sweep sets an axis.
       'sweep': (),
       # Excludes runs from the grid. Each entry excludes the runs that match all
       # of its fields, as in
@@ -340,7 +340,7 @@ def base() -> ConfigDict:
       # Tuning before the sweep. Each combination of `axes` is trained on
       # `train` and compared on `val` by the objective's first metric; both are
       # parts of the training set. The runs of the sweep use the best
-      # combination. --tune adds an axis.
+      # combination. --tune sets an axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # Report of a sweep: 'grid' is a table of any two axes, 'transfer' gives
       # tables 2 and 9 of the paper, 'scaling' figure 5.

@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Parses the flags; exits with status 2 if they contradict each other."""
+  """Parses the flags; exits with status 2 if they are invalid."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   flags.add_subject(parser)
