@@ -110,7 +110,7 @@ def _refuse_unknown(config: ConfigDict) -> None:
     for field, value in fields.items():
       if not isinstance(value, str) or not value.startswith(STAGES):
         continue
-      # A .npz file in the folder of stages may have any name.
+      # Paths of .npz files, such as a teacher's labels, are not checked.
       if (
         not value.endswith('.npz') and value.removeprefix(STAGES) not in before
       ):

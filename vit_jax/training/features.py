@@ -42,7 +42,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields outputs as NumPy arrays; devices compute `ahead` more meanwhile."""
+  """Yields outputs as NumPy arrays; devices compute the next `ahead`."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)

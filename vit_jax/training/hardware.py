@@ -67,8 +67,8 @@ def peak_flops(device: jax.Device) -> float | None:
 
   TPU figures are Google's "peak compute per chip (bf16)" from the pages under
   https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, divided by the
-  JAX devices of a chip. NVIDIA figures are those for BFLOAT16 Tensor Cores in
-  the data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx,
+  JAX devices of a chip. NVIDIA figures are for BFLOAT16 Tensor Cores, from the
+  data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx,
   l4, l40s). They are without sparsity, so most sheets print twice as much.
   Some TPUs have two entries: the kind that the device reports, and its alias in
   JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
@@ -101,8 +101,8 @@ class TpuChip:
     clock_hz: clock rate, which the compiler's cycle estimates refer to.
     hbm_gib: memory of the chip.
     link_bytes_per_s: bandwidth of one link, one way.
-    ring: number of chips from which an axis of a slice is a ring. With 3D
-      links, the axes are rings if all their lengths are multiples of it.
+    ring: minimum length, in chips, of an axis that is a ring. With 3D links,
+      the axes are rings if all their lengths are multiples of it.
     is_3d: whether a chip has six links instead of four.
     network_bytes_per_s: a chip's share of its host's network, one way; 0 if the
       figure is not published.

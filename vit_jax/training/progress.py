@@ -51,7 +51,7 @@ class Progress:
     """Starts the clock."""
     self._started_at = self.clock()
     self._step = self.start_step
-    # The first step and the time of its end; None before its end.
+    # The first step and its end time; None until it ends.
     self._first: tuple[int, float] | None = None
     # Time of the last update (or first step), and seconds of pauses since then.
     self._updated_at = 0.0

@@ -25,9 +25,8 @@ from vit_jax.training import (
 from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
-# Maximum number of dispatched steps whose metrics have not been read. Several
-# such steps keep the devices busy; with few, a run ends soon after a non-finite
-# loss.
+# Maximum number of dispatched steps whose metrics have not been read. More keep
+# the devices busier; fewer end a run sooner after a non-finite loss.
 MAX_IN_FLIGHT = 3
 
 

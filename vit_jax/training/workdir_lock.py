@@ -34,7 +34,7 @@ def check(workdir: str) -> None:
   """Checks that a run could write to a workdir, without creating it.
 
   Raises:
-    ValueError: if a path prevents it. The message names the path.
+    ValueError: if a path prevents writing. The message names the path.
   """
   if '://' in workdir:
     return

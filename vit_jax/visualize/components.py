@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.visualize import sections
 from vit_jax.visualize.subject import Subject
 
-# Share of the patches at each end of a component's range that are clipped.
+# Share of the patches to clip at each end of a component's range.
 _SATURATED = 0.01
 
 

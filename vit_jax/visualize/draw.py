@@ -156,7 +156,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
 
 
 def filters(components_XPPC: np.ndarray) -> bytes:
-  """Draws filters in rows of seven. A value of 0 is gray."""
+  """Draws filters, up to seven per row. A value of 0 is gray."""
   X = len(components_XPPC)
   across = min(7, X)
   down = -(-X // across)

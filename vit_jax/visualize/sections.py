@@ -134,7 +134,7 @@ def rollout(
 def over(
   shown_HWC: np.ndarray, map_hw: np.ndarray, title: str
 ) -> dict[str, np.ndarray]:
-  """Returns a photograph under a map, and its part where the map is highest."""
+  """Returns a photograph under a map, and its half where the map is highest."""
   title = f'{title}: ' if title else ''
   return {
     f'{title}rollout': draw.overlay(shown_HWC, map_hw),

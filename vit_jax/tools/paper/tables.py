@@ -199,7 +199,7 @@ class TransferReport(grid.GridReport):
     """Returns the published models to show, and their results.
 
     These are the models of table 2, and the models of table 5 that have the
-    architecture of one of your runs. Each has a result on one of the lines.
+    architecture of one of your runs. Models without a result are left out.
     """
     columns = dict(published.TABLE_2)
     models = [run.result['config']['model'] for run in self.runs if run.result]
