@@ -1,4 +1,4 @@
-"""Writes a workdir that contains only parameters.
+"""Writes a workdir without optimizer state.
 
 Training can start from this workdir with `--config.init`.
 """

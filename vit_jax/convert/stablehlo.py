@@ -41,7 +41,7 @@ META = 'model.json'
 
 
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
-  """Writes a directory with a program of (params, images) and its parameters.
+  """Writes the program, a function of (params, images), and its parameters.
 
   The input is images, float32 [batch, H, W, 3], normalised as described in
   model.json. The output is logits, float32 [batch, C], or the representation of

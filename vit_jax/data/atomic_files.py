@@ -18,7 +18,7 @@ from etils import epath
 def replace(target: str | os.PathLike[str], data: bytes) -> None:
   """Writes or replaces a file, on disk or in a bucket."""
   if '://' in os.fspath(target):
-    epath.Path(target).write_bytes(data)  # objects in a bucket appear whole
+    epath.Path(target).write_bytes(data)  # writes to a bucket are atomic
     return
   with _beside(pathlib.Path(target)) as partial:
     partial.write_bytes(data)

@@ -129,7 +129,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   texts = source.states(share)
   if texts is None:
     return None
-  # Another version of a decoder may be unable to read the same file.
+  # Part of each hash: another decoder version may fail on the same file.
   decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
@@ -214,7 +214,7 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
 
 
 def _gather(items: list[Any]) -> list[Any]:
-  """Returns the items of all processes, in order; they must fit into JSON."""
+  """Concatenates the items of all processes; items must be JSON values."""
   text = np.frombuffer(json.dumps(items).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()
   padded = np.pad(text, (0, max(sizes) - len(text)))

@@ -213,8 +213,8 @@ class JpegHeader(NamedTuple):
     height: number of rows as stored, before rotation.
     width: number of columns as stored, before rotation.
     height_at: position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early. It can if one scan has all rows, from top to bottom,
-      without restart markers, because a missing marker looks like damage.
+      cannot stop early. It can in a sequential JPEG of one scan without restart
+      markers; a missing marker would look like damage.
     lookahead: number of rows below a row that influence the decoded row. It is
       0 unless chroma has fewer rows than brightness and is interpolated.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.

@@ -123,7 +123,7 @@ def mixup_or_cutmix(
 ) -> tuple[jax.Array, jax.Array]:
   """Applies mixup or CutMix to the batch, each with probability one half.
 
-  If the alpha of a method is 0, the other method is always applied.
+  A method whose alpha is 0 is never drawn.
   """
   args = images_BHWC, labels_BC
   if not cutmix_alpha:

@@ -3,8 +3,8 @@
 `OPERATIONS` has RandAugment's operations (1909.13719) with AutoAugment's ranges
 (1805.09501, table 6). Magnitudes go from 0 to 10 (end of the range), as in
 DeiT; in torchvision they go to 30. `BIG_VISION` has the operations of
-big_vision, the code of ViT's authors. Its Posterize and Solarize change an
-image less at higher magnitudes.
+big_vision, the code of ViT's authors. Its Posterize and Solarize change images
+less at higher magnitudes below 10.
 """
 
 import dataclasses

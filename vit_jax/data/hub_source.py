@@ -29,7 +29,7 @@ class HubSource(Source):
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Downloads the whole dataset and opens one split.
+    """Loads the whole dataset and opens one split.
 
     Raises:
       ImportError: The extra `hf` is not installed.

@@ -34,8 +34,8 @@ def turn_of(image: Image.Image) -> Turn:
   """Returns the turn that makes an image upright.
 
   It comes from EXIF, or from XMP if EXIF has no orientation. Damaged EXIF is
-  ignored, as in every viewer. First load the pixels of a PNG or TIFF: a PNG may
-  have EXIF behind its pixels, and Pillow itself turns a TIFF while it loads.
+  ignored. First load the pixels of a PNG or TIFF: a PNG may have EXIF behind
+  its pixels, and Pillow itself turns a TIFF while it loads.
   """
   try:
     tag = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -105,7 +105,7 @@ def rgb(image: Image.Image) -> np.ndarray:
       'floating point pixels have no defined white; save the image with 8 or '
       '16 bits'
     )
-  # 'transparency' is a colour or palette index that counts as transparent.
+  # Transparency may be an alpha channel, a colour or a palette index.
   if image.has_transparency_data:
     image = image.convert('RGBA')
     white = Image.new('RGBA', image.size, 'white')

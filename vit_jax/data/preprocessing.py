@@ -1,4 +1,4 @@
-"""Describes and applies the resizing and scaling of a model's input images.
+"""Describes resizing and normalisation of input images, and resizes images.
 
 Training, evaluation, prediction, serving and all checkpoint formats use this
 module.
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-  """Resizing and scaling of images for a model of any image size.
+  """Resizing and normalisation of images for a model of any image size.
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
@@ -180,7 +180,7 @@ class Preprocessing:
 def _central(height: int, width: int, longest: int) -> Box:
   """Returns a central box, at most `longest` times as long as it is wide.
 
-  A central crop uses no other pixels. Without this limit, resizing a strip of
+  A central crop uses no pixels outside it. Without this limit, resizing a strip of
   30,000 x 1 pixels would fill the memory.
   """
   most = longest * min(height, width)

@@ -4,7 +4,7 @@
   tfrecord:gs://bucket/train-*  the files that match a pattern
 
 A record is a tf.train.Example, as written by TFDS and by the ImageNet scripts.
-The first run reads all shards, to index the labels of the records and their
+The first run reads the shards, to index the labels of the records and their
 positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`.
 """
 
@@ -411,9 +411,9 @@ def _parse(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the value of the first of the fields in `names` that is not empty.
+  """Returns the first value of the first non-empty field in `names`.
 
-  Returns None if the record has no value in any of them.
+  Returns None if these fields are empty or missing.
   """
   for name in names:
     if name in fields and (kind := fields[name].WhichOneof('kind')):

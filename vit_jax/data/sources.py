@@ -67,7 +67,7 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
 
 
 def open_config(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, with classes in `data.class_order`.
+  """Opens a split of `config.data`; sorts classes by `data.class_order`.
 
   Raises:
     ValueError: `data.class_order` is unknown, or it is set and class names are
@@ -96,7 +96,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
 
 
 def has_two_orders(names: Sequence[str]) -> bool:
-  """Whether names are numbers in the order of text but not of their values."""
+  """Whether names are numbers that are sorted as text but not by value."""
   return (
     all(map(_is_number, names))
     and list(names) == sorted(names)

@@ -31,7 +31,7 @@ NAMES = tuple(name for names in SAME for name in names)
 def select(
   split: str, splits: Mapping[str, Sequence[int]], owner: str
 ) -> np.ndarray:
-  """Returns the indices that a split string selects, int64, in its order.
+  """Returns the indices that a split string selects, int64, part by part.
 
   A split may have any of its names in `SAME`. If `test` is missing, `test`
   selects `val`, and the other way round. This does not apply to sums, because

@@ -117,8 +117,8 @@ class TrainTransform:
       ):
         break
     else:
-      # No draw fits such a long or wide image: take the largest part that has
-      # an allowed aspect ratio.
+      # No draw fits if an image is very tall or wide: take the largest part
+      # that has an allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
       box_height = min(height, round(width / aspect))
       box_width = min(width, round(height * aspect))

@@ -21,7 +21,7 @@ class Evaluator(Protocol):
 
   Attributes:
     name: prefix of the metrics.
-    fixed_metrics: the result of `metrics`, unless a subclass overrides it.
+    fixed_metrics: the default result of `metrics`.
   """
 
   name: str
@@ -109,8 +109,8 @@ class Parts:
     Raises:
       ValueError: if its classes differ from the classes of the training split,
         or it has classes of objects and the objective learns one class per
-        image. Also if `data.split` is a sum and the data lack the split, for
-        which `splits.select` could substitute a split of the sum.
+        image. Also if `data.split` is a sum and the split is missing:
+        `splits.select` could substitute a split of the sum.
     """
     data = self.config.data
     if '+' in data.split:
