@@ -56,7 +56,7 @@ class UnreadableImage(ValueError):
   """An image that cannot be decoded: `name` is the file, `reason` says why."""
 
   def __init__(self, name: str, reason: str):
-    # Both go into `args`, so that the exception can be pickled.
+    # Pickling needs both in `args`.
     super().__init__(name, reason)
     self.name = name
     self.reason = reason
@@ -215,8 +215,8 @@ class JpegHeader(NamedTuple):
     height_at: position of the height in the file, in bytes; 0 if the decoder
       cannot stop early. It can in a sequential JPEG of one scan without restart
       markers; a missing marker would look like damage.
-    lookahead: number of rows below a row that influence the decoded row. It is
-      0 unless chroma has fewer rows than brightness and is interpolated.
+    lookahead: number of following rows that affect a decoded row; 0 unless
+      chroma is interpolated between rows.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.
   """
 

@@ -204,7 +204,7 @@ class Files(Source):
     return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # A subclass, such as ObjectNet, may read other pixels of the same file.
+    # With the class name, because ObjectNet reads other pixels of a file.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

@@ -73,8 +73,8 @@ def train_batches(
       proportional to n^-balance.
 
   Returns:
-    An iterator of arrays with a leading axis of b = batch_size // process_count
-    examples. Close it to stop its threads and workers.
+    An iterator of batches. Their arrays have a leading axis of b = batch_size
+    // process_count. Close the iterator to stop its threads and workers.
 
   Raises:
     ValueError: `balance` is set and the source does not have one class per

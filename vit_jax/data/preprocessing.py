@@ -180,8 +180,8 @@ class Preprocessing:
 def _central(height: int, width: int, longest: int) -> Box:
   """Returns a central box, at most `longest` times as long as it is wide.
 
-  A central crop uses no pixels outside it. Without this limit, resizing a strip of
-  30,000 x 1 pixels would fill the memory.
+  A central crop uses no pixels outside it. Without this limit, resizing a strip
+  of 30,000 x 1 pixels would fill the memory.
   """
   most = longest * min(height, width)
   # Both ends lose the same number of pixels, which keeps the centre.

@@ -99,7 +99,7 @@ def _own_prefix() -> str:
 
 
 def _remove(prefix: str, lock: Any) -> None:
-  """Removes the shared memory of batches that nobody has read."""
+  """Removes this run's files: unread batches, semaphores and lock."""
   for path in _MEMORY.glob(f'{prefix}*'):
     with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()

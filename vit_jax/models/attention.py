@@ -62,7 +62,7 @@ def attend(
 ) -> Array:
   """Returns softmax(q k^T / sqrt(K)) v, BQNK, in the dtype of v.
 
-  Uses cuDNN's fused kernels for bfloat16 on GPUs.
+  May use cuDNN's fused kernels for bfloat16 on GPUs.
   """
   _, Q, _, K = q_BQNK.shape
   if (

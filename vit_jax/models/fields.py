@@ -12,7 +12,7 @@ from typing import Any
 # The valid values of a field: an interval such as '[0, 1)', or a tuple of all
 # valid values.
 Valid = str | tuple[Any, ...]
-# Stands for the default of a field that must be given.
+# Default of a field that must be given.
 REQUIRED = dataclasses.MISSING
 
 
@@ -87,8 +87,8 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
   """Checks a value, or every number in a list or tuple of numbers.
 
   Raises:
-    ValueError: if a value is invalid. The message names the field and the valid
-      values.
+    ValueError: if a value is invalid. The message names the field and the
+      value.
   """
   if isinstance(valid, tuple):
     if value not in valid:
