@@ -99,8 +99,8 @@ class Classification(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: if the data have fewer than two classes, or have several
-        classes per image although the objective or a field needs one.
+      ValueError: if the data have fewer than two classes, or several classes
+        per image although the objective or a field needs one per image.
     """
     names, several = facts.class_names, facts.several_labels
     check_classes(config, facts, self.one_class)
@@ -151,7 +151,7 @@ class Classification(Objective):
     return {'image': self.images.batch_shape(size), 'label': label}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Normalises images and mixes examples.
+    """Normalises, augments and mixes images.
 
     Works on the whole batch, before it is split for gradient accumulation, so
     that mixing does not depend on `accum_steps`.

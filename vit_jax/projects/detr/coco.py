@@ -95,8 +95,9 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them becomes `test`. Other splits
-    than `split` are skipped with a warning if their annotations are wrong.
+    If one file holds all images, a fifth of them becomes `test`. Splits that
+    `split` does not need are skipped with a warning if their annotations are
+    wrong.
 
     Args:
       root: the folder.

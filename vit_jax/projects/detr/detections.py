@@ -122,7 +122,8 @@ def find(
   The list has the objects whose probability is at least `threshold`, likeliest
   first. Boxes are in pixels of the image, rounded to 0.1. For an unreadable
   file, yields the error instead. With `out`, writes a picture of the detections
-  in each image into this folder, as `objects-NAME.png`.
+  in each image into this folder, as `objects-NAME.png`. Raises the ValueError
+  of `Detector`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))

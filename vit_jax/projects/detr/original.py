@@ -2,7 +2,7 @@
 
 The files hold only arrays. The number of heads follows from the shape of the
 mask head; without a mask head it is 8. The last stage is read as dilated if the
-file name contains `dc5`. A warning tells how the stage is read.
+file name contains `dc5`. A warning says how it is read.
 """
 
 import os

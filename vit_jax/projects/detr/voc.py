@@ -84,8 +84,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
     path: see `splits`.
 
   Raises:
-    ValueError: an XML file is not valid XML, a name of the split has no XML
-      file, or several images have the stem of an XML file whose `<filename>`
+    ValueError: an XML file is not valid XML; a name of the split has no XML
+      file; or several images have the stem of an XML file, and its `<filename>`
       names none of them.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}

@@ -103,7 +103,7 @@ class Rotation(TwoStreams):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
-    `accuracy` is for labelled images that are not rotated, `rotation_accuracy`
+    `accuracy` is for labelled images rotated by 0 degrees, `rotation_accuracy`
     for all rotations of all images.
     """
     del fixed

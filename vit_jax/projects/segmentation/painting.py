@@ -25,6 +25,9 @@ def find(
     painted-NAME.png: the image with all classes except 0 in colour.
     classes-NAME.png: the class number of each pixel, with these colours as the
       palette of the PNG.
+
+  Raises:
+    ValueError: if the outputs of the model are not finite.
   """
   transform = checkpoint.transform()
   logits_of = jax.jit(

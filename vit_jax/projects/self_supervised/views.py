@@ -79,7 +79,7 @@ class Views:
     areas: tuple[float, float],
     count: int,
   ) -> 'Views':
-    """Returns views with the distortions of DINO's original code.
+    """Returns a transform with the distortions of DINO's original code.
 
     Args:
       size: (H, W) of large views.
