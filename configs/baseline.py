@@ -32,8 +32,7 @@ This config differs from the recipe as follows:
                    `optimizer.weight_decay` too.
   learning rate    The rate of the first update is 1e-7. In big_vision it is
                    0.
-  Adam             b1 is 0.9. big_vision rounds it to bfloat16, 0.8984, when it
-                   multiplies the moment.
+  Adam             b1 is 0.9. big_vision rounds it to bfloat16: 0.8984.
   mixup            An image is mixed with its neighbour in the whole batch, not
                    with one on the same device.
   RandAugment      The operations are big_vision's, computed by Pillow. For

@@ -14,7 +14,7 @@ the default palette has 8 values each of red, green and blue.
                                    objective.rate (0.15), and predicts them from
                                    the visible pixels
   objective.name=classification --config.init=WORKDIR
-                                   fine-tunes a workdir on classes
+                                   trains a classifier from WORKDIR
 
 The default is the paper's recipe:
 
@@ -23,8 +23,8 @@ The default is the paper's recipe:
   learning rate    0.003 (S, M) or 0.001 (L), warm-up of one epoch, cosine decay
 
 Only the crops differ. The paper resizes the short side to a random size from
-256 to 384 pixels, crops 224 pixels and resizes them to 32. This config takes
-inception crops of at least a third of the area.
+256 to 384 pixels, crops 224 pixels and resizes the crop to 32. This config
+takes Inception crops of at least a third of the area.
 
 Published test NLL on 32 x 32 ImageNet: 2.0895 nats per pixel (S), 2.0614 (M),
 2.0466 (L). docs/results/objectives.md has the results measured here.

@@ -48,7 +48,7 @@ NOISE = {
 def wrong_labels(config):
   config.total = '12 epochs'
   config.data.wrong_labels = 0.4
-  config.model.pool = 'cls'  # for all methods, because DeiT needs it
+  config.model.pool = 'cls'  # DeiT needs it, so all methods use it
   right = LABELS_ALONE | {'model.name': 'vit', 'data.wrong_labels': 0.0}
   taught = DISTILLED | {'stages': (('teacher', right),)}
   methods = {'none': {}, 'hard': taught, 'soft': taught | SOFT}

@@ -9,7 +9,7 @@ The first value is the variant, the second the data. `vit5_s16`, `vit5_b16` and
 are models of DeiT III (arXiv 2204.07118), ViTs with LayerScale. `small` is a
 ViT-5 that trains in minutes on a CPU, on a folder of small images.
 
-The other models use DeiT III's recipe:
+All except `small` use DeiT III's recipe:
 
   length            800 epochs, batch size 2048
   loss              binary cross-entropy

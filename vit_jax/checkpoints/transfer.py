@@ -24,8 +24,8 @@ def to_new_task(
   """Transfers a checkpoint's parameters to a model for fine-tuning.
 
   Drops the old head and interpolates position embeddings to the new grid
-  (section 3.2 of the ViT paper). If the new model contains the checkpoint's
-  model as a part, such as a backbone, only this part gets its parameters.
+  (section 3.2 of the ViT paper). If the checkpoint's model is a part of the new
+  model, such as a backbone, only this part is replaced.
 
   Args:
     checkpoint: the checkpoint.

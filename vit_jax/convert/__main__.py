@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 
 def _run(args: argparse.Namespace) -> int | None:
   if args.check:
-    # Imported here, because it imports the exporters.
+    # Imported here, so that conversion loads no other exporter.
     from vit_jax.convert import check
 
     return int(not check.agree(args.source, args.target, args.tolerance))

@@ -65,7 +65,7 @@ def write(
     rollout: whether to output the attention rollout.
     served: whether the file is for `vit_jax.tools.serve`. A ViT then also
       outputs the attention weights, and DETR has the input `sizes`.
-    opset: version of the operators; None for the lowest that has all of them.
+    opset: version of the operators; None for the lowest that suffices.
 
   Returns:
     One sentence for each difference from the checkpoint.

@@ -192,7 +192,7 @@ class Graph:
     Args:
       outputs: output values by name.
       metadata: entries of `metadata_props`.
-      opset: version of the operators; None for the lowest that has all of them.
+      opset: version of the operators; None for the lowest that suffices.
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights
