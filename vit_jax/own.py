@@ -173,10 +173,9 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
 def _held_out(photos: Photos) -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
-  With 1,000 photos or more, a tenth becomes the validation split. The result of
-  the run is then the step with the lowest validation loss, because accuracy is
-  often equal at many steps. With fewer photos, this loss is too noisy to choose
-  a step.
+  With 1,000 photos or more, a tenth becomes the validation split. The best step
+  then has the lowest validation loss, because accuracy is often equal at many
+  steps. With fewer photos, this loss is too noisy to choose a step.
   """
   enough = photos.count >= 1000
   return {

@@ -276,7 +276,7 @@ class Objective:
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over the examples of a batch whose `mask` is 1.
 
-    The sums have the names of `metrics`, and `examples` is the number of
+    The sums have names from `metrics`, and `examples` is the number of
     examples. An objective with `measure_rows` also returns `rows`, a dict of
     arrays BX that includes `mask`.
     """

@@ -95,9 +95,8 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them becomes `test`. Splits that
-    `split` does not need are skipped with a warning if their annotations are
-    wrong.
+    If one file holds all images, a fifth of them becomes `test`. Wrong
+    annotations of splits that `split` does not need are skipped with a warning.
 
     Args:
       root: the folder.
