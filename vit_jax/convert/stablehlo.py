@@ -55,7 +55,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     dtype: dtype of the computation, one of `DTYPES`. Parameters are float32.
 
   Returns:
-    An empty list: the directory stores everything.
+    An empty list: every setting is stored.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)

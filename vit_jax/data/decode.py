@@ -104,7 +104,7 @@ def names_and_sizes(paths: Iterable[str]) -> str:
 
 
 def state_of(path: str) -> str:
-  """Returns a text of a file's path, size and modification time."""
+  """Formats a file's path, size and modification time."""
   try:
     found = os.stat(path)
   except OSError:  # a broken link, for example: the image check reports it

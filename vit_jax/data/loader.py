@@ -79,7 +79,8 @@ def train_batches(
   Raises:
     ValueError: `balance` is set and the source does not have one class per
       image.
-    UnreadableImage: While iterating, unless the source skips unreadable images.
+    UnreadableImage: While iterating; if the source skips unreadable images,
+      after ten in a row.
   """
   # In Grain, epoch e of seed s has the same order as epoch e - 1 of seed s + 1.
   # Derived seeds avoid that.
@@ -211,7 +212,7 @@ def eval_batches(
     -1 for padding.
 
   Raises:
-    UnreadableImage: While iterating, unless the source skips unreadable images.
+    UnreadableImage: As in `train_batches`.
   """
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(

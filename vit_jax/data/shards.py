@@ -108,7 +108,7 @@ class Shards(Source):
 
     Args:
       records: the records of all shards, one shard after the other.
-      states: a text for each shard, see `_state`.
+      states: a string for each shard, see `_state`.
       counts: the number of records of each shard.
       rows: indices of the selected records in `records`.
       labels_N: the class of each record of all shards, int32 [N]; None if the
@@ -287,7 +287,7 @@ def numbered(
 
 
 def _state(fs: Any, path: str) -> str:
-  """Returns a text of a file's path, its size, and its mtime or ETag."""
+  """Formats a file's path, size, and mtime or ETag."""
   info = fs.info(path)
   time = info.get('mtime') or info.get('etag') or info.get('created')
   return f'{path}\0{info["size"]}\0{time}'

@@ -28,7 +28,7 @@ class Source(Protocol):
   def __getitem__(self, index: int) -> Record: ...
 
   def fingerprint(self) -> str | None:
-    """Returns a text that changes when the images change.
+    """Returns a string that changes when the images change.
 
     None means that the images need no check.
     """
@@ -42,10 +42,10 @@ class Source(Protocol):
     return None
 
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
-    """Returns a text for each record that changes when the record changes.
+    """Returns a string for each record, which changes when the record changes.
 
-    The image check reads the records whose text is new. None means that the
-    images need no check. By default, the text is the fingerprint and the index.
+    The image check reads records with a new string. None means that the images
+    need no check. By default, a string has the fingerprint and the index.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)
@@ -74,8 +74,7 @@ class BoxedSource(Source, Protocol):
         crowd: bool [N], true for a box around many objects of a class.
         area: float [N], in pixels.
         size: the image's (height, width).
-        masks: optional; a mask for each object, as `segments.mask` takes it,
-          or None.
+        masks: optional; for each object None or a mask, see `segments.mask`.
     """
     ...
 

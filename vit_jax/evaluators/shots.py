@@ -17,8 +17,8 @@ from vit_jax.training import features
 
 # The penalty of big_vision's protocol, also used for one shot per class.
 FIXED_L2 = 2.0**10
-# In big_vision's protocol, the value of the constant feature, and the number
-# that is added to standard deviations.
+# big_vision's value of the constant feature, and its epsilon for standard
+# deviations.
 _BIAS = 100.0
 _EPSILON = 1e-5
 

@@ -98,9 +98,9 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 
 
 def _product(axes: str, *arrays: Array) -> Array:
-  """Computes an `einsum` with the result BN.K and transposes it to B.NK.
+  """Computes an `einsum` with a result such as BNQK, transposed to BQNK.
 
-  An `einsum` with the result B.NK would swap the factors. On CPUs the swap
+  An `einsum` with the result BQNK would swap the factors. On CPUs the swap
   takes up to a tenth of a training step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)

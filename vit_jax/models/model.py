@@ -12,7 +12,7 @@ import jax.numpy as jnp
 Params = Any
 # Arrays by name; the first axis goes over examples.
 Batch = dict[str, jax.Array]
-# Scalars by name.
+# Scalars by name; `Objective.evaluate` may add `rows`.
 Metrics = dict[str, jax.Array]
 # Mesh axes that a batch is sharded over.
 BATCH_AXES = ('slice', 'data', 'fsdp')
