@@ -138,8 +138,8 @@ class Picture:
     Args:
       box: The part; None for the whole image.
       size: The (height, width) to which the caller will resize the part. A JPEG
-        may then be decoded at 1/2, 1/4 or 1/8 of its size, but a part of at
-        least `size` stays at least `size`. None for full size.
+        may then be decoded at 1/2, 1/4 or 1/8 of its size, but not to less than
+        `size`. None for full size.
       exact: False allows a faster inverse DCT, which is good enough for
         training: it changes pixels by one grey level on average.
 

@@ -280,7 +280,7 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
 
 
 def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
-  """Returns the rows of a table, and 'label' or 'labels', whichever it has."""
+  """Returns the rows of a table, and its class column: label or labels."""
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
   try:

@@ -46,9 +46,8 @@ def nfc(text: str) -> str:
 def find(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the path of a file that a table or an annotation names.
 
-  The file is also found if its name differs from `name` in surrounding blanks,
-  in backslashes for slashes, or in the Unicode form of accents. The result may
-  be a missing file.
+  `name` may have surrounding blanks, backslashes instead of slashes, or another
+  Unicode form of accents than the file. The result may be a missing file.
   """
   plain = name.strip().replace('\\', '/')
   nfd = unicodedata.normalize('NFD', plain)

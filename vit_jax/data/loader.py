@@ -126,8 +126,8 @@ def _example(
 ) -> tuple[dict[str, Any], bool]:
   """Returns a transformed example, and whether it is the record at `index`.
 
-  If the source skips unreadable images, the next readable record takes the
-  place of an unreadable one.
+  If the source skips unreadable images, the next readable record replaces an
+  unreadable record.
   """
   for tried in range(min(len(source), _MOST_SKIPPED)):
     try:

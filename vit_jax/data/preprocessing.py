@@ -87,7 +87,7 @@ class Preprocessing:
 
   @classmethod
   def of(cls, data: Mapping[str, Any]) -> Self:
-    """Reads fields from `config.data` or JSON; missing ones get defaults."""
+    """Reads fields from `config.data` or JSON; missing fields get defaults."""
     found: dict[str, Any] = {
       field.name: tuple(value) if isinstance(value, list) else value
       for field in dataclasses.fields(cls)
@@ -133,7 +133,7 @@ class Preprocessing:
       for side in sides
     )
     halves = (height - size[0]) / 2, (width - size[1]) / 2
-    # torchvision rounds to the nearest integer (a half to the even one);
+    # torchvision rounds to the nearest integer (halves to even);
     # transformers rounds down.
     rounds = round if self.resize_like == 'torchvision' else int
     return Plan(box, (height, width), (rounds(halves[0]), rounds(halves[1])))

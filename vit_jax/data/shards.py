@@ -39,7 +39,7 @@ KINDS = {
 _IMAGE = ('image', 'image/encoded')
 _LABEL = ('label', 'image/class/label')
 _FILE_NAME = ('file_name', 'image/filename')
-# Files beside the shards that list class names. TFDS writes the second one.
+# Files beside the shards that list class names. TFDS writes the second.
 _CLASSES = ('classes.txt', 'label.labels.txt')
 # This many records with large images take less than 1 GB of memory.
 _READ_TOGETHER = 512

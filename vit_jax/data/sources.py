@@ -58,8 +58,8 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `open_config` reads.
 
   Args:
-    data: the name of a dataset; or a dict with `name` and other fields, of
-      which missing ones get defaults.
+    data: the name of a dataset; or a dict with `name` and other fields. Missing
+      fields get defaults.
   """
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'dir': '', 'split_seed': 0, 'class_order': ''}

@@ -34,7 +34,7 @@ def select(
   """Returns the indices that a split string selects, int64, part by part.
 
   A split may have any of its names in `SAME`. If `test` is missing, `test`
-  selects `val`, and the other way round. This does not apply to sums, because
+  selects `val`, and vice versa. This does not apply to sums, because
   `train+val` must not train on `test`. `all` selects all splits.
 
   Args:

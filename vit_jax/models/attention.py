@@ -11,8 +11,8 @@ Long sequences are processed in chunks of queries, so that memory grows linearly
 with the number of tokens. In bfloat16 the logits are rounded to bfloat16, as in
 PyTorch's autocast; the softmax works in float32.
 
-A mask BQL is true where a query may attend to a key; its B and Q may be 1. The
-result and the gradient of a query without any such key are zero.
+A mask BQL is true where a query may attend to a key; its B and Q may be 1. For
+a query without such keys, the result and the gradient are zero.
 """
 
 import contextlib

@@ -233,7 +233,7 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
   If both models are ViTs or of the same class, keeps the previous fields that
-  `variant` does not set, except the stem, axial attention and the fields of a
+  `variant` does not set. Exceptions: the stem, axial attention and fields of a
   previous ViT-5. Otherwise keeps only dtype, scan, remat and head_bias.
 
   Args:
