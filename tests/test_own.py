@@ -90,6 +90,18 @@ def test_a_size_that_is_given_holds_in_training_too(photos, tmp_path):
   assert (made.data.image_size, made.data.train_size) == ('96', '')
 
 
+def test_a_run_from_before_train_size_keeps_one_size(photos, tmp_path):
+  path = tmp_path / 'run' / own.FILE
+  own.resolve(own.config(str(photos), '', 1), str(path.parent))
+  kept = json.loads(path.read_text())
+  del kept['data.train_size']
+  kept['data.image_size']['chosen'] = '32'
+  path.write_text(json.dumps(kept))
+  again = own.config(str(photos), '', 1)
+  own.resolve(again, str(path.parent))
+  assert (again.data.image_size, again.data.train_size) == ('32', '')
+
+
 def test_photos_that_come_more_often_are_changed_more():
   photos = own.Photos(200, (300, 400), 10, 90)
   few, many = (own._choices(photos, n, 'new') for n in (3, 300))

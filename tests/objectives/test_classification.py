@@ -386,3 +386,13 @@ def test_training_images_may_be_smaller_than_those_of_evaluation():
     plain.loss(small, {}, batch, KEY)[0],
     rtol=1e-6,
   )
+
+
+@pytest.mark.parametrize(
+  'field', ['loss.class_weights=balanced', 'data.train_size=8']
+)
+def test_an_objective_with_a_loss_of_its_own_refuses_what_it_ignores(field):
+  config = test_every.config_of('rotation')
+  config_lib.override(config, dict([field.split('=')]))
+  with pytest.raises(ValueError, match='which objective.name=rotation ignores'):
+    CheckedConfig(config)
