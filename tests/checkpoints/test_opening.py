@@ -448,3 +448,15 @@ def test_a_checkpoint_labels_images_as_it_is_preprocessed():
   assert transform.image_size == size
   assert transform.preprocessing == checkpoint.preprocessing
   assert transform.preprocessing.interpolation == 'bicubic'
+
+
+@pytest.mark.parametrize(
+  ('name', 'meant'),
+  [
+    ('vit_tiny_patch16_224', r'timm://vit_tiny_patch16_224\.TAG\?'),
+    ('google/vit-base-patch16-224', r'hf://google/vit-base-patch16-224\?'),
+  ],
+)
+def test_names_of_timm_and_transformers_lead_to_their_addresses(name, meant):
+  with pytest.raises(FileNotFoundError, match=f'Did you mean {meant}'):
+    opening.open_checkpoint(name)
