@@ -8,6 +8,7 @@ import importlib
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -218,7 +219,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   place = saving.absolute(fetch.local(path))
   if not place.exists():
     hint = ''
-    if 'patch' in path:  # names like vit_base_patch16_224
+    # Names like vit_base_patch16_224 and google/vit-base-patch16-224.
+    if re.fullmatch(r'([\w-]+/)?[\w.-]*patch\d[\w.-]*', path):
       name = f'hf://{path}' if '/' in path else f'timm://{path}.TAG'
       hint = f'Did you mean {name}? '
     raise FileNotFoundError(
