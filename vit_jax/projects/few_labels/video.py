@@ -55,7 +55,8 @@ class VideoInvariances(Exemplar):
 
   trained: ClassVar[type[VideoViT]] = VideoViT
   # Frames of videos take the place of unlabelled images.
-  unused: ClassVar[Mapping[str, Any]] = Exemplar.unused | {
+  unused: ClassVar[Mapping[str, Any]] = {
+    **Exemplar.unused,
     'objective.unlabelled': 'train',
     'objective.unlabelled_data': '',
   }
