@@ -402,3 +402,11 @@ def test_what_a_file_cannot_hold_is_said(tmp_path):
   ):
     assert re.search(words, line), line
     assert line.endswith('.')
+
+
+def test_warnings_of_a_file_are_logged(tmp_path, caplog):
+  arrays = dict(np.load(ROOT / 'tests/golden/tiny_s7.npz'))
+  arrays['head/kernel'] = np.zeros_like(arrays['head/kernel'])
+  np.savez(tmp_path / 'zero.npz', **arrays)
+  opening.open_checkpoint(str(tmp_path / 'zero.npz'))
+  assert 'the kernel of the head is all zeros' in caplog.text

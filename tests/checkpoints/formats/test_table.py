@@ -142,3 +142,14 @@ def test_patches_of_squares():
   for patches in (-4, -1, 0, 2, 48, 50):
     with pytest.raises(ValueError, match=f'x has .* for {patches} patches, wh'):
       table.square_side(patches, 'x')
+
+
+def test_all_outputs_are_compared_in_order():
+  outputs = {
+    'boxes': np.full((2, 4), 3.0),
+    'pre_logits': np.full((2, 5), 2.0),
+    'logits': np.full((2, 3), 1.0),
+    'unknown': np.zeros((2, 7)),
+  }
+  found = table.compared(outputs)
+  np.testing.assert_array_equal(found, [[1.0] * 3 + [2.0] * 5 + [3.0] * 4] * 2)

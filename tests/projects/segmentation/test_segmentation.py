@@ -24,7 +24,7 @@ from vit_jax.evaluators import pretrained
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives.objective import Facts
-from vit_jax.projects.segmentation import data, painting
+from vit_jax.projects.segmentation import data, objective, painting
 from vit_jax.projects.segmentation.evaluator import (
   SegmentationEvaluator,
   measures,
@@ -426,3 +426,12 @@ def test_classes_of_whole_images_are_refused(tmp_path):
       ask([image])
   with pytest.raises(ValueError, match='predicts masks, which the page'):
     board.write_model(made, tmp_path, 'it', 'float32')
+
+
+def test_ignored_pixels_have_no_loss_and_no_gradient():
+  classes_BHW = jnp.array([[[1, 255]]])
+  logits_BHWC = jnp.array([[[[0.0, 1.0], [2.0, 0.0]]]])
+  nats_BHW = objective.nats(logits_BHWC, classes_BHW)
+  np.testing.assert_allclose(nats_BHW, [[[np.log1p(np.exp(-1.0)), 0]]], 1e-6)
+  slope = jax.grad(lambda x: objective.nats(x, classes_BHW).sum())(logits_BHWC)
+  np.testing.assert_array_equal(slope[0, 0, 1], 0)
