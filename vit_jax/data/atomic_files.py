@@ -1,8 +1,7 @@
 """Write files and folders atomically.
 
 A file or folder is written to a hidden temporary path beside the target and
-renamed at the end. If an error is raised, the temporary path is removed. A
-killed process leaves only the temporary path behind.
+renamed at the end. A killed process leaves only the temporary path behind.
 """
 
 import contextlib
@@ -35,10 +34,7 @@ def cache_folder() -> pathlib.Path:
 def new_file(target: str) -> Iterator[pathlib.Path]:
   """Yields a temporary path, and renames it to `target` at the end.
 
-  Raises:
-    FileExistsError: if `target` exists.
-    FileNotFoundError: if its folder does not exist.
-    PermissionError: if its folder is not writable.
+  Raises the errors of `refuse_existing`.
   """
   refuse_existing(target)
   with _beside(pathlib.Path(target)) as partial:
@@ -70,7 +66,7 @@ def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def refuse_existing(target: str) -> None:
-  """Raises the errors of `new_file`, before any work is done."""
+  """Raises an OSError if `new_file` could not write `target`."""
   path = pathlib.Path(target)
   if os.path.lexists(path):
     raise FileExistsError(

@@ -33,13 +33,7 @@ _LISTED = 20
 
 @dataclasses.dataclass(frozen=True)
 class BadImage:
-  """An unreadable image.
-
-  Attributes:
-    index: position in the source.
-    name: the record's name, such as the path of the file.
-    reason: why the image cannot be read.
-  """
+  """An unreadable image: its index and name in the source, and the reason."""
 
   index: int
   name: str
@@ -47,10 +41,7 @@ class BadImage:
 
 
 def open_checked(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, and checks its images; see `checked`.
-
-  Raises the errors of `sources.open_config` and of `checked`.
-  """
+  """Opens a split of `config.data`, and checks its images; see `checked`."""
   return checked(sources.open_config(data, split), data.on_bad_image)
 
 
@@ -62,15 +53,10 @@ def checked(source: Source, on_bad_image: str) -> Source:
   unreadable later. Sources of decoded pixels need no check and are returned
   unchanged.
 
-  Args:
-    source: the source to check.
-    on_bad_image: 'error' to raise an error if an image is unreadable; 'skip' to
-      leave unreadable images out.
-
   Raises:
     ValueError: an image is unreadable and `on_bad_image` is 'error'; all images
       are unreadable; the processes see different data; or `on_bad_image` is
-      invalid.
+      neither 'error' nor 'skip'.
   """
   if on_bad_image not in ('error', 'skip'):
     raise ValueError(

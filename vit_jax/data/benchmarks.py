@@ -12,17 +12,13 @@ class Benchmark:
   Attributes:
     name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
     title: the name in the paper's tables.
-    num_classes: number of classes.
     tune_train: split on which tuning trains with each learning rate.
     tune_val: split on which tuning compares the learning rates.
     examples: sizes of `train`, `test`, `tune_train` and `tune_val`.
     steps: number of fine-tuning steps (table 4).
     train: training split of the final run.
-    test: split whose accuracy is reported.
     learning_rates: learning rates to try (table 4).
-    group: VTAB's 'natural', 'specialised' or 'structured'; empty for datasets
-      outside VTAB.
-    flip: whether training images are mirrored at random.
+    group: VTAB's 'natural', 'specialised' or 'structured', or empty.
     crop: crop of training images: 'inception', 'resize' (BiT's) or 'none'.
   """
 

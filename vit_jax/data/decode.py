@@ -115,11 +115,8 @@ def state_of(path: str) -> str:
 class Picture:
   """An image of known size; `read` returns its pixels or a part of them.
 
-  This class holds decoded pixels; `_JpegPicture` decodes in `read`.
-
-  Attributes:
-    height: Rows of the upright image.
-    width: Columns of the upright image.
+  This class holds decoded pixels; `_JpegPicture` decodes in `read`. The size
+  `height`, `width` is that of the upright image.
   """
 
   def __init__(self, image: np.ndarray):
@@ -203,15 +200,13 @@ def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
 
 
 class JpegHeader(NamedTuple):
-  """Facts from the header of a JPEG, the segments before the pixels.
+  """Facts from the header of a JPEG; its size is the stored size, in pixels.
 
   A crop needs no row below its bottom. The decoder stops there if a smaller
   height is written into the header. This saves 15 % of the time for a training
   crop of a 500 x 375 image.
 
   Attributes:
-    height: number of rows as stored, before rotation.
-    width: number of columns as stored, before rotation.
     height_at: position of the height in the file, in bytes; 0 if the decoder
       cannot stop early. It can in a sequential JPEG of one scan without restart
       markers; a missing marker would look like damage.
@@ -307,9 +302,6 @@ class _JpegPicture(Picture):
     """Decodes rows from the top to at least `bottom`, at 1/factor of the size.
 
     Returns None if libjpeg reports a fault that may be harmless.
-
-    Raises:
-      UnreadableImage: The file is truncated.
     """
     data: bytes | bytearray = self._data
     rows = self._header.height
@@ -380,8 +372,7 @@ def pillow_formats() -> tuple[str, ...]:
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
   """Opens a file in one of the formats, or in any format if the list is empty.
 
-  Pillow refuses a PNG whose text is damaged or longer than 1 MiB. This function
-  then opens the PNG without its text.
+  Opens a PNG without its text if Pillow refuses damaged or very long text.
   """
   known = [x for x in pillow_formats() if not formats or x in formats]
   try:

@@ -15,12 +15,9 @@ def normalize(
   mean: Sequence[float] = MEAN,
   std: Sequence[float] = STD,
 ) -> jax.Array:
-  """Normalises images with values 0..255; returns float32 [B, H, W, C].
+  """Normalises images of any dtype with values 0..255; returns float32.
 
-  Args:
-    images_BHWC: images of any dtype with values from 0 to 255.
-    mean: mean of each channel, for pixels scaled to [0, 1].
-    std: standard deviation of each channel, for pixels scaled to [0, 1].
+  `mean` and `std` are per channel, for pixels scaled to [0, 1].
   """
   mean_111C, std_111C = (
     np.float32(255 * np.array(x)).reshape(1, 1, 1, -1) for x in (mean, std)
@@ -44,12 +41,7 @@ def random_erasing(
   The area of the rectangle is uniform between 2 % and a third of the image's
   area. Its aspect ratio is log-uniform between 0.3 and 1/0.3. The first of ten
   draws that fits into the image is used. The noise is standard normal, as in
-  DeiT.
-
-  Args:
-    key: random key.
-    images_BHWC: normalised images, float32.
-    probability: probability that an image gets a rectangle.
+  DeiT. Images are normalised, float32.
   """
   B, H, W, _ = images_BHWC.shape
   keys = jax.random.split(key, 6)

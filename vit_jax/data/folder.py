@@ -177,11 +177,7 @@ def _warn_of_few(
 
 
 class Files(Source):
-  """A source of image files, without labels.
-
-  Attributes:
-    paths: paths of the files.
-  """
+  """A source of image files, without labels."""
 
   def __init__(
     self,
@@ -200,7 +196,6 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def identity(self) -> str:
-    """Returns a hash of the files' folders, names and sizes, in order."""
     return decode.names_and_sizes(self.paths)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
@@ -216,7 +211,6 @@ class LabelledFiles(Files):
     return super().__getitem__(index) | {'label': self._labels[index]}
 
   def labels(self) -> np.ndarray:
-    """Returns the classes of all images, int32 [N]."""
     return np.array(self._labels, np.int32)
 
 
@@ -348,10 +342,7 @@ def _paths_of(path: pathlib.Path, rows: list[Row]) -> list[str]:
 def _members_of(
   path: pathlib.Path, rows: list[Row], labels: list[int], split_seed: int
 ) -> dict[str, list[int]]:
-  """Returns the row indices of each split.
-
-  Without a column `split`, `train` gets 80 % and `test` 20 % of each label.
-  """
+  """Returns the row indices of each split."""
   if 'split' not in rows[0]:
     return splits.stratified_fifth(labels, split_seed)
   members: dict[str, list[int]] = {}

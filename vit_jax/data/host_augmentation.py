@@ -40,17 +40,11 @@ def _rotated(image: Image.Image, degrees: float) -> Image.Image:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An operation on an image.
-
-  Attributes:
-    apply: takes an image and a value, and returns the changed image.
-    end: the value at magnitude 10; 0 if the operation ignores the value.
-    signed: whether the value is negative with probability one half.
-  """
+  """An operation on an image."""
 
   apply: Callable[[Image.Image, float], Image.Image]
-  end: float = 0.0
-  signed: bool = True
+  end: float = 0.0  # the value at magnitude 10; 0 if the value is ignored
+  signed: bool = True  # whether the value is negative in half of the cases
 
   def __call__(
     self, image: Image.Image, magnitude: float, rng: np.random.Generator

@@ -94,20 +94,14 @@ class HubSource(Source):
     return {'image': data, 'label': int(self._labels_N[index]), 'name': name}
 
   def labels(self) -> np.ndarray:
-    """Returns the classes of all records, int32 [N]."""
     return self._labels_N
 
   def fingerprint(self) -> str:
-    """Returns the library's hash of the data, with the split and its seed."""
     return self._fingerprint
 
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
-  """Returns the names of the image column and of the class column.
-
-  Raises:
-    ValueError: The dataset does not have exactly one column of each kind.
-  """
+  """Returns the names of the image column and of the class column."""
   images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
   # Parquet files from other tools do not mark image columns.
   images = images or [k for k in features if k in ('image', 'img', 'jpg')]

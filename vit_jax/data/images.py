@@ -111,12 +111,8 @@ class Images:
 def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
   """Parses an image size such as '224' or '384x512' to (height, width).
 
-  Args:
-    text: the image size.
-    what: the name of the config field or flag in the error message.
-
   Raises:
-    ValueError: if the text has another form.
+    ValueError: if the text has another form; the message names `what`.
   """
   match = re.fullmatch(r'([1-9][0-9]*)(?:x([1-9][0-9]*))?', str(text))
   if not match:

@@ -48,7 +48,11 @@ def train_batches(
   """Returns endless training batches, shuffled anew in every epoch.
 
   A batch may contain examples of two or more epochs, so no example is dropped,
-  and a batch may be larger than the dataset.
+  and a batch may be larger than the dataset. Its arrays have a leading axis of
+  b = batch_size // process_count. The global batch is the concatenation of the
+  processes' batches, in their order.
+
+  Close the iterator to stop its threads and workers.
 
   Args:
     source: The examples.
@@ -60,8 +64,7 @@ def train_batches(
       multiple of `process_count`.
     seed: Determines the order and the random numbers of the transform.
     start_step: The step of the first batch.
-    process_index: The index of this process. The global batch is the
-      concatenation of the processes' local batches, in their order.
+    process_index: The index of this process.
     process_count: How many processes share each batch.
     workers: Number of worker processes. 0 uses threads, which are fast enough
       on up to about a dozen cores. A script with workers needs an
@@ -71,10 +74,6 @@ def train_batches(
     balance: 0 draws every example once per epoch; 1 draws all classes equally
       often. An example whose class has n examples is drawn with a frequency
       proportional to n^-balance.
-
-  Returns:
-    An iterator of batches. Their arrays have a leading axis of b = batch_size
-    // process_count. Close the iterator to stop its threads and workers.
 
   Raises:
     ValueError: `balance` is set and the source does not have one class per
@@ -203,16 +202,10 @@ def eval_batches(
   """Yields every example exactly once over all processes, in order.
 
   All processes yield the same number of full batches, padded with examples of
-  mask 0. A skipped image counts as padding. The arguments mean the same as in
-  `train_batches`, except that the transform takes only a record.
-
-  Returns:
-    An iterator of batches as in `train_batches`, with two more arrays: 'mask',
-    float32 [b] of 1 and 0; and 'index', int32 [b], the position in `source`, or
-    -1 for padding.
-
-  Raises:
-    UnreadableImage: As in `train_batches`.
+  mask 0. A skipped image counts as padding. Arguments and errors are those of
+  `train_batches`, but the transform takes only a record. Batches have two more
+  arrays: 'mask', float32 [b] of 1 and 0; and 'index', int32 [b], the position
+  in `source`, or -1 for padding.
   """
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(

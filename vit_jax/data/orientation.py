@@ -60,7 +60,6 @@ def upright(
     box: the part of the upright image at full size. It is rounded outwards if
       `factor` does not divide it.
     size: (height, width) of the whole upright image at full size.
-    factor: 1, 2, 4 or 8.
   """
   top, left, height, width = stored(box, size, turn)
   image = image[
@@ -147,10 +146,9 @@ def scale_factor(box: Box, size: tuple[int, int]) -> int:
 def fitted_size(
   size: tuple[int, int], most: tuple[int, int], short: int = 0
 ) -> tuple[int, int]:
-  """Returns the (height, width) to which DETR resizes an image.
+  """Returns the (height, width) to which DETR resizes an image of `size`.
 
   Args:
-    size: (height, width) of the image.
     most: (height, width) of the array that must hold the resized image.
     short: wanted length of the shorter side in pixels; the result is smaller if
       the longer side would not fit. 0 for the largest size that fits.

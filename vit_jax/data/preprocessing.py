@@ -35,17 +35,11 @@ _Size = tuple[int, int]
 
 
 class Plan(NamedTuple):
-  """The resizing and cropping of one image.
+  """The resizing and cropping of one image."""
 
-  Attributes:
-    box: the part of the image to resize.
-    part: the (height, width) to which `box` is resized.
-    cut: the (top, left) corner of the crop in the resized part.
-  """
-
-  box: Box
-  part: _Size
-  cut: _Size
+  box: Box  # the part of the image to resize
+  part: _Size  # the (height, width) to which `box` is resized
+  cut: _Size  # the (top, left) corner of the crop in the resized part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +138,9 @@ class Preprocessing:
     return (self.resize_like, self.interpolation) == ('vit_jax', 'bilinear')
 
   def resize(self, image: np.ndarray, plan: Plan, size: _Size) -> np.ndarray:
-    """Resizes and crops decoded pixels to uint8 [*size, 3].
+    """Resizes and crops the pixels of `plan.box` to uint8 [*size, 3].
 
-    Args:
-      image: the pixels of `plan.box`, uint8 [H, W, 3], decoded at full or
-        reduced size.
-      plan: the plan for this image.
-      size: (height, width) of the result.
+    `image` is uint8 [H, W, 3], decoded at full or reduced size.
     """
     (top, left), (height, width) = plan.cut, plan.part
     filter_ = Image.Resampling[self.interpolation.upper()]

@@ -111,8 +111,7 @@ class Shards(Source):
       states: a string for each shard, see `_state`.
       counts: the number of records of each shard.
       rows: indices of the selected records in `records`.
-      labels_N: the class of each record of all shards, int32 [N]; None if the
-        records have no labels.
+      labels_N: the classes of all `records`, int32 [N], if they have classes.
       class_names: a name for each class.
     """
     self._records, self._states, self._rows = records, states, rows
@@ -150,7 +149,6 @@ class Shards(Source):
     return {'image': image, 'name': name}
 
   def identity(self) -> str:
-    """Returns a hash of the files' names and sizes and of the selected rows."""
     parts = (state.split('\0') for state in self._states)
     texts = (f'{posixpath.basename(x[0])} {x[1]}' for x in parts)
     digest = hashlib.sha256('\n'.join(texts).encode(errors='surrogateescape'))
@@ -169,7 +167,6 @@ class LabelledShards(Shards):
     return super().__getitem__(index) | {'label': int(self.labels()[index])}
 
   def labels(self) -> np.ndarray:
-    """Returns the classes of all records, int32 [N]."""
     assert self._labels is not None
     return self._labels
 
@@ -195,14 +192,11 @@ class _TfRecords(Sequence[bytes]):
 
 
 def find(name: str) -> tuple[Any, dict[str, list[str]]]:
-  """Finds the shards of a dataset.
+  """Returns a dataset's file system, and the sorted paths of each split.
 
   The first word of a file's name that is in `splits.NAMES` is its split. If no
-  file has such a word, all are `train`.
-
-  Returns:
-    The file system, and the sorted paths of each split. Paths outside the local
-    disk start with their protocol, such as gs://.
+  file has such a word, all are `train`. Paths outside the local disk start with
+  their protocol, such as gs://.
 
   Raises:
     FileNotFoundError: No file matches.
@@ -265,17 +259,11 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
 def numbered(
   values: Sequence[Any], names: Sequence[str] = ()
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Numbers the classes of records.
+  """Numbers the classes of records; returns labels, int32 [N], and class names.
 
-  Args:
-    values: the class of each record: its number, its name, or None if it is
-      missing.
-    names: the names of all classes, in order. If empty, the classes are the
-      sorted distinct values.
-
-  Returns:
-    Labels, int32 [N], and class names. The label of a value that is None or not
-    among the classes is -1.
+  A value is the number or the name of a class. The label of a value that is
+  None or not among the classes is -1. `names` are all classes in order; without
+  them, the classes are the sorted distinct values.
   """
   known: Sequence[Any] = sorted({*values} - {None})
   if names:
@@ -298,11 +286,8 @@ def _index(
 ) -> tuple[np.ndarray, list[Any], np.ndarray]:
   """Indexes all shards, or reads their index from the cache.
 
-  Returns:
-    counts: the number of records of each shard, int64.
-    labels: the class of each record: a number, a name or None.
-    places: the start and end of each record in its file, in bytes, int64
-      [N, 2]; 0 in ArrayRecord files.
+  Returns the number of records of each shard; the number or name of each
+  record's class, or None; and its start and end in bytes, int64 [N, 2].
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
@@ -335,11 +320,7 @@ def _index(
 
 
 def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
-  """Returns (start, end, class) of each record of a shard; see `_index`.
-
-  Raises:
-    ValueError: The shard is damaged.
-  """
+  """Returns (start, end, class) of each record of a shard; see `_index`."""
   records = _array_records(path) if kind == 'arrayrecord' else _walk(fs, path)
   rows: list[tuple[int, int, Any]] = []
   try:
@@ -372,11 +353,7 @@ def _walk(fs: Any, path: str) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _next(file: Any, path: str) -> bytes | None:
-  """Reads the next record of a TFRecord file; returns None at its end.
-
-  Raises:
-    UnreadableImage: The record is damaged.
-  """
+  """Reads the next record of a TFRecord file; returns None at its end."""
   if not (head := file.read(12)):
     return None
   length = int.from_bytes(head[:8], 'little')
@@ -411,10 +388,7 @@ def _parse(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the first value of the first non-empty field in `names`.
-
-  Returns None if these fields are empty or missing.
-  """
+  """Returns the first value of the first field that is not empty, or None."""
   for name in names:
     if name in fields and (kind := fields[name].WhichOneof('kind')):
       if values := getattr(fields[name], kind).value:

@@ -65,16 +65,14 @@ class BoxedSource(Source, Protocol):
   """A source whose records have objects, each with a class and a box."""
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns the objects of an image, without decoding the image.
+    """Returns the objects of an image as a dict, without decoding the image.
 
-    Returns:
-      A dict of
-        boxes: float32 [N, 4], (x0, y0, x1, y1) in pixels.
-        labels: the classes, int32 [N].
-        crowd: bool [N], true for a box around many objects of a class.
-        area: float [N], in pixels.
-        size: the image's (height, width).
-        masks: optional; for each object None or a mask, see `segments.mask`.
+    boxes: float32 [N, 4], (x0, y0, x1, y1) in pixels.
+    labels: the classes, int32 [N].
+    crowd: bool [N], true for a box around many objects of a class.
+    area: float [N], in pixels.
+    size: the image's (height, width).
+    masks: optional; for each object None or a mask, see `segments.mask`.
     """
     ...
 
@@ -84,7 +82,6 @@ class Label:
   """The rule that computes the class of a TFDS record.
 
   Attributes:
-    class_names: a name for each class.
     fields: the fields that the rule needs. For a field that is a list of
       objects, the value names the inner fields; () means all of them.
     classify: a picklable function from these fields to the class.

@@ -57,9 +57,7 @@ def labelled(source: Source, name: str) -> LabelledSource:
 def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `open_config` reads.
 
-  Args:
-    data: the name of a dataset; or a dict with `name` and other fields. Missing
-      fields get defaults.
+  `data` is the name of a dataset, or a dict with `name` and some of the fields.
   """
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'dir': '', 'split_seed': 0, 'class_order': ''}
@@ -69,11 +67,8 @@ def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
 def open_config(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`; sorts classes by `data.class_order`.
 
-  Raises:
-    ValueError: `data.class_order` is unknown, or it is set and class names are
-      not numbers.
-
-  Also raises the errors of `open_source`.
+  Raises the errors of `open_source`, and ValueError if `data.class_order` is
+  unknown, or is set although class names are not numbers.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed

@@ -35,12 +35,8 @@ def select(
 
   A split may have any of its names in `SAME`. If `test` is missing, `test`
   selects `val`, and vice versa. This does not apply to sums, because
-  `train+val` must not train on `test`. `all` selects all splits.
-
-  Args:
-    split: the split string.
-    splits: the indices of each split's examples, in the order to slice.
-    owner: the name of the dataset in error messages.
+  `train+val` must not train on `test`. `all` selects all splits. `splits` has
+  the indices of each split's examples, and `owner` is the dataset in messages.
 
   Raises:
     ValueError: The syntax is wrong, a split does not exist, a bound exceeds the
@@ -60,10 +56,7 @@ def select(
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:
-  """Returns the names of the splits from which `select` takes examples.
-
-  Raises the errors of `select` for the syntax and for missing splits.
-  """
+  """Returns the names of the splits from which `select` takes examples."""
   return {name for name, _ in _parts(split, dict.fromkeys(names), owner)}
 
 
@@ -149,12 +142,11 @@ def select_rows(
   """Returns the row indices that a split string selects, int64; see `select`.
 
   Each split is shuffled before it is sliced, because many datasets are sorted
-  by class.
+  by class. If `train` is the only split, a fifth of each class becomes `test`.
 
   Args:
     split: the split string.
-    sizes: the number of rows of each split. The splits follow each other in the
-      table. If `train` is the only split, a fifth of each class becomes `test`.
+    sizes: the number of rows of each split; the splits follow each other.
     labels: the class of each row.
     owner: the name of the dataset in error messages.
     seed: seed of the shuffling and of the generated `test` split.

@@ -26,13 +26,9 @@ _READ_TOGETHER = 512
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
-  """Returns the rule that turns the values of a field into classes.
+  """Returns the rule that turns a field of integers below `values` to classes.
 
-  Args:
-    field: a field of integers from 0 to values - 1.
-    values: the number of different values.
-    names: a name for each class. If there are fewer names than values, adjacent
-      values share a class.
+  If there are fewer class names than values, adjacent values share a class.
   """
   classify = functools.partial(_class_of, field, values, len(names))
   return Label(names, {field: ()}, classify)
@@ -70,8 +66,7 @@ class TfdsSource(Source):
       label: the rule that computes the class of a record.
       title: the first part of the records' names.
       image: the field of the image.
-      scale: a factor for pixel values. With 1, images stay encoded; otherwise
-        they are decoded and multiplied.
+      scale: a factor for pixel values; images stay encoded if it is 1.
 
     Raises:
       ValueError: The split is missing, invalid or empty.
@@ -110,10 +105,7 @@ class TfdsSource(Source):
     return len(self._records)
 
   def fingerprint(self) -> str:
-    """Returns the dataset's folder (with its version) and size, and the split.
-
-    This suffices because TFDS never changes the files that it has written.
-    """
+    # This suffices because TFDS never changes the files that it has written.
     return self._fingerprint
 
   def __getitem__(self, index: int) -> dict[str, Any]:
@@ -129,7 +121,6 @@ class TfdsSource(Source):
     return {'image': image, 'label': self._label.classify(record), 'name': name}
 
   def labels(self) -> np.ndarray:
-    """Reads all records and returns their classes, int32 [N]."""
     labels = np.empty(len(self), np.int32)
     with cores.progress('Reading labels', len(self), 'records') as bar:
       for start in range(0, len(self), _READ_TOGETHER):

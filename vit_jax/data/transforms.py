@@ -139,9 +139,7 @@ class PerStep:
 class EvalTransform:
   """Resizes an image, and crops its centre if `preprocessing` asks for it.
 
-  Attributes:
-    image_size: (height, width) of the output.
-    preprocessing: how images are resized to `image_size`.
+  `image_size` is the (height, width) of the output.
 
   Raises:
     ValueError: The crop does not fit into the resized image.
@@ -185,15 +183,10 @@ class WrongLabels:
 
   The record's name seeds the choice, so it is the same in every epoch. All
   wrong classes are equally likely.
-
-  Attributes:
-    transform: the transform of the images.
-    share: the fraction of wrong labels, from 0 to 1.
-    classes: number of classes.
   """
 
   transform: TrainTransform
-  share: float
+  share: float  # of wrong labels, from 0 to 1
   classes: int
 
   def __call__(

@@ -39,7 +39,6 @@ class Task:
     title: the name in table 9 of the ViT paper.
     group: 'natural', 'specialised' or 'structured'.
     tfds: the name of the TFDS dataset.
-    num_classes: number of classes.
     test_examples: size of the test split.
     label: the TFDS field that holds the class, or a rule that computes it.
     values: number of values of the field if adjacent values share a class;
@@ -184,10 +183,7 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
   """Returns the TFDS split string for one of `SPLITS`.
 
-  Args:
-    task: the task.
-    split: one of `SPLITS`.
-    sizes: the splits of the TFDS dataset; values have `num_examples`.
+  `sizes` are the splits of the TFDS dataset; values have `num_examples`.
   """
   val, test = (
     sizes[name].num_examples * percent // 100 if name in sizes else 0

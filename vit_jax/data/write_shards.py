@@ -19,22 +19,11 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
   `arrayrecord:TARGET` reads the same images and classes as `name`. The order is
   also the same if `split_seed` is 0. If `train` is the only split in the
-  folder, `arrayrecord:` takes a fifth of its images as `test`.
+  folder, `arrayrecord:` takes a fifth of its images as `test`. The folder
+  appears when everything is written. Returns the number of images by split.
 
-  Args:
-    name: `data.name` of a config.
-    target: the folder; it appears when everything is written.
-    split_names: the splits to write.
-
-  Returns:
-    The number of images of each split.
-
-  Raises:
-    FileExistsError: `target` exists.
-    ValueError: A split is missing or sliced, or images have objects or several
-      classes.
-
-  Also raises the errors of `sources.open_source` and `atomic_files.new_file`.
+  Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
+  ValueError if a split is sliced, or images have objects or several classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():

@@ -71,8 +71,7 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 def check(config: ConfigDict) -> None:
   """Checks all entries before any data are opened.
 
-  Raises:
-    FileNotFoundError: if a file that an evaluator needs is missing.
+  Also raises FileNotFoundError if a file that an evaluator needs is missing.
   """
   for name, entry in entries(config).items():
     EVALUATORS.load(entry.type).check(name, entry)
@@ -85,11 +84,7 @@ def splits(config: ConfigDict) -> list[str]:
 
 
 def shown(config: ConfigDict) -> dict[str, Best]:
-  """Selects from `metrics`: `best_metric` and each evaluator's first metric.
-
-  Raises:
-    ValueError: if no evaluator measures `best_metric`.
-  """
+  """Selects from `metrics`: `best_metric` and each evaluator's first metric."""
   known = metrics(config)
   if config.best_metric not in known:
     raise ValueError(

@@ -15,15 +15,12 @@ BATCH_PER_DEVICE = 64
 
 
 class Measures(NamedTuple):
-  """Measures of a classifier's predictions.
+  """Measures of a classifier's predictions; accuracies are from 0 to 1.
 
   Attributes:
-    accuracy: top-1 accuracy, from 0 to 1.
-    top5: top-5 accuracy.
     balanced: mean accuracy per class, over the classes that have images.
     confusion_CC: number of images by true class (row) and predicted class
       (column), int64.
-    class_names: C names.
   """
 
   accuracy: float
@@ -34,16 +31,10 @@ class Measures(NamedTuple):
 
 
 class SeveralMeasures(NamedTuple):
-  """Measures of a classifier whose images may have several classes.
-
-  Attributes:
-    class_names: C names.
-    images: number of images that were measured.
-    measures: metrics per class and overall.
-  """
+  """Measures of a classifier whose images may have several classes."""
 
   class_names: tuple[str, ...]
-  images: int
+  images: int  # number of images that were measured
   measures: several_labels.Measures
 
 

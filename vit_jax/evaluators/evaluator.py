@@ -67,21 +67,13 @@ class Evaluator(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """The parts of a run that evaluators are built from.
-
-  Attributes:
-    config: the run's config.
-    objective: the run's objective.
-    fixed: frozen parameters, see `Objective.fixed`.
-    mesh: the mesh of the parameters.
-    facts: facts of the training data.
-  """
+  """The parts of a run that evaluators are built from."""
 
   config: ConfigDict
   objective: Objective
-  fixed: Params
+  fixed: Params  # frozen parameters, see `Objective.fixed`
   mesh: jax.sharding.Mesh
-  facts: Facts
+  facts: Facts  # of the training data
 
   @property
   def image_size(self) -> tuple[int, int]:
@@ -108,9 +100,8 @@ class Parts:
 
     Raises:
       ValueError: if its classes differ from the classes of the training split,
-        or it has classes of objects and the objective learns one class per
-        image. Also if `data.split` is a sum and the split is missing:
-        `splits.select` could substitute a split of the sum.
+        it has classes of objects and the objective learns one class per image,
+        or `data.split` is a sum and the split is missing.
     """
     data = self.config.data
     if '+' in data.split:

@@ -56,8 +56,10 @@ def fewshot(
     l2: 'choose' or 'fixed', see `Shots`.
     probe: whether to also fit a logistic regression to all training examples.
     knn: whether to also measure k-NN on all training examples.
-    **options: `train_split`, `test_split`, `image_size` and `batch_size`, see
-      `_FrozenModel`.
+    **options: `train_split` and `test_split`, by default `train` and `test` or
+      the splits that a benchmark such as `vtab/dtd` defines; `image_size`, an
+      (H, W) to which position embeddings are interpolated, by default the
+      checkpoint's; `batch_size`, by default 64 per device.
 
   Raises:
     OSError: if the checkpoint or data are missing.
@@ -100,10 +102,7 @@ def probe_layers(
   """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
   Several processes must call it together. `fewshot` documents the arguments and
-  errors.
-
-  Returns:
-    Results by name of the layer, from the first layer to `pre_logits`.
+  errors. Returns results by name of the layer, from the first to `pre_logits`.
   """
   frozen = _FrozenModel(checkpoint, data, **options)
   model = frozen.checkpoint.model
@@ -144,23 +143,7 @@ class _FrozenModel:
     image_size: tuple[int, int] | None = None,
     batch_size: int | None = None,
   ):
-    """Opens the checkpoint and the splits, and checks their images.
-
-    Args:
-      checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
-      data: see `sources.data_config`.
-      train_split: training split; by default `train`, or the split that a
-        benchmark such as `vtab/dtd` defines.
-      test_split: test split; by default `test`, or the split that a benchmark
-        defines.
-      image_size: (H, W), by default the checkpoint's. For another size,
-        position embeddings are interpolated.
-      batch_size: global batch size; by default 64 per device.
-
-    Raises:
-      OSError: if the checkpoint or data are missing.
-      ValueError: if an argument is invalid.
-    """
+    """Opens the checkpoint and the splits; see `fewshot`."""
     self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
     count = self._mesh.size
     self._batch_size = batch_size or BATCH_PER_DEVICE * count
@@ -187,15 +170,7 @@ class _FrozenModel:
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
   ) -> list[np.ndarray]:
-    """Returns the features of two sources (ND, MD), and logs the time.
-
-    Args:
-      function: see `features.Extractor`.
-      parts: training and test images.
-
-    Raises:
-      ValueError: if features are not finite.
-    """
+    """Returns the features of training and test images, ND and MD."""
     extractor = features_lib.Extractor(
       function,
       self.checkpoint.images,
@@ -283,17 +258,7 @@ class FewShotEvaluator(Evaluator):
     seeds: int,
     l2: str,
   ):
-    """Draws the shots from `train`.
-
-    Args:
-      name: prefix of the metrics.
-      extract: function that maps (params, source) to a feature row per image.
-      train: training split; only images of the shots are read.
-      test: test split; all images are read.
-      shots: see `Shots`.
-      seeds: see `Shots`.
-      l2: see `Shots`.
-    """
+    """Draws the shots from `train`; `extract` maps (params, source) to ND."""
     self.name = name
     self._extract = extract
     labels = train.labels(), test.labels()
@@ -306,13 +271,11 @@ class FewShotEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns the accuracy for each number of shots."""
     del objective
     return {f'{k}shot_accuracy': 'highest' for k in entry.shots}
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator; its data may differ from the training data."""
     return cls(
       name,
       parts.extractor(
@@ -325,7 +288,6 @@ class FewShotEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns the mean accuracy over draws as `NAME/5shot_accuracy`."""
     extracted = (self._extract(params, source) for source in self._sources)
     results = self._shots.evaluate(*extracted)
     return {
@@ -351,7 +313,6 @@ class KNNEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator; its data may differ from the training data."""
     function = features_lib.layer(parts.objective.model, entry.layer)
     extractor = features_lib.Extractor(function, parts.images, **parts.batches)
     train, test = _splits_of(parts, entry)
@@ -359,7 +320,6 @@ class KNNEvaluator(Evaluator):
     return cls(name, extractor, train, test, parts.mesh, entry.k)
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns the accuracy as `NAME/accuracy`."""
     test_MD = self.extractor(params, self.test, f'{self.name}, test')
     is_read_M = features_lib.is_read(test_MD)
     labels_N = self.train.labels()

@@ -33,19 +33,12 @@ class ProbeResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """Results of one checkpoint.
+  """Results of one checkpoint."""
 
-  Attributes:
-    label: text for legends.
-    results: accuracy of each draw.
-    probe: linear probe on all training examples, or None.
-    knn: accuracy of k-NN on all training examples, or None.
-  """
-
-  label: str
+  label: str  # text for legends
   results: Sequence[Result]
   probe: ProbeResult | None = None
-  knn: float | None = None
+  knn: float | None = None  # accuracy with all training examples
 
   def by_shots(self) -> dict[int, list[Result]]:
     """Groups the results by their number of shots, in ascending order."""

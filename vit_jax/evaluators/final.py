@@ -32,13 +32,8 @@ _TRY = (
 def report(config: ConfigDict, workdir: str) -> str:
   """Measures a finished run on its test split and writes WORKDIR/report.txt.
 
-  Args:
-    config: the run's config.
-    workdir: the run's workdir.
-
-  Returns:
-    The text of the report; '' if the objective does not classify images, or if
-    there are no test labels or more than 1,000 classes.
+  Returns the text of the report; '' if the objective does not classify images,
+  or if there are no test labels or more than 1,000 classes.
   """
   split = _test_split(config)
   if not split or 'accuracy' not in objective_type(config).metrics:
@@ -80,14 +75,8 @@ def baselines(
   classifier: ridge regression on 16x16 pixels and colour histograms, with the
   penalty that has the best leave-one-out accuracy.
 
-  Args:
-    data: a `config.data`.
-    split: the split for training.
-    test_split: the split for measuring.
-
-  Returns:
-    Accuracies by name of the baseline; {} if the data lack labels or have more
-    than 100,000 training images.
+  Returns accuracies by name of the baseline; {} if the data lack labels or have
+  more than 100,000 training images.
   """
   train, test = (
     bad_images.open_checked(data, name) for name in (split, test_split)

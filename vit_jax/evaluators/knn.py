@@ -40,16 +40,8 @@ def accuracy(
 
   All processes must call it with the same arrays. The test images are sharded
   over the mesh's batch axes and compared with one block of training images at a
-  time. So all devices together hold about M (D + 2 k + R) numbers.
-
-  Args:
-    blocks: the training images, at least `k` in total.
-    test_MD: features of the test images.
-    labels_M: classes of the test images.
-    num_classes: C.
-    mesh: the device mesh.
-    k: number of neighbours.
-    temperature: T.
+  time. So all devices together hold about M (D + 2 k + R) numbers. `blocks` has
+  at least `k` training images.
 
   Raises:
     ValueError: if a feature is not finite.
@@ -101,12 +93,9 @@ def _merge(
   x_RD: jax.Array,
   labels_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Merges a block into the k nearest training images of earlier blocks.
+  """Merges a block into similarities and labels Mk of the k nearest so far.
 
   Among equal similarities, the earlier training image is kept.
-
-  Returns:
-    Similarities and labels of the k nearest, Mk, in descending order.
   """
   similar_Mk, labels_Mk = nearest
   k = similar_Mk.shape[1]

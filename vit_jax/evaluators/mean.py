@@ -17,32 +17,22 @@ from vit_jax.training import features, sharding
 
 @dataclasses.dataclass(frozen=True)
 class MeanEvaluator(Evaluator):
-  """Divides the sums of an objective's `evaluate` by the number of examples.
-
-  Attributes:
-    name: prefix of the metrics, as in `test/loss`.
-    evaluate: function that maps (params, batch) to the result of
-      `Objective.evaluate`.
-    batches: function that returns the split's batches as global device arrays.
-    measure_rows: `Objective.measure_rows`.
-  """
+  """Divides the sums of an objective's `evaluate` by the number of examples."""
 
   name: str
-  evaluate: Callable[[Params, Batch], Metrics]
-  batches: Callable[[], Iterable[Batch]]
+  evaluate: Callable[[Params, Batch], Metrics]  # see `Objective.evaluate`
+  batches: Callable[[], Iterable[Batch]]  # of global device arrays
   measure_rows: Callable[[Any], dict[str, float]] = lambda rows: {}
 
   @classmethod
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns the objective's metrics."""
     del entry
     return objective.metrics
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of the objective on a split."""
     objective = parts.objective
     evaluate = jax.jit(
       objective.evaluate, out_shardings=sharding.replicated(parts.mesh)
@@ -60,7 +50,6 @@ class MeanEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns the means and the number of examples, named like `test/loss`."""
     # The sums stay on the device until the last batch is dispatched. Adding
     # them as Python floats avoids the rounding of float32.
     sums, rows = [], []

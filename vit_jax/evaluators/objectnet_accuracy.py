@@ -39,15 +39,10 @@ class ObjectNetEvaluator(Evaluator):
   ):
     """Looks up the ImageNet classes that are right for each class.
 
-    Args:
-      name: prefix of the metrics.
-      top: function that maps (params, source) to int Nk: the k >= 5 classes
-        with the highest logits of each image, highest first.
-      source: ObjectNet, or some of its images.
-      class_names: the classes of the model.
+    `top` maps (params, source) to the k >= 5 likeliest classes of each image,
+    int Nk, the likeliest first.
 
-    Raises:
-      ValueError: if the classes are not ImageNet's in ImageNet's order.
+    Raises ValueError if the model's classes are not ImageNet's in its order.
     """
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source
@@ -59,7 +54,6 @@ class ObjectNetEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of a folder of ObjectNet's images."""
     source = bad_images.checked(
       objectnet.ObjectNet(entry.data), parts.config.data.on_bad_image
     )
@@ -71,7 +65,6 @@ class ObjectNetEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    """Returns `accuracy`, `top5_accuracy` and the number of `examples`."""
     top_Nk = self._top(params, self._source)[:, :5]
     right_Nk = self._right_YC[self._source.labels()[:, None], top_Nk]
     right_Nk = right_Nk[features.is_read(top_Nk)]

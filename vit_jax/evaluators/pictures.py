@@ -31,9 +31,8 @@ class PicturesEvaluator(Evaluator):
   ):
     """Takes the first `count` images of a source.
 
-    Raises:
-      ValueError: if the model lacks attention between all tokens, or the source
-        has fewer images.
+    Raises ValueError if the model lacks attention between all tokens, or the
+    source has fewer images.
     """
     if model.attention != 'all':
       raise ValueError(
@@ -60,13 +59,7 @@ class PicturesEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of a split of the run's data.
-
-    Raises:
-      ImportError: if W&B is not configured and TensorBoard is not installed.
-      ValueError: if the model lacks attention between all tokens, or the split
-        has fewer images than the entry's `images`.
-    """
+    """Also raises ImportError if there is neither TensorBoard nor W&B."""
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
         f'evaluators.{name} writes to TensorBoard, which is not installed. Run '
@@ -83,7 +76,6 @@ class PicturesEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    """Returns pictures uint8 HWC by name; {} in processes other than 0."""
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():

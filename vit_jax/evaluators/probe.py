@@ -42,10 +42,8 @@ class Probe:
     accuracy: accuracy on the test set, after training on the whole training
       set.
     iterations: number of L-BFGS iterations in the last fit.
-    converged: whether the gradient fell below the tolerance.
+    converged: whether the gradient fell below the tolerance in that fit.
     mean_D: mean of the training features, which is subtracted first.
-    kernel_DC: weights.
-    bias_C: intercepts.
   """
 
   l2: float
@@ -94,9 +92,7 @@ def fit_probe(
     l2_grid: penalties to choose from. A single penalty is used without a trial.
     tolerance: maximum gradient entry at the end of a fit.
 
-  Raises:
-    ValueError: if `l2_grid` has several penalties and there are fewer than ten
-      training examples.
+  Raises the errors of `hold_out` if `l2_grid` has several penalties.
   """
   mean_D, std_D = ridge.moments(features_ND)
   # Differences are computed in float64, because means may be large compared
@@ -157,8 +153,7 @@ def fit_probe(
 def hold_out(labels_N: np.ndarray) -> np.ndarray:
   """Selects about a tenth of the examples of every class to hold out, bool N.
 
-  Raises:
-    ValueError: if there are fewer than ten examples.
+  Raises ValueError if there are fewer than ten examples.
   """
   if len(labels_N) < 10:
     raise ValueError(

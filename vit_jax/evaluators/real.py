@@ -40,18 +40,12 @@ class RealEvaluator(Evaluator):
   ):
     """Reads each record once, to get the image's number from its name.
 
-    Args:
-      name: prefix of the metrics.
-      top: function that maps (params, source) to int Nk: the k >= 1 classes
-        with the highest logits of each image, highest first.
-      source: all or some ImageNet validation images, in any order, with
-        ImageNet's 1,000 classes in ImageNet's order.
-      labels_path: path of real.json.
+    `top` maps (params, source) to the k >= 1 likeliest classes of each image,
+    int Nk, the likeliest first. `source` has all or some ImageNet validation
+    images, in any order.
 
-    Raises:
-      FileNotFoundError: if `labels_path` is missing.
-      ValueError: if the file is not ReaL's real.json, or the source has other
-        images or classes than ImageNet's.
+    Raises the errors of `read_labels`, and ValueError if the source has other
+    images or classes than ImageNet's.
     """
     check_imagenet(name, source.class_names)
     labels = read_labels(labels_path)
@@ -63,18 +57,11 @@ class RealEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    """Checks the file of labels.
-
-    Raises:
-      FileNotFoundError: if the file is missing.
-      ValueError: if the file is not ReaL's real.json.
-    """
     del name
     read_labels(entry.labels)
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of a split of the run's data."""
     source = parts.source(entry.split)
     return cls(
       name,
@@ -110,10 +97,8 @@ def real_accuracy(
 ) -> tuple[float, int]:
   """Returns the accuracy by ReaL's labels, and the number of scored images.
 
-  Images with empty lists of labels are not scored.
-
-  Raises:
-    ValueError: if all lists are empty, or the lengths differ.
+  Images with empty lists of labels are not scored. Raises ValueError if all
+  lists are empty.
   """
   right = [
     int(prediction) in classes

@@ -98,10 +98,8 @@ class Ridge:
   def __init__(self, x_ND: np.ndarray, y_NC: np.ndarray):
     """Computes the decomposition of features and targets, in float64.
 
-    Args:
-      x_ND: features, standardised by `moments`. Otherwise rounding errors of
-        large eigenvalues could exceed the penalty.
-      y_NC: targets.
+    Features must be standardised by `moments`. Otherwise rounding errors of
+    large eigenvalues could exceed the penalty.
     """
     x_ND = np.asarray(x_ND, np.float64)
     self._x_mean_D, self._y_mean_C = x_ND.mean(axis=0), y_NC.mean(axis=0)
@@ -148,12 +146,8 @@ def choose_l2(
   """Returns the penalty with the best leave-one-out accuracy.
 
   Among penalties of equal accuracy, the lowest leave-one-out squared error
-  decides. At most `LEFT_OUT` evenly spaced examples are left out in turn.
-
-  Args:
-    ridge: decomposition with the targets of `one_vs_rest`.
-    labels_N: the classes of the examples.
-    l2_grid: penalties to choose from.
+  decides. At most `LEFT_OUT` evenly spaced examples are left out in turn. The
+  targets of `ridge` must be those of `one_vs_rest`.
   """
   count = len(labels_N)
   rows_M = np.arange(min(count, LEFT_OUT)) * count // min(count, LEFT_OUT)

@@ -43,17 +43,8 @@ def plan(
   """Draws the shots: k random examples of each class, for each seed 0, 1, ...
 
   Every version of vit_jax makes the same draws. They depend only on the labels,
-  k and the seed. The 5 shots of a seed are among its 10 shots.
-
-  Args:
-    labels_N: labels of the training examples.
-    num_classes: C.
-    shots: values of k.
-    seeds: number of seeds.
-    class_names: C names for messages, or empty.
-
-  Returns:
-    The positions of k * C examples by (k, seed), int64, ordered by class.
+  k and the seed. The 5 shots of a seed are among its 10 shots. Returns the
+  positions of k * C examples by (k, seed), int64, ordered by class.
 
   Raises:
     ValueError: if there is a single class, a class has too few examples, or
@@ -114,11 +105,7 @@ class Shots:
     seeds: int,
     l2: str,
   ):
-    """Draws the shots; see `plan`.
-
-    Raises:
-      ValueError: if `l2` is unknown, or `plan` cannot draw the shots.
-    """
+    """Draws the shots; raises ValueError if `l2` is unknown, or as `plan`."""
     if l2 not in FITS:
       raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")
     self._fit, self._num_classes = FITS[l2], len(class_names)
@@ -131,11 +118,8 @@ class Shots:
   ) -> list[Result]:
     """Fits a linear classifier to every draw and measures its accuracy.
 
-    Leaves out images that the `Extractor` could not read.
-
-    Args:
-      features_RD: features of the images `rows_R`.
-      test_MD: features of the test images.
+    `features_RD` are those of the images `rows_R`. Leaves out images that the
+    `Extractor` could not read.
 
     Raises:
       ValueError: if a feature of a readable image is not finite.
