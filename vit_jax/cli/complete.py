@@ -27,11 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   add('images', nargs='+', help='image files')
   add(
     '--keep',
-    type=float,
+    type=flags.share,
     default=0.5,
     help='share of pixel rows to keep, from the top (default: 0.5)',
   )
-  add('--samples', type=int, default=4, help='samples per image (default: 4)')
+  add(
+    '--samples',
+    type=flags.positive,
+    default=4,
+    help='samples per image (default: 4)',
+  )
   add(
     '--temperature',
     type=float,
@@ -47,10 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     help='picture to write; replaces an existing file (default: complete.png)',
   )
   args = parser.parse_args(argv)
-  if not 0 <= args.keep < 1:
-    parser.error(f'--keep is {args.keep}; it must be from 0 to below 1.')
-  if args.samples < 1:
-    parser.error(f'--samples is {args.samples}; it must be 1 or more.')
   if not args.temperature > 0:
     parser.error(f'--temperature is {args.temperature}; it must be above 0.')
   if not args.out.endswith('.png'):

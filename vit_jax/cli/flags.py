@@ -299,6 +299,15 @@ def positive(text: str) -> int:
   return int(text)
 
 
+def share(text: str) -> float:
+  """Parses a number from 0 to below 1; for `type` of `add_argument`."""
+  if not 0 <= float(text) < 1:
+    raise argparse.ArgumentTypeError(
+      f'{text} is not a share; give a number from 0 to below 1'
+    )
+  return float(text)
+
+
 def add_subject(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments `checkpoint` and `dataset`, and the data flags."""
   # Imported here, so that --help of training does not load the formats.

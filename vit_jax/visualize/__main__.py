@@ -58,8 +58,6 @@ def _run(args: argparse.Namespace) -> None:
   out = pathlib.Path(args.out)
   if out.exists() and not out.is_dir():
     raise ValueError(f'--out={args.out} is a file. Name a folder.')
-  said = ''
-  made: dict[str, Callable[[], bytes]] = {}
   checkpoint = opening.open_checkpoint(args.checkpoint)
   if args.image_size:
     checkpoint = transfer.resized(
@@ -70,13 +68,12 @@ def _run(args: argparse.Namespace) -> None:
   about = checkpoint.model.describe(checkpoint.image_size)
   options = {k: v for k, v in vars(args).items() if k not in _COMMON}
   found = _KINDS[args.what](subject, **options)
+  made: dict[str, Callable[[], bytes]]
   if isinstance(found, str):
-    html = found.encode(errors='backslashreplace')
-    made['report.html'] = lambda: html
+    made = {'report.html': lambda: found.encode(errors='backslashreplace')}
   else:
-    said = f'{found.title}. {found.text}\n'
-    for figure in found.figures:
-      made[f'{figure.name}.png'] = figure.draw
+    print(f'{found.title}. {found.text}')
+    made = {f'{figure.name}.png': figure.draw for figure in found.figures}
     arrays = io.BytesIO()
     save: Any = np.savez_compressed  # its type hints reject names of arrays
     save(arrays, **found.arrays)
@@ -85,7 +82,7 @@ def _run(args: argparse.Namespace) -> None:
   for name in tqdm(made, unit=' pictures', delay=2, disable=None):
     atomic_files.replace(out / name, made[name]())
   more = f' and {len(made) - 1} more' if len(made) > 1 else ''
-  print(f'{said}model    {about}\nwritten  {out / next(iter(made))}{more}')
+  print(f'model    {about}\nwritten  {out / next(iter(made))}{more}')
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
       )
       add(
         '--discard',
-        type=_share,
+        type=flags.share,
         default=0.0,
         help="share of each layer's weights to set to 0, lowest first, such as "
         '0.9 (default: 0)',
@@ -148,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     if what == 'masked':
       add(
         '--rate',
-        type=_share,
+        type=flags.share,
         default=predictions.RATE,
         help='share of the patches that are corrupted '
         f'(default: {predictions.RATE})',
@@ -160,15 +157,6 @@ def _parser() -> argparse.ArgumentParser:
         help='random seed that chooses the patches (default: 0)',
       )
   return parser
-
-
-def _share(text: str) -> float:
-  share = float(text)
-  if not 0 <= share < 1:
-    raise argparse.ArgumentTypeError(
-      f'{text} is not a share; give a number from 0 to below 1'
-    )
-  return share
 
 
 def _patch(text: str) -> tuple[int, int]:

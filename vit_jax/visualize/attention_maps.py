@@ -63,11 +63,8 @@ class Layers:
   def gradients(self, class_B: Array) -> Iterator[tuple[Array, Array]]:
     """Yields weights and gradients BNLL of each layer, from the last.
 
-    The gradient is the derivative of one logit per image with respect to each
-    attention weight (after the softmax).
-
-    Args:
-      class_B: index of each image's logit.
+    The gradient is the derivative of each image's logit of the class `class_B`
+    with respect to each attention weight (after the softmax).
 
     Raises:
       ValueError: if the model does not classify images.
@@ -116,10 +113,7 @@ def _forward(
 def _of_logit(
   model: Any, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
 ) -> Array:
-  """Returns the logit's gradient with respect to the last layer's output, BLD.
-
-  `x_BLD` is this output, and `class_B` the index of each image's logit.
-  """
+  """Returns the logit's gradient with respect to `x_BLD`, the last output."""
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
     # Layers do not run: each returns `x_BLD`, the last layer's output.
@@ -133,13 +127,10 @@ def _of_logit(
 def run(
   model: Any, params: Any, images_BHWC: Array
 ) -> tuple[Array, list[Array], Array]:
-  """Runs a model whose layers are not scanned; returns all weights at once.
+  """Returns logits BC, the weights BNLL of each layer, and `Layers.read_BL`.
 
-  Exported programs use this function. `Layers` needs less memory.
-
-  Returns:
-    Logits BC, the softmax weights BNLL of each layer, from the first, and
-    `Layers.read_BL`.
+  Exported programs use this function. The layers must not be scanned. `Layers`
+  needs less memory.
   """
   logits_BC, read_BL, calls = _applied(
     model, params, images_BHWC, capture=('attention',)
@@ -153,8 +144,7 @@ def _applied(
 ) -> tuple[Array, Array, list[tuple[Any, Any, Any]]]:
   """Returns logits BC, `Layers.read_BL`, and the calls of the layers.
 
-  A call is a tuple of the module, its arguments and its result. `asked` are
-  keyword arguments of the model.
+  A call is a tuple of the module, its arguments and its result.
   """
   calls, pooled = [], {}
 
@@ -174,11 +164,7 @@ def _applied(
 def _read(
   model: Any, shape: tuple[int, ...], pooled: dict[str, Array]
 ) -> Array:
-  """Returns `Layers.read_BL` for tokens of a `shape` BLD.
-
-  `pooled` has `query` and `key` of the pooling head; it is empty without a
-  pooling head.
-  """
+  """Returns `Layers.read_BL`; `pooled` has a pooling head's query and key."""
   B, L, _ = shape
   extra = len(model.extra_tokens)
   if pooled:
@@ -217,8 +203,7 @@ def _backward(
   """Returns a layer's weights, their gradient, and the gradient of its input.
 
   With y = A v, the gradient of A is dy v^T. The layer passes y to the norm of
-  the joined heads (`out_norm`), or to the output projection if it lacks this
-  norm.
+  the joined heads (`out_norm`) if it has this norm, else to the projection.
   """
 
   def run(x_BLD: Array, zero: Any) -> Any:

@@ -1,9 +1,9 @@
 """Principal components of patch tokens as colours, as in DINOv2."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.training import features
 from vit_jax.visualize import sections
 from vit_jax.visualize.subject import Subject
 
@@ -19,7 +19,19 @@ def section(subject: Subject) -> sections.Section:
   Raises:
     ValueError: if the model does not have one token per patch.
   """
-  colours_Bhw3 = colours(tokens(subject))
+  checkpoint = subject.checkpoint
+  model = checkpoint.model
+  if model.attention != 'all':
+    raise ValueError(
+      f'This model is a {type(model).__name__}. Components need a model with '
+      'one token per patch. Use a ViT or a hybrid.'
+    )
+  encode = jax.jit(features.patches(model, 'pre_logits'))
+  tokens = [
+    encode(checkpoint.on_device, checkpoint.normalize(p.seen_HWC[None]))
+    for p in subject.photographs
+  ]
+  colours_Bhw3 = colours(np.concatenate(tokens))
 
   def line(i: int) -> dict[str, np.ndarray]:
     shown_HWC = subject.photographs[i].shown()
@@ -42,31 +54,6 @@ def section(subject: Subject) -> sections.Section:
       'pca', 'principal components of the patches', subject.photographs, line
     ),
   )
-
-
-def tokens(subject: Subject) -> np.ndarray:
-  """Returns the encoded patches of all photographs, float32 BhwD.
-
-  Raises:
-    ValueError: if the model does not have one token per patch.
-  """
-  checkpoint = subject.checkpoint
-  model = checkpoint.model
-  if model.attention != 'all':
-    raise ValueError(
-      f'This model is a {type(model).__name__}. Components need a model with '
-      'one token per patch. Use a ViT or a hybrid.'
-    )
-  h, w = model.grid(checkpoint.image_size)
-
-  @jax.jit
-  def encode(image_HWC: jax.Array) -> jax.Array:
-    images_1HWC = checkpoint.normalize(image_HWC[None])
-    _, aux = model.apply({'params': checkpoint.on_device}, images_1HWC)
-    patches_LD = aux['tokens'][0, -h * w :]
-    return patches_LD.astype(jnp.float32).reshape(h, w, -1)
-
-  return np.stack([encode(p.seen_HWC) for p in subject.photographs])
 
 
 def colours(tokens_BhwD: np.ndarray) -> np.ndarray:

@@ -20,10 +20,8 @@ def mean_distances(
 ) -> np.ndarray:
   """Returns the distances of all layers and heads, XN, in pixels.
 
-  Args:
-    layers: the attention of a model for a batch.
-    pixels_per_patch: distance between the centres of neighbouring patches.
-    images: number of images to average over, from the first; None for all.
+  The mean is over the first `images` images of the batch; None means all.
+  `pixels_per_patch` is the distance between neighbouring patch centres.
   """
   return np.stack(
     [
@@ -38,10 +36,7 @@ def of_weights(
 ) -> Array:
   """Returns the mean distance of each image and head, BN, in pixels.
 
-  Args:
-    weights_BNLL: softmax weights; patches follow all other tokens.
-    grid: (h, w) of the patch grid.
-    pixels_per_patch: distance between the centres of neighbouring patches.
+  In `weights_BNLL`, the softmax weights, patches follow all other tokens.
   """
   h, w = grid
   extra = weights_BNLL.shape[-1] - h * w

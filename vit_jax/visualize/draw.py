@@ -34,8 +34,8 @@ def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
 def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
   """Returns a mask that is true at the highest values of a map.
 
-  It is true for a `share` of the pixels, rounded to a whole number of pixels.
-  Among equal values, the first in raster order are selected.
+  It selects a `share` of the pixels, rounded to a whole number of pixels. Among
+  equal values, the first in raster order are selected.
   """
   order = np.argsort(-map_HW, axis=None, kind='stable')
   found = np.zeros(map_HW.size, bool)
@@ -71,12 +71,7 @@ def pixels(png: bytes) -> np.ndarray:
 def sheet(
   rows: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]
 ) -> bytes:
-  """Draws images side by side.
-
-  Args:
-    rows: images HWC by the title of their column, the same titles in each row.
-    names: names of the rows.
-  """
+  """Draws named rows of images HWC under the titles of their columns."""
   titles = list(rows[0])
   across, down = len(titles), len(rows)
   figure = plots.figure(1.8 * across + 0.3, 1.8 * down + 0.3)
@@ -99,11 +94,8 @@ def heads(
 ) -> bytes:
   """Draws one token's attention in every layer (down) and head (across).
 
-  Args:
-    shown_HWC: the photograph.
-    maps_XNhw: attention weights. Each map has its own scale, from 0 to its
-      largest value.
-    query: (row, column) of the patch, or None for the class token.
+  Each map has its own scale, from 0 to its largest value. `query` is the (row,
+  column) of the patch, or None for the class token.
   """
   X, N, h, w = maps_XNhw.shape
   cell = 0.6
@@ -130,9 +122,7 @@ def heads(
 def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
   """Draws the mean attention distance of every head (ViT paper, figure 11).
 
-  Args:
-    pixels_XN: distances by layer and head, in pixels.
-    uniform: the distance for uniform attention, in pixels.
+  `uniform` is the distance for uniform attention, in pixels.
   """
   X, N = pixels_XN.shape
   figure = plots.figure(5.2, 4.2)
@@ -145,8 +135,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
     marker='o',
     label='a head',
   )
-  label = 'uniform attention'
-  axes.axhline(uniform, color='0.5', linestyle='--', label=label)
+  axes.axhline(uniform, color='0.5', ls='--', label='uniform attention')
   axes.set(xlabel='layer', ylabel='mean attention distance (pixels)')
   axes.xaxis.get_major_locator().set_params(integer=True)
   plots.tidy(axes)

@@ -28,11 +28,9 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
 def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of a model's first convolution.
 
-  It is `conv_root` in a ResNet or hybrid, and the patch embedding (`embedding`)
-  in other models.
-
   Raises:
-    ValueError: if the model has neither.
+    ValueError: if the model has neither a ResNet's first convolution
+      (`conv_root`) nor a patch embedding (`embedding`).
   """
   for name in ('conv_root', 'embedding'):
     if name in params:

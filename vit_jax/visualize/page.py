@@ -61,11 +61,6 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
 
   If the model lacks attention or position embeddings, the page says so instead
   of showing them.
-
-  Args:
-    subject: the model and its images.
-    fusion: see `rollout`.
-    discard: see `rollout`.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {
@@ -95,23 +90,22 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
 def _images(subject: Subject, fusion: str, discard: float) -> str:
   """Returns HTML of each image: its likeliest classes and its rollouts."""
   whole = sections.rollout(subject, fusion, discard)
+  name_of = subject.checkpoint.class_name
   labels, explained = [], []
   if subject.checkpoint.model.num_classes:
     labels = subject.top_classes(_LABELS)
-    for k in range(min(_CLASSES, len(labels[0]))):
-      class_N = np.array([row[k][0] for row in labels])
+    for class_N in np.array(labels)[:, :_CLASSES, 0].astype(int).T:
       maps_Nhw = sections.rollout_maps(subject, fusion, discard, class_N)
       explained.append(maps_Nhw)
   lines = [f'<p>{html.escape(whole.text)}</p>']
   for n, photograph in enumerate(subject.photographs):
     maps = {'whole image': whole.arrays['maps'][0, n]}
     for k, of_class_Nhw in enumerate(explained):
-      maps[subject.checkpoint.class_name(labels[n][k][0])] = of_class_Nhw[n]
+      maps[name_of(labels[n][k][0])] = of_class_Nhw[n]
     lines.append(f'<h3>{html.escape(photograph.name)}</h3>')
     if labels:
       rows = (
-        f'<tr><td>{html.escape(subject.checkpoint.class_name(c))}</td>'
-        f'<td>{p:.1%}</td></tr>'
+        f'<tr><td>{html.escape(name_of(c))}</td><td>{p:.1%}</td></tr>'
         for c, p in labels[n]
       )
       lines.append(f'<table>{"".join(rows)}</table>')

@@ -19,15 +19,7 @@ SMALLEST, LARGEST = 256, 1024
 
 @dataclasses.dataclass(frozen=True)
 class Photograph:
-  """An image file.
-
-  Attributes:
-    path: path of the file.
-    name: name of the file without folder and extension, made unique among the
-      loaded files.
-    seen_HWC: the model's input, uint8.
-    images: the preprocessing of the input.
-  """
+  """An image file, with a unique name and the model's input, uint8."""
 
   path: str
   name: str

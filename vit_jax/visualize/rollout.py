@@ -39,7 +39,7 @@ def rollout(
 
   Args:
     layers: the attention of a model for a batch.
-    fusion: operation that combines the heads: 'mean', 'min' or 'max'.
+    fusion: operation that combines the heads, a key of `FUSIONS`.
     discard: share of a layer's weights that is set to 0 in each image, lowest
       weights first.
     class_B: index of the class to explain for each image; None for rollout
@@ -48,11 +48,8 @@ def rollout(
   if class_B is None:
     found = [fuse(x_BNLL, fusion, discard) for x_BNLL in layers.attention()]
   else:
-    # Gradients come from the last layer to the first.
-    found = [
-      fuse(x_BNLL, fusion, discard, gradients_BNLL)
-      for x_BNLL, gradients_BNLL in layers.gradients(class_B)
-    ][::-1]
+    both = layers.gradients(class_B)  # from the last layer to the first
+    found = [fuse(x, fusion, discard, dx) for x, dx in both][::-1]
   return maps(found, layers.read_BL, layers.grid)
 
 
@@ -88,12 +85,9 @@ def mixing(fused_BLL: Array) -> Array:
 def maps(
   fused: Sequence[Array], read_BL: Array, grid: tuple[int, int]
 ) -> Array:
-  """Returns the maps Bhw from the combined weights of each layer.
+  """Returns the maps Bhw from the combined weights BLL of each layer.
 
-  Args:
-    fused: weights BLL of each layer, from the first to the last.
-    read_BL: see `Layers.read_BL`; patches come last.
-    grid: (h, w) of the patches.
+  Layers go from the first to the last; patches follow all other tokens.
   """
   h, w = grid
   # Multiplying a vector by each matrix is cheaper than multiplying matrices.

@@ -1,7 +1,6 @@
 """Pictures and arrays of a checkpoint, as one `Section` per kind."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,33 +18,20 @@ SHEET = 8
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A picture.
-
-  Attributes:
-    name: name of its file, without extension.
-    caption: a description.
-    draw: function that returns the PNG.
-  """
+  """A picture: a file name without extension, and a function that draws it."""
 
   name: str
   caption: str
-  draw: Callable[[], bytes]
+  draw: Callable[[], bytes]  # returns a PNG
 
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """Arrays and pictures of one kind.
-
-  Attributes:
-    title: heading.
-    text: description of the figures and how to read them.
-    arrays: arrays by their names in the .npz file.
-    figures: the pictures.
-  """
+  """Arrays and pictures of one kind; the text says how to read them."""
 
   title: str
   text: str
-  arrays: dict[str, np.ndarray]
+  arrays: dict[str, np.ndarray]  # by their names in the .npz file
   figures: Sequence[Figure]
 
 
@@ -57,25 +43,21 @@ def sheets(
 ) -> list[Figure]:
   """Returns pictures with one line per photograph, up to `SHEET` lines each.
 
-  Args:
-    name: name of the first picture's file; later pictures get a number.
-    caption: caption of all pictures.
-    photographs: photographs, whose names label the lines.
-    line: function that takes the index of a photograph and returns images by
-      title.
+  The names of pictures after the first get a number. `line` takes the index of
+  a photograph and returns images by title.
   """
 
-  def draw_part(part: range) -> bytes:
-    names = [photographs[n].name for n in part]
-    return draw.sheet([*map(line, part)], names)
-
-  found = []
-  for start in range(0, len(photographs), SHEET):
+  def figure(start: int) -> Figure:
     part = range(start, min(start + SHEET, len(photographs)))
+    names = [photographs[n].name for n in part]
     number = f'-{start // SHEET + 1}' if start else ''
-    draw_it = functools.partial(draw_part, part)
-    found.append(Figure(f'{name}{number}', caption, draw_it))
-  return found
+    return Figure(
+      f'{name}{number}',
+      caption,
+      lambda: draw.sheet([*map(line, part)], names),
+    )
+
+  return [*map(figure, range(0, len(photographs), SHEET))]
 
 
 def rollout(

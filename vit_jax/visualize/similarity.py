@@ -37,11 +37,9 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
       f'(model.posemb is {kind!r}). Use a model that does.'
     )
   grid = model.grid(checkpoint.image_size)
-  module = posemb.PositionEmbedding(
-    kind, model.depth if model.posemb_at == 'every_layer' else 1
-  )
+  depth = model.depth if model.posemb_at == 'every_layer' else 1
   params = checkpoint.params['Transformer'].get('posembed_input', {})
-  found = module.apply(
-    {'params': params}, grid, model.class_tokens, model.width
+  apply = posemb.PositionEmbedding(kind, depth).apply
+  return np.asarray(
+    apply({'params': params}, grid, model.class_tokens, model.width)
   )
-  return np.asarray(found)

@@ -19,12 +19,7 @@ _MAX_BATCH = 32
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """A checkpoint and its input images.
-
-  Attributes:
-    checkpoint: the checkpoint.
-    photographs: images, preprocessed for the model.
-  """
+  """A checkpoint and images that are preprocessed for it."""
 
   checkpoint: Checkpoint
   photographs: Sequence[Photograph]
@@ -40,20 +35,17 @@ class Subject:
     """Yields the attention of each batch of images, with its photographs.
 
     Batches are as large as `_MAX_ENTRIES` and `_MAX_BATCH` allow. The last
-    batch is padded with black images, whose results callers drop.
-
-    Args:
-      description: text of the progress bar.
+    batch is padded with black images, whose results callers drop. The progress
+    bar shows the description.
 
     Raises:
       ValueError: if the model lacks attention between all tokens.
     """
     model, image_size = self.checkpoint.model, self.checkpoint.image_size
-    size = 1
+    size = min(_MAX_BATCH, len(self.photographs))
     if model.attention:
       L = model.num_tokens(image_size)
-      size = min(_MAX_BATCH, max(1, _MAX_ENTRIES // (model.heads * L * L)))
-    size = min(size, len(self.photographs))
+      size = min(size, max(1, _MAX_ENTRIES // (model.heads * L * L)))
     starts = range(0, len(self.photographs), size)
     for start in tqdm(
       starts, description, unit=' batches', delay=2, disable=None
