@@ -199,6 +199,18 @@ def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):
   assert status == 0
 
 
+def test_a_program_as_source_keeps_its_image_size(run, workdir, tmp_path):
+  program, large = tmp_path / 'program', tmp_path / 'large'
+  assert run(workdir, program, '--to=stablehlo')[0] == 0
+  assert run(workdir, large, '--to=orbax', '--image_size=64')[0] == 0
+  status, _, err = run('--check', program, large)
+  assert status == 2
+  assert f'{program} takes images of 32x32' in err
+  assert '--image_size=64x64' in err
+  # A checkpoint as source is resized.
+  assert run('--check', large, program, '--tolerance=9')[0] == 0
+
+
 def test_differences_are_of_the_largest_output(run, workdir, tmp_path):
   """And top-1 is of the largest logit, whatever the smallest is."""
   files = whole, near, other = [tmp_path / f'{x}.npz' for x in 'abc']

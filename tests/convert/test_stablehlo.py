@@ -141,7 +141,8 @@ def test_the_dtype_asked_for_is_that_of_the_program(tmp_path):
   half = small_checkpoint(dtype='bfloat16')
   single = dataclasses.replace(half, model=half.model.clone(dtype=jnp.float32))
   images = random_images(SIZE)
-  stablehlo.write(half, str(tmp_path / 'x'), 'float32')
+  (sentence,) = stablehlo.write(half, str(tmp_path / 'x'), 'float32')
+  assert 'computes in bfloat16; the program computes in float32' in sentence
   got = stablehlo.open_peer(str(tmp_path / 'x')).run(images)
   assert relative_difference(got, logits_of(single, images)) < 1e-5
 

@@ -30,16 +30,21 @@ def agree(source: str, target: str, tolerance: float) -> bool:
     Whether the difference is within the tolerance.
 
   Raises:
-    FileNotFoundError: if source or target is missing.
-    ImportError: if onnxruntime is needed but not installed.
-    ValueError: if source or target cannot be read, their outputs have different
-      shapes, or the source gives the same output for all images.
+    ValueError: if the source is a program for another image size, the outputs
+      have different shapes, or the source gives the same output for all images.
+
+  Also raises the errors of `open_peer`.
   """
   theirs = open_peer(target)
-  ours = open_peer(source)
   height, width = size = theirs.image_size
+  ours = open_peer(source, size)
   if ours.image_size != size:
-    ours = _ours(source, size)
+    h, w = ours.image_size
+    raise ValueError(
+      f'{source} takes images of {h}x{w} pixels, but {target} takes '
+      f'{height}x{width}. A program keeps its image size: export it again with '
+      f'--image_size={height}x{width}.'
+    )
   images = np.random.default_rng(0).integers(
     0, 256, (IMAGES, *size, 3), np.uint8
   )
@@ -70,8 +75,10 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   return agree
 
 
-def open_peer(path: str) -> Peer:
+def open_peer(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   """Opens a program in its own runtime, or a checkpoint in vit_jax.
+
+  If `image_size` is given, a checkpoint is converted to this (H, W).
 
   Raises:
     FileNotFoundError: if the path does not exist.
@@ -82,12 +89,8 @@ def open_peer(path: str) -> Peer:
     return onnx.open_peer(path)
   if os.path.exists(os.path.join(path, stablehlo.MODEL)):
     return stablehlo.open_peer(path)
-  return _ours(path)
-
-
-def _ours(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   checkpoint = opening.open_checkpoint(path)
-  if image_size:
+  if image_size and image_size != checkpoint.image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
   # Computes in float32, whatever the model's dtype.
   exact = dataclasses.replace(

@@ -7,12 +7,14 @@ import os
 import pathlib
 import types
 
+import jax.numpy as jnp
+
 from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats whose writers take `table.Weights`, and formats whose writers take a
+# Formats whose `write` takes `table.Weights`, and formats whose `write` takes a
 # `Checkpoint`.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
@@ -86,7 +88,7 @@ def convert(
   written = checkpoint.weights() if to in WEIGHTS else checkpoint
   lost: list[str] = module.write(written, target, dtype, **given)
   path = pathlib.Path(target)
-  files = [file for file in (path, *path.rglob('*')) if file.is_file()]
+  files = filter(pathlib.Path.is_file, (path, *path.rglob('*')))
   megabytes = sum(file.stat().st_size for file in files) / 1e6
   _log.info(
     'written   %s: %s, %s, %s MB', target, to, dtype, f'{megabytes:,.1f}'
@@ -110,24 +112,23 @@ def convert(
 
 
 def writer(to: str) -> types.ModuleType:
-  """Returns the module whose `write` writes one of `WEIGHTS` or `PROGRAMS`.
-
-  `write` takes `table.Weights` for `WEIGHTS`, a `Checkpoint` for `PROGRAMS`.
-  """
+  """Returns the module whose `write` writes one of `WEIGHTS` or `PROGRAMS`."""
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   if to == 'board':  # a board gets a copy of the server's code
     folder = 'tools.serve'
   return importlib.import_module(f'vit_jax.{folder}.{to}')
 
 
+def dtype_notes(checkpoint: opening.Checkpoint, dtype: str) -> list[str]:
+  """Notes that a float16 or bfloat16 model becomes a program in `dtype`."""
+  trained = checkpoint.model.dtype
+  if trained in (jnp.float32, jnp.dtype(dtype)):
+    return []
+  return [f'The model computes in {trained}; the program computes in {dtype}.']
+
+
 def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
-  """Prepares a checkpoint for one of `WEIGHTS`.
-
-  Converts position embeddings to learned 1-D embeddings.
-
-  Raises:
-    ValueError: if the model has a task that the format cannot store.
-  """
+  """Converts position embeddings to learned 1-D embeddings, for `WEIGHTS`."""
   model, body = checkpoint.model, checkpoint.model.body()
   if model.kind != body.kind:
     raise ValueError(

@@ -34,6 +34,7 @@ import numpy as np
 from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert import onnx_patterns as patterns
+from vit_jax.convert.convert import dtype_notes
 from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import atomic_files
 from vit_jax.models.model import Model, padding
@@ -63,8 +64,8 @@ def write(
       stay float32, as in JAX. With 'int8', matrix products and their weights
       are quantised, and convolutions stay float32.
     rollout: whether to output the attention rollout.
-    served: whether the file is for `vit_jax.tools.serve`. A ViT then also
-      outputs the attention weights, and DETR has the input `sizes`.
+    served: whether the file is for `vit_jax.tools.serve`; see the outputs and
+      inputs above.
     opset: version of the operators; None for the lowest that suffices.
 
   Returns:
@@ -90,12 +91,7 @@ def write(
       _quantize(model, path)
     else:
       path.write_bytes(model.SerializeToString())
-  lost = []
-  if checkpoint.model.dtype not in (jnp.float32, jnp.dtype(computes)):
-    lost.append(
-      f'The model computes in {checkpoint.model.dtype}; the file computes in '
-      f'{computes}.'
-    )
+  lost = dtype_notes(checkpoint, computes)
   if dtype == 'int8' and 'conv_root' in checkpoint.params:
     lost.append(
       'The convolutions of the stem stay float32, because they are slow and '
@@ -107,9 +103,7 @@ def write(
 def open_peer(path: str, threads: int = 0) -> Peer:
   """Opens a file of `write` with onnxruntime, on the CPU.
 
-  Args:
-    path: path of the file.
-    threads: number of threads; 0 lets onnxruntime choose.
+  With 0 threads, onnxruntime chooses their number.
 
   Raises:
     ImportError: if onnxruntime is not installed.
@@ -266,8 +260,7 @@ def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
 def _quantize(model: Any, path: pathlib.Path) -> None:
   """Quantises the matrix products of a model to int8, and writes it.
 
-  Weights have one scale per output channel. Activations are quantised when the
-  file runs, by their range at that time.
+  Activations are quantised when the file runs, by their range at that time.
   """
   from onnxruntime import quantization
 

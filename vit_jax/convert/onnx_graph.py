@@ -27,11 +27,8 @@ MAX_BYTES = 2**31 - 2**22
 class Tensor:
   """An input of the graph, or the output of a node.
 
-  Attributes:
-    name: name in the file.
-    shape: integers or symbolic dimensions of `jax.export`. An axis that
-      ONNX broadcasts may have size 1 instead of its size in JAX.
-    dtype: NumPy dtype.
+  Sizes are integers or symbolic dimensions of `jax.export`. An axis that ONNX
+  broadcasts may have size 1 instead of its size in JAX.
   """
 
   name: str
@@ -44,14 +41,10 @@ Value = Tensor | np.ndarray
 
 
 class Graph:
-  """A list of nodes in the order in which they run.
-
-  Attributes:
-    scope: prefix of the names of new nodes.
-  """
+  """A list of nodes in the order in which they run."""
 
   def __init__(self, inputs: Sequence[Tensor]):
-    self.scope = ''
+    self.scope = ''  # prefix of the names of new nodes
     self._inputs = inputs
     self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
     self._constants: dict[str, np.ndarray] = {}
@@ -66,14 +59,9 @@ class Graph:
     dtype: Any = None,
     **attributes: Any,
   ) -> Tensor:
-    """Adds a node and returns its output.
+    """Adds a node and returns its output, of the given shape and dtype.
 
-    Args:
-      op: operator type.
-      inputs: tensors and arrays.
-      shape: shape of the output.
-      dtype: dtype of the output; None for the dtype of the first input.
-      **attributes: attributes of the operator.
+    Without a dtype, it is that of the first input.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]
@@ -148,12 +136,7 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape as a tensor; its first size depends on the batch size.
-
-    Raises:
-      NotImplementedError: if the first size is not a multiple of the batch
-        size, or another size is symbolic.
-    """
+    """Returns a shape, whose first size is a multiple of the batch size."""
     first, (first_size, *sizes) = self._inputs[0], shape
     batch = first.shape[0]
     times = first_size // batch
@@ -189,10 +172,7 @@ class Graph:
   ) -> Any:
     """Returns an `onnx.ModelProto` of the nodes that the outputs need.
 
-    Args:
-      outputs: output values by name.
-      metadata: entries of `metadata_props`.
-      opset: version of the operators; None for the lowest that suffices.
+    Without an opset, its opset is the lowest that suffices.
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights
@@ -246,9 +226,6 @@ def _set_opset(model: Any, opset: int | None) -> None:
 
   The default is the lowest opset that has all operators, because runtimes
   refuse files whose opset is newer than theirs.
-
-  Raises:
-    ValueError: if the given opset lacks an operator or is unknown.
   """
   from onnx import defs, helper
 

@@ -31,9 +31,8 @@ class Pattern:
     function: function of x and further arguments of shape [C], where C is the
       size of x's last axis.
     arguments: number of arguments after x.
-    emit: function of a graph, x and the arguments. It adds the nodes and
-      returns the result.
-    fits: function that tells whether the pattern supports a shape of x.
+    emit: adds the nodes to a graph, given x and the arguments.
+    fits: whether the pattern supports a shape of x.
   """
 
   function: Callable[..., jax.Array]
@@ -51,11 +50,9 @@ def trace(
   """Returns a graph with the nodes of a function, and its outputs by name.
 
   Args:
-    function: function of the parameters and the inputs, which returns arrays by
-      name.
+    function: function of `params` and the inputs.
     params: tree of NumPy arrays.
-    inputs: for each input name, the shape without the batch axis, and the
-      dtype.
+    inputs: shape without the batch axis, and dtype, of each input by name.
     patterns: patterns to search for.
 
   Raises:
@@ -89,15 +86,13 @@ class _Reader:
   def run(
     self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]
   ) -> list[Value]:
-    env: dict[Any, Value] = dict(
-      zip(jaxpr.constvars, map(np.asarray, consts), strict=True)
-    )
-    env |= zip(jaxpr.invars, inputs, strict=True)
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    values: list[Value] = [*map(np.asarray, consts), *inputs]
+    env = dict(zip(variables, values, strict=True))
 
     def read(atom: Any) -> Value:
-      aval: Any = atom.aval
       if isinstance(atom, Literal):
-        return np.asarray(atom.val, aval.dtype)
+        return np.asarray(atom.val, atom.aval.dtype)
       return env[atom]
 
     i = 0
@@ -151,9 +146,7 @@ class _Reader:
   ) -> tuple[Pattern, int, list[Any], Any] | None:
     """Finds a pattern that matches the operations that begin at `start`.
 
-    Returns:
-      The pattern, the number of operations, the input variables and the output
-      variable; None if no pattern matches.
+    Also returns the number of operations, their inputs and their output.
     """
     first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)

@@ -29,6 +29,7 @@ from flax import traverse_util
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Peer, compared
 from vit_jax.checkpoints.opening import Checkpoint
+from vit_jax.convert.convert import dtype_notes
 from vit_jax.data import atomic_files
 from vit_jax.models import attention
 
@@ -55,7 +56,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     dtype: dtype of the computation, one of `DTYPES`. Parameters are float32.
 
   Returns:
-    An empty list: every setting is stored.
+    A sentence if `dtype` differs from a model's float16 or bfloat16.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)
@@ -72,11 +73,11 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     (folder / MODEL).write_bytes(program)
     archive.save(os.fspath(folder / PARAMS), params, 'float32')
     (folder / META).write_text(f'{json.dumps(meta, indent=2)}\n')
-  return []
+  return dtype_notes(checkpoint, dtype)
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a directory that `write` has written, without building the model.
+  """Opens a directory of `write`, without building the model.
 
   Raises:
     ValueError: if a file is missing or damaged, or the files do not match.

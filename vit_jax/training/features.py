@@ -118,13 +118,9 @@ def patches(model: Model, name: str) -> Function:
 
 
 def check_classifies(model: Model) -> None:
-  """Checks that a model classifies images.
-
-  Raises:
-    ValueError: if it does not classify images.
-  """
+  """Raises ValueError if a model does not classify whole images."""
   if 'logits' not in model.vectors:
-    what = f'finds {model.task}' if model.num_classes else 'has no head'
+    what = f'predicts {model.task}' if model.num_classes else 'has no head'
     raise ValueError(
       f'This model, a {type(model).__name__}, {what} and does not classify '
       'whole images. Give the checkpoint of a classifier.'

@@ -422,7 +422,7 @@ def test_classes_of_whole_images_are_refused(tmp_path):
   assert vit.features([image], patches=True).shape == (1, 3, 3, 16)
   assert vit.rollout([image]).shape == (1, 3, 3)
   for ask in (vit.predict, lambda x: vit.rollout(x, of=1)):
-    with pytest.raises(ValueError, match='SegmentationViT, finds masks'):
+    with pytest.raises(ValueError, match='SegmentationViT, predicts masks'):
       ask([image])
   with pytest.raises(ValueError, match='predicts masks, which the page'):
     board.write_model(made, tmp_path, 'it', 'float32')
