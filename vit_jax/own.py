@@ -1,10 +1,8 @@
 """The config for your own photos, as in configs/own.py.
 
-`config` leaves some fields open, that is, None, and gives the length of
-training in minutes. When training starts, `resolve` chooses these fields and
-the number of steps from the photos and the speed of the machine. It writes its
-choices to WORKDIR/chosen.json. A resumed run reads this file, so its length
-never changes.
+`config` leaves some fields open (None) and gives the length of training in
+minutes. When training starts, `resolve` chooses these fields and the number of
+steps. A resumed run reads these choices, so its length never changes.
 """
 
 import contextlib
@@ -75,10 +73,8 @@ def config(
 ) -> ConfigDict:
   """Returns a config for photos; `resolve` sets its None fields and `total`.
 
-  Args:
-    folder: folder of photos, or another value of `config.data.name`.
-    init: a checkpoint to start from; empty for new parameters.
-    minutes: length of training.
+  `folder` may be any value of `config.data.name`. `init` is a checkpoint, or
+  empty for new parameters.
 
   Raises:
     ValueError: if `minutes` is not a positive number.
@@ -113,19 +109,12 @@ def config(
 
 @dataclasses.dataclass(frozen=True)
 class Photos:
-  """Facts about the training photos.
-
-  Attributes:
-    count: number of photos.
-    size: median height and width in pixels.
-    fewest: number of photos of the rarest class.
-    most: number of photos of the commonest class.
-  """
+  """Facts about the training photos."""
 
   count: int
-  size: tuple[int, int]
-  fewest: int
-  most: int
+  size: tuple[int, int]  # median height and width in pixels
+  fewest: int  # photos of the rarest class
+  most: int  # photos of the commonest class
 
 
 def photos_of(source: sources.Source) -> Photos:
@@ -174,8 +163,8 @@ def _held_out(photos: Photos) -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
   With 1,000 photos or more, a tenth becomes the validation split. The best step
-  then has the lowest validation loss, because accuracy is often equal at many
-  steps. With fewer photos, this loss is too noisy to choose a step.
+  has the lowest validation loss, because accuracy is often equal at many steps.
+  With fewer photos, this loss is too noisy to choose a step.
   """
   enough = photos.count >= 1000
   return {
@@ -194,9 +183,8 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
   Args:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
-    measure: whether to measure the speed of training for a `total` in minutes.
-      If false (for evaluation), such a `total` becomes one step, and the file
-      is not written.
+    measure: whether to time training steps if `total` is in minutes. If false
+      (for evaluation), `total` becomes one step and the file is not written.
 
   Raises:
     ValueError: if the data or `total` are invalid.
@@ -264,9 +252,9 @@ def _choose(
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
   if minutes and 'total' not in kept:
-    most, total = MOST_EPOCHS[kind], 1
+    total = 1
     if measure:
-      total = _steps_in(float(minutes[1]), trial, source, most)
+      total = _steps_in(float(minutes[1]), trial, source, MOST_EPOCHS[kind])
   else:
     given = kept.get('total', config.total)
     total = durations.steps_of(given, batch_size=batch, examples=photos.count)
@@ -283,10 +271,7 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns the steps that fit into the minutes, at least `LEAST_STEPS`.
-
-  `most_epochs` also limits the result, but never below `LEAST_STEPS`.
-  """
+  """Returns the steps that fit into the minutes, at least `LEAST_STEPS`."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -314,10 +299,7 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns the seconds of the first step, and the mean of later steps.
-
-  The first step includes compiling.
-  """
+  """Returns the seconds of the first step (with compilation) and later ones."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())

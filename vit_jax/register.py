@@ -15,12 +15,7 @@ class Register(dict[str, str]):
   """Maps names to 'module:Name' or 'module', which `load` imports."""
 
   def __init__(self, field: str, places: dict[str, str]):
-    """Makes a register.
-
-    Args:
-      field: config field that takes the names; error messages mention it.
-      places: 'module:Name' or 'module' by name.
-    """
+    """Registers places; error messages mention the config field."""
     super().__init__(places)
     self.field = field
 

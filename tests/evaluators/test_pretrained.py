@@ -215,9 +215,7 @@ def test_what_finds_objects_gives_no_class_to_an_image():
     random_checkpoint(None, (64, 64), name='detr', **layers)
   )
   for ask in (finder.logits, finder.predict):
-    with pytest.raises(
-      ValueError, match='a DETR, predicts objects'
-    ):
+    with pytest.raises(ValueError, match='a DETR, predicts objects'):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 
