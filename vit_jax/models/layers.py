@@ -363,6 +363,8 @@ class MultiHeadAttention(nn.Module):
           q_BQNK, self.relative
         )
       weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
+      # Lets `visualize` differentiate with respect to the weights.
+      weights_BNQL = self.perturb('weights', weights_BNQL)
       kept_BNQL = dropout(weights_BNQL, self.dropout, key)
       y_BQNK = attention.weighted(kept_BNQL, v_BLNK)
     if self.out_norm is not None:

@@ -200,37 +200,17 @@ def _weights(
 def _backward(
   module: Any, params: Any, dx_BLD: Array, x_BLD: Array, *others: Array | None
 ) -> tuple[Array, Array, Array]:
-  """Returns a layer's weights, their gradient, and the gradient of its input.
+  """Returns a layer's weights, their gradient, and the input's gradient."""
 
-  With y = A v, the gradient of A is dy v^T. The layer passes y to the norm of
-  the joined heads (`out_norm`) if it has this norm, else to the projection.
-  """
+  def run(x_BLD: Array, zeros_BNLL: Array) -> tuple[Array, Array]:
+    added = {'MultiHeadDotProductAttention_1': {'weights': zeros_BNLL}}
+    variables = {'params': params, 'perturbations': added}
+    out_BLD, captured = module.apply(variables, x_BLD, None, *others)
+    return out_BLD, captured['attention']
 
-  def run(x_BLD: Array, zero: Any) -> Any:
-    found: dict[str, Array] = {}
-
-    def note(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      name = (context.module.path or ('',))[-1]
-      is_normed = name == 'out_norm' and context.method_name == '__call__'
-      if not (is_normed or isinstance(context.module, Projection)):
-        return next_fun(*args, **kwargs)
-      if is_normed or (name == 'out' and 'y' not in found):
-        (found['y'],) = args
-        args = (found['y'] + zero,)
-      result = next_fun(*args, **kwargs)
-      if name == 'value':
-        found['value'] = result
-      return result
-
-    with nn.intercept_methods(note):
-      out_BLD, captured = module.apply({'params': params}, x_BLD, None, *others)
-    return out_BLD, (captured['attention'], found)
-
-  _, (_, shapes) = jax.eval_shape(lambda x: run(x, 0), x_BLD)
-  zeros = jnp.zeros(shapes['y'].shape, shapes['y'].dtype)
-  _, vjp, (weights_BNQL, found) = jax.vjp(run, x_BLD, zeros, has_aux=True)
-  dx_BLD, dy = vjp(dx_BLD)
-  v_BLNK = found['value']
-  dy_BQNK = dy.reshape(*dy.shape[:2], *v_BLNK.shape[2:])
-  gradients_BNQL = jnp.einsum('BQNK,BLNK->BNQL', dy_BQNK, v_BLNK)
-  return weights_BNQL, gradients_BNQL, dx_BLD
+  B, L, _ = x_BLD.shape
+  dtype = jnp.promote_types(x_BLD.dtype, jnp.float32)
+  zeros_BNLL = jnp.zeros((B, module.fields.heads, L, L), dtype)
+  _, vjp, weights_BNLL = jax.vjp(run, x_BLD, zeros_BNLL, has_aux=True)
+  dx_BLD, gradients_BNLL = vjp(dx_BLD)
+  return weights_BNLL, gradients_BNLL, dx_BLD
