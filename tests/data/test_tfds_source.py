@@ -99,7 +99,7 @@ def test_names_and_splits_of_tfds(data_dir, name, split, count):
 
 def test_labels(data_dir, monkeypatch):
   for together in (512, 3, 1):  # In one read, or in several.
-    monkeypatch.setattr('vit_jax.data.tfds_source._READ_TOGETHER', together)
+    monkeypatch.setattr('vit_jax.data.shards._READ_TOGETHER', together)
     labels = _open('pets', 'train[1:]+test', data_dir).labels()
     assert labels.dtype == np.int32
     assert labels.tolist() == [1, 0, 1, 0, 1, 0, 1, 0, 1]

@@ -287,9 +287,9 @@ def test_evaluator_gives_the_mean_over_draws():
     extract,
     train_source,
     test_source,
-    shots=(5, 1),
-    seeds=3,
-    l2='choose',
+    shots_lib.Shots(
+      labels, test_labels, NAMES, shots=(5, 1), seeds=3, l2='choose'
+    ),
   )
   results = evaluate((5, 1), 3)
   expected = {
@@ -332,15 +332,15 @@ def test_digits_by_their_pixels():
     images = [source[i]['image'][:, :, 0] for i in range(len(source))]
     return np.reshape(images, (len(images), -1)).astype(np.float32)
 
-  evaluator = fewshot.FewShotEvaluator(
-    'digits',
-    extract,
-    train,
-    test,
+  drawn = shots_lib.Shots(
+    train.labels(),
+    test.labels(),
+    train.class_names,
     shots=(1, 5, 10, 25),
     seeds=3,
     l2='choose',
   )
+  evaluator = fewshot.FewShotEvaluator('digits', extract, train, test, drawn)
   metrics = evaluator.run({})
   assert [*metrics] == [f'digits/{k}shot_accuracy' for k in (1, 5, 10, 25)]
   accuracies = list(metrics.values())

@@ -7,13 +7,12 @@ checks only new and changed files, or all files if the decoder has changed.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,8 +30,7 @@ _log = logging.getLogger(__name__)
 _LISTED = 20
 
 
-@dataclasses.dataclass(frozen=True)
-class BadImage:
+class BadImage(NamedTuple):
   """An unreadable image: its index and name in the source, and the reason."""
 
   index: int
@@ -66,7 +64,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
   own = find_bad_images(source)
   if own is None:
     return source
-  bad = [BadImage(*x) for x in _gather([*map(dataclasses.astuple, own)])]
+  bad = [BadImage(*x) for x in _gather(own)]
   if not bad and on_bad_image == 'error':
     return source
   lines = sorted({f'  {b.name}: {b.reason}' for b in bad})
@@ -164,14 +162,12 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """Same as np.isin, but several times as fast for a million hashes."""
-  order_N = np.argsort(values_N)
-  sorted_N, known_M = values_N[order_N], np.sort(known_M)
-  is_in_N = np.empty(len(values_N), bool)
-  is_in_N[order_N] = np.searchsorted(known_M, sorted_N) < np.searchsorted(
-    known_M, sorted_N, 'right'
+  """Same as np.isin, but twice as fast for a million hashes."""
+  known_M = np.sort(known_M)
+  first_N, last_N = (
+    np.searchsorted(known_M, values_N, side) for side in ('left', 'right')
   )
-  return is_in_N
+  return first_N < last_N
 
 
 def _read(place: epath.Path) -> np.ndarray:

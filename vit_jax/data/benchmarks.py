@@ -7,34 +7,21 @@ from vit_jax.data import vtab
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """A dataset with the paper's transfer protocol.
+  """A dataset with the paper's transfer protocol."""
 
-  Attributes:
-    name: `data.name` of a config: 'cifar10', 'vtab/caltech101'.
-    title: the name in the paper's tables.
-    tune_train: split on which tuning trains with each learning rate.
-    tune_val: split on which tuning compares the learning rates.
-    examples: sizes of `train`, `test`, `tune_train` and `tune_val`.
-    steps: number of fine-tuning steps (table 4).
-    train: training split of the final run.
-    learning_rates: learning rates to try (table 4).
-    group: VTAB's 'natural', 'specialised' or 'structured', or empty.
-    crop: crop of training images: 'inception', 'resize' (BiT's) or 'none'.
-  """
-
-  name: str
-  title: str
+  name: str  # `data.name` of a config: 'cifar10', 'vtab/caltech101'
+  title: str  # in the paper's tables
   num_classes: int
-  tune_train: str
-  tune_val: str
-  examples: tuple[int, int, int, int]
-  steps: int
-  train: str = 'train'
+  tune_train: str  # the split on which tuning trains
+  tune_val: str  # the split on which tuning compares the learning rates
+  examples: tuple[int, int, int, int]  # of train, test, tune_train, tune_val
+  steps: int  # of fine-tuning (table 4)
+  train: str = 'train'  # the training split of the final run
   test: str = 'test'
-  learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
-  group: str = ''
-  flip: bool = True
-  crop: str = 'inception'
+  learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)  # table 4
+  group: str = ''  # VTAB's 'natural', 'specialised' or 'structured'
+  flip: bool = True  # whether training images are mirrored at random
+  crop: str = 'inception'  # of training images; or 'resize' (BiT's), 'none'
 
 
 # Additional learning rates for ResNets and hybrids on ImageNet.

@@ -68,9 +68,7 @@ class UnreadableImage(ValueError):
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
-  Raises:
-    UnreadableImage: The file is missing or cannot be read, or the path is a
-      folder, a pipe or a device.
+  Raises UnreadableImage, also for a folder, a pipe or a device.
   """
   try:
     mode = os.stat(path).st_mode
@@ -84,10 +82,8 @@ def read_file(path: str) -> bytes:
 
 def state_of_files(paths: Iterable[str], about: str = '') -> str:
   """Returns a hash of `about` and of files' paths, sizes and mtimes."""
-  digest = hashlib.sha256(about.encode(errors='surrogateescape'))
-  for path in paths:
-    digest.update(f'{state_of(path)}\n'.encode(errors='surrogateescape'))
-  return digest.hexdigest()
+  text = about + ''.join(f'{state_of(path)}\n' for path in paths)
+  return hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
 
 def names_and_sizes(paths: Iterable[str]) -> str:
@@ -161,7 +157,6 @@ def open_image(
 
   Args:
     data: the bytes of a file, or pixels uint8 [H, W, 3].
-    name: the name of the image in error messages.
     formats: Pillow's names of the accepted formats, which must include JPEG;
       empty accepts all formats.
     max_pixels: the largest accepted number of pixels; 0 for `MAX_PIXELS`.
@@ -416,9 +411,7 @@ def _decode_with_pillow(
 def from_pillow(image: Image.Image) -> np.ndarray:
   """Returns the upright pixels of an opened image, uint8 [H, W, 3].
 
-  Raises:
-    ValueError: pixels are floats, or a grey value exceeds 16 bits.
-    OSError: the file is truncated or damaged.
+  Raises the errors of `orientation.rgb`.
   """
   pixels = orientation.rgb(image)
   turn = orientation.turn_of(image)

@@ -59,10 +59,6 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   for other names). Without `train/`, the folder itself holds the images, and a
   fifth of each class becomes `test`. Images have labels if the folder of
   training images has sub-folders, one for each class.
-
-  Raises:
-    FileNotFoundError: The folder is missing.
-    ValueError: The layout is not supported, or the split is missing.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -88,19 +84,18 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   train = next(iter(folders.values()))
   # Names that differ only in the Unicode form of accents mean the same class.
   class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
-  paths: list[str] = []
-  labels: list[int] = []
+  files: list[tuple[str, int]] = []
   members: dict[str, list[int]] = {}
   left_out: Counter = collections.Counter()
   for name, folder in folders.items():
     if class_names and not sub_folders(folder):
       _log.warning('%s is left out: it has no class folders', folder)
       continue
-    files, others = list_files(folder, class_names)
+    own, others = list_files(folder, class_names)
     left_out += others
-    members[name] = [*range(len(paths), len(paths) + len(files))]
-    paths += [path for path, _ in files]
-    labels += [label for _, label in files]
+    members[name] = [*range(len(files), len(files) + len(own))]
+    files += own
+  labels = [label for _, label in files]
   warn_left_out(root, left_out)
   if train == root:
     members = splits.stratified_fifth(labels, split_seed)
@@ -108,7 +103,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
     _warn_of_few(labels, members, class_names)
   members = splits.permuted(members, split_seed)
   chosen = splits.select(split, members, f'folder {root}')
-  paths = [paths[i] for i in chosen]
+  paths = [files[i][0] for i in chosen]
   if not class_names:
     return Files(paths)
   return LabelledFiles(paths, [labels[i] for i in chosen], class_names)
@@ -120,10 +115,8 @@ def list_files(
   """Lists the images of a folder with their labels, and counts other files.
 
   A label is the position of the sub-folder's name in `class_names`. Without
-  `class_names` all labels are 0.
-
-  Raises:
-    ValueError: The folder or a class has no images, or a class is unknown.
+  `class_names` all labels are 0. Raises ValueError if the folder or a class has
+  no images, or a class is unknown.
   """
   if not class_names:
     paths, others = list_images(folder)
@@ -234,11 +227,6 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
       of class names, separated by `;`.
     split: optional; a name in `splits.NAMES`. Without this column, `test` is a
       fifth of each class; if the table has `labels`, a fifth of all images.
-
-  Raises:
-    FileNotFoundError: The file is missing.
-    ValueError: The table is invalid or the split is missing. The message names
-      the row of an error.
   """
   path = pathlib.Path(os.path.expanduser(name))
   rows, column = _read_table(path)

@@ -179,21 +179,13 @@ BIG_VISION: dict[str, Callable[..., Image.Image]] = {
 class RandAugment:
   """Applies several randomly drawn operations in a row (1909.13719).
 
-  Attributes:
-    count: number of operations, N of the paper.
-    magnitude: M of the paper, from 0 to 10.
-    deviation: standard deviation of the magnitude, which is drawn for each
-      operation; 0.5 in DeiT.
-    operations: 'torchvision' for `OPERATIONS`, 'big_vision' for `BIG_VISION`.
-
-  Raises:
-    ValueError: if an attribute is out of range.
+  The magnitude is drawn for each operation.
   """
 
-  count: int = 2
-  magnitude: float = 9.0
-  deviation: float = 0.0
-  operations: str = 'torchvision'
+  count: int = 2  # number of operations, N of the paper
+  magnitude: float = 9.0  # M of the paper, from 0 to 10
+  deviation: float = 0.0  # standard deviation of the magnitude; 0.5 in DeiT
+  operations: str = 'torchvision'  # or 'big_vision', for `BIG_VISION`
 
   def __post_init__(self) -> None:
     if (
@@ -220,10 +212,8 @@ class ThreeAugment:
   """Greys, solarizes or blurs an image, then jitters its colours.
 
   The three are equally likely, as in DeiT III (2204.07118, section 3.2).
-
-  Attributes:
-    jitter: brightness, contrast and saturation are each multiplied by a random
-      number between 1 - jitter and 1 + jitter. Their order is random.
+  Brightness, contrast and saturation, in random order, are each multiplied by a
+  random number between 1 - jitter and 1 + jitter.
   """
 
   jitter: float = 0.3
@@ -250,11 +240,7 @@ class ThreeAugment:
 
 
 def parse(text: str) -> Augmentation | None:
-  """Returns the augmentation that `config.data.augment` names; None for ''.
-
-  Raises:
-    ValueError: if the name is unknown or a number is out of range.
-  """
+  """Returns the augmentation that `config.data.augment` names; None for ''."""
   if not text:
     return None
   kinds: dict[str, Callable[..., Augmentation]] = {

@@ -29,15 +29,7 @@ class HubSource(Source):
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Loads the whole dataset and opens one split.
-
-    Raises:
-      ImportError: The extra `hf` is not installed.
-      ValueError: The dataset or the split does not exist, or an image does not
-        have exactly one class.
-
-    Also raises the errors of `shards.find`.
-    """
+    """Loads the dataset and opens one split; see `sources.open_source`."""
     if not importlib.util.find_spec('datasets'):
       raise ImportError(
         f'{name} needs the library `datasets`: '
@@ -102,16 +94,16 @@ class HubSource(Source):
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   """Returns the names of the image column and of the class column."""
-  images = [k for k, f in features.items() if isinstance(f, datasets.Image)]
+
+  def columns(kind: type, *names: str) -> list[str]:
+    of_kind = [k for k, f in features.items() if isinstance(f, kind)]
+    return [k for k in of_kind if k in names or not names]
+
   # Parquet files from other tools do not mark image columns.
-  images = images or [k for k in features if k in ('image', 'img', 'jpg')]
-  of_kind = {
-    kind: [k for k, f in features.items() if isinstance(f, kind)]
-    for kind in (datasets.ClassLabel, datasets.Value)
-  }
-  labels = of_kind[datasets.ClassLabel] or [
-    k for k in of_kind[datasets.Value] if k in ('label', 'class', 'cls')
-  ]
+  images = columns(datasets.Image) or columns(object, 'image', 'img', 'jpg')
+  labels = columns(datasets.ClassLabel) or columns(
+    datasets.Value, 'label', 'class', 'cls'
+  )
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(
       f'{name} must have one column of images and one of classes; its columns '

@@ -70,9 +70,6 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   The extension or the first bytes decide whether a file is an image. Hidden
   files and folders are ignored. A folder that several links lead to is listed
   once. Returns the sorted paths, and the number of other files by extension.
-
-  Raises:
-    OSError: A sub-folder cannot be read.
   """
   paths: list[str] = []
   others: Counter = collections.Counter()

@@ -16,47 +16,34 @@ from vit_jax.data.preprocessing import Preprocessing
 class Images:
   """Preprocessing and augmentation for training and evaluation.
 
-  Attributes:
-    size: (H, W) of evaluation images in pixels.
-    preprocessing: used in evaluation; training uses only its mean and std.
-    crop_min_area: smallest share of an image that the inception crop takes.
-    crop_resize: 0 for the inception crop. Otherwise training uses BiT's crop,
-      which first resizes images to `crop_resize` times the training size.
-    flip: whether training images are mirrored at random.
-    augment: augmentation on the host, see `host_augmentation.parse`.
-    erasing: probability that a rectangle of a training image becomes noise.
-    train_size: (H, W) of training images; None if it equals `size`.
+  Training uses only the mean and std of `preprocessing`. It uses the inception
+  crop if `crop_resize` is 0. Otherwise it uses BiT's crop, which first resizes
+  images to `crop_resize` times the training size.
   """
 
-  size: tuple[int, int]
+  size: tuple[int, int]  # (H, W) of evaluation images in pixels
   preprocessing: Preprocessing = Preprocessing()
-  crop_min_area: float = 0.05
+  crop_min_area: float = 0.05  # smallest share that the inception crop takes
   crop_resize: float = 0.0
   flip: bool = False
-  augment: str = ''
-  erasing: float = 0.0
-  train_size: tuple[int, int] | None = None
+  augment: str = ''  # see `host_augmentation.parse`
+  erasing: float = 0.0  # probability that a rectangle becomes noise
+  train_size: tuple[int, int] | None = None  # None if it equals `size`
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Returns the settings in `config.data`, for images of a size (H, W).
-
-    Raises:
-      ValueError: if a field is invalid.
-    """
-    names = {f.name for f in dataclasses.fields(cls)} - {
-      'size',
-      'preprocessing',
-      'train_size',
-    }
-    train_size = size
-    if data['train_size']:
-      train_size = size_of(data['train_size'], 'data.train_size')
+    """Returns the settings in `config.data`, for images of a size (H, W)."""
+    text = data['train_size']
+    train_size = size_of(text, 'data.train_size') if text else size
+    if 0 < data['crop_resize'] < 1:
+      raise ValueError(
+        f'data.crop_resize is {data["crop_resize"]}: use 0, or 1 or more.'
+      )
+    names = {f.name for f in dataclasses.fields(cls)} & {*data} - {'train_size'}
     try:
-      preprocessing = Preprocessing.of(data)
       images = cls(
         size,
-        preprocessing,
+        Preprocessing.of(data),
         train_size=None if train_size == size else train_size,
         **{name: data[name] for name in names},
       )
@@ -111,8 +98,7 @@ class Images:
 def size_of(text: str, what: str = 'data.image_size') -> tuple[int, int]:
   """Parses an image size such as '224' or '384x512' to (height, width).
 
-  Raises:
-    ValueError: if the text has another form; the message names `what`.
+  Raises ValueError if the text has another form; the message names `what`.
   """
   match = re.fullmatch(r'([1-9][0-9]*)(?:x([1-9][0-9]*))?', str(text))
   if not match:

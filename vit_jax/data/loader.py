@@ -64,8 +64,7 @@ def train_batches(
       multiple of `process_count`.
     seed: Determines the order and the random numbers of the transform.
     start_step: The step of the first batch.
-    process_index: The index of this process.
-    process_count: How many processes share each batch.
+    process_index: The index of this process among `process_count`.
     workers: Number of worker processes. 0 uses threads, which are fast enough
       on up to about a dozen cores. A script with workers needs an
       `if __name__ == '__main__'` guard, because workers import the script.

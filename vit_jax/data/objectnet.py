@@ -40,9 +40,8 @@ class ObjectNet(folder.LabelledFiles):
   def __init__(self, name: str):
     """Lists the files of the unpacked archive, or of its folder `images`.
 
-    Raises:
-      FileNotFoundError: the folder is missing.
-      ValueError: it has no images of the classes that overlap ImageNet.
+    Raises FileNotFoundError if the folder is missing, and ValueError if it has
+    no images of the classes that overlap ImageNet.
     """
     root = pathlib.Path(os.path.expanduser(name))
     if not root.is_dir():

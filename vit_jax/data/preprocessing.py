@@ -57,9 +57,6 @@ class Preprocessing:
     resize_like: the library whose resizing is reproduced, including how it
       rounds sides and crops. 'vit_jax' is the fastest: its 'bilinear' uses
       OpenCV and decodes JPEGs at a reduced size. For timm, use 'torchvision'.
-
-  Raises:
-    ValueError: a field is invalid.
   """
 
   resize_small: int = 0

@@ -46,14 +46,7 @@ _READ_TOGETHER = 512
 
 
 def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
-  """Opens a split of ArrayRecord or TFRecord files; see `sources.open_source`.
-
-  Raises:
-    FileNotFoundError: No file matches.
-    ImportError: The library for a bucket is missing.
-    ValueError: The split is missing, a shard is damaged, or only some records
-      have a valid class.
-  """
+  """Opens a split of ArrayRecord or TFRecord files, as `open_source` does."""
   kind = name.partition(':')[0]
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])
@@ -238,11 +231,7 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
-  """Returns the class names from a file beside a shard; () if it is missing.
-
-  Raises:
-    ValueError: The file lists a name twice.
-  """
+  """Returns the class names from a file beside a shard; () if it is missing."""
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
     if fs.exists(place):
@@ -321,9 +310,12 @@ def _index(
 
 def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
   """Returns (start, end, class) of each record of a shard; see `_index`."""
-  records = _array_records(path) if kind == 'arrayrecord' else _walk(fs, path)
   rows: list[tuple[int, int, Any]] = []
+  records = _walk(fs, path)
   try:
+    if kind == 'arrayrecord':
+      source = grain.sources.ArrayRecordDataSource([path])
+      records = ((0, 0, data) for data in read_all(source))
     for start, end, data in records:
       label = _value(_parse(data, f'{path}/{len(rows)}'), _LABEL)
       rows.append((start, end, _text(label)))
@@ -335,12 +327,11 @@ def _scan(kind: str, fs: Any, path: str) -> list[tuple[int, int, Any]]:
   return rows
 
 
-def _array_records(path: str) -> Iterator[tuple[int, int, bytes]]:
-  records = grain.sources.ArrayRecordDataSource([path])
+def read_all(records: Any) -> Iterator[bytes]:
+  """Yields all records of an ArrayRecord source; reads many at a time."""
   for start in range(0, len(records), _READ_TOGETHER):
     some = range(start, min(start + _READ_TOGETHER, len(records)))
-    for data in records.__getitems__(some):
-      yield 0, 0, data
+    yield from records.__getitems__(some)
 
 
 def _walk(fs: Any, path: str) -> Iterator[tuple[int, int, bytes]]:

@@ -143,13 +143,7 @@ def select_rows(
 
   Each split is shuffled before it is sliced, because many datasets are sorted
   by class. If `train` is the only split, a fifth of each class becomes `test`.
-
-  Args:
-    split: the split string.
-    sizes: the number of rows of each split; the splits follow each other.
-    labels: the class of each row.
-    owner: the name of the dataset in error messages.
-    seed: seed of the shuffling and of the generated `test` split.
+  `sizes` are the numbers of rows; the rows of the splits follow each other.
   """
   members: dict[str, Sequence[int]] = {}
   start = 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from vit_jax.data import cores, decode
+from vit_jax.data import cores, decode, shards
 from vit_jax.data.source import Label, Source
 
 # Installs the packages that `tfds build` needs; TFDS does not declare them all.
@@ -21,8 +21,6 @@ _INSTALL = (
 
 # Fields that may hold an image's file name.
 _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
-# This many records with large images take less than 1 GB of memory.
-_READ_TOGETHER = 512
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
@@ -58,7 +56,7 @@ class TfdsSource(Source):
     image: str = 'image',
     scale: int = 1,
   ):
-    """Opens the split.
+    """Opens the split; raises ValueError if it is missing, invalid or empty.
 
     Args:
       builder: the builder of the dataset.
@@ -67,9 +65,6 @@ class TfdsSource(Source):
       title: the first part of the records' names.
       image: the field of the image.
       scale: a factor for pixel values; images stay encoded if it is 1.
-
-    Raises:
-      ValueError: The split is missing, invalid or empty.
     """
     features = builder.info.features
     self.class_names = label.class_names
@@ -123,24 +118,15 @@ class TfdsSource(Source):
   def labels(self) -> np.ndarray:
     labels = np.empty(len(self), np.int32)
     with cores.progress('Reading labels', len(self), 'records') as bar:
-      for start in range(0, len(self), _READ_TOGETHER):
-        positions = range(start, min(start + _READ_TOGETHER, len(self)))
-        records = self._records.__getitems__(positions)
-        for i, record in zip(positions, records, strict=True):
-          fields = self._label_fields.deserialize_example_np(record)
-          labels[i] = self._label.classify(fields)
-        bar.update(len(positions))
+      for i, record in enumerate(shards.read_all(self._records)):
+        fields = self._label_fields.deserialize_example_np(record)
+        labels[i] = self._label.classify(fields)
+        bar.update()
     return labels
 
 
 def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
-  """Opens one split of a dataset; see `sources.open_source`.
-
-  Raises:
-    FileNotFoundError: The dataset is not prepared as array_record.
-    ValueError: The dataset or its split does not exist, or records do not have
-      one image and one class each.
-  """
+  """Opens one split of a dataset; see `sources.open_source`."""
   builder = prepared_builder(name, data_dir)
   image, field = _keys(name, builder.info)
   names = tuple(builder.info.features[field].names)
@@ -162,9 +148,7 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises:
-    FileNotFoundError: The dataset is not prepared, or is in another format.
-    ValueError: TFDS has no dataset of that name.
+  Raises FileNotFoundError if it is not, and ValueError if TFDS lacks it.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

@@ -29,41 +29,22 @@ class TrainTransform:
 
   The inception crop has a uniform aspect ratio (width / height) between 3/4 and
   4/3. Its height is uniform between the height at which its area is `min_area`
-  and the largest height that fits. The crop is then resized. The paper's models
-  were trained with this distribution, from
-  tf.image.sample_distorted_bounding_box. Other libraries draw a uniform area,
-  which gives larger crops on average.
+  and the largest height that fits. The paper's models were trained with this
+  distribution, from tf.image.sample_distorted_bounding_box. Other libraries
+  draw a uniform area, which gives larger crops on average.
 
-  BiT's crop (arXiv 1912.11370) resizes the whole image, ignoring its aspect
-  ratio, and cuts a part of fixed size out of it.
+  BiT's crop (arXiv 1912.11370) resizes the whole image to `resize`, ignoring
+  its aspect ratio, and cuts `image_size` out of it.
 
-  Attributes:
-    image_size: (height, width) of the output.
-    min_area: smallest share of the image that the inception crop takes. With 1,
-      it always takes the whole image and ignores the aspect ratio.
-    resize: (height, width) to which BiT's crop resizes the image, at least
-      `image_size`; None for the inception crop.
-    augmentation: function that changes the pixels of the crop, or None.
-    max_area: largest share of the image that the inception crop takes.
-
-  Raises:
-    ValueError: `resize` is smaller than `image_size`.
+  With a `min_area` of 1, the inception crop always takes the whole image and
+  ignores the aspect ratio.
   """
 
-  image_size: tuple[int, int]
-  min_area: float = 0.05
-  resize: tuple[int, int] | None = None
+  image_size: tuple[int, int]  # (height, width) of the output
+  min_area: float = 0.05  # smallest share of the image in the inception crop
+  resize: tuple[int, int] | None = None  # None for the inception crop
   augmentation: Augmentation | None = None
-  max_area: float = 1.0
-
-  def __post_init__(self) -> None:
-    if self.resize and any(
-      a < b for a, b in zip(self.resize, self.image_size, strict=True)
-    ):
-      raise ValueError(
-        f'resize={tuple(self.resize)} is smaller than the crop of '
-        f'image_size={tuple(self.image_size)}; use None or at least that size'
-      )
+  max_area: float = 1.0  # largest share of the image in the inception crop
 
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
@@ -71,7 +52,12 @@ class TrainTransform:
     """Returns the example of a record; see the module's docstring."""
     picture = decode.open_image(record['image'], record['name'])
     if self.resize:
-      image = self._cut(picture, self.resize, rng)
+      image = resize(picture.read(size=self.resize, exact=False), self.resize)
+      height, width = self.image_size
+      top = int(rng.integers(self.resize[0] - height + 1))
+      left = int(rng.integers(self.resize[1] - width + 1))
+      # Copy, so that the part does not keep the whole image in memory.
+      image = image[top : top + height, left : left + width].copy()
     else:
       box = self.random_box(picture.height, picture.width, rng)
       part = picture.read(box, self.image_size, exact=False)
@@ -79,19 +65,6 @@ class TrainTransform:
     if self.augmentation:
       image = self.augmentation(image, rng)
     return {'image': image} | _label(record)
-
-  def _cut(
-    self,
-    picture: decode.Picture,
-    size: tuple[int, int],
-    rng: np.random.Generator,
-  ) -> np.ndarray:
-    image = resize(picture.read(size=size, exact=False), size)
-    height, width = self.image_size
-    top = int(rng.integers(size[0] - height + 1))
-    left = int(rng.integers(size[1] - width + 1))
-    # Copy, so that the part does not keep the whole image in memory.
-    return image[top : top + height, left : left + width].copy()
 
   def random_box(
     self, height: int, width: int, rng: np.random.Generator
@@ -139,10 +112,7 @@ class PerStep:
 class EvalTransform:
   """Resizes an image, and crops its centre if `preprocessing` asks for it.
 
-  `image_size` is the (height, width) of the output.
-
-  Raises:
-    ValueError: The crop does not fit into the resized image.
+  Raises ValueError if a crop of `image_size` does not fit the resized image.
   """
 
   image_size: tuple[int, int]
@@ -161,8 +131,7 @@ class EvalTransform:
   def image(self, data: bytes | np.ndarray, name: str) -> np.ndarray:
     """Returns uint8 [*image_size, 3] for the bytes of a file or for pixels.
 
-    Raises:
-      UnreadableImage: The image cannot be decoded; the message has `name`.
+    Raises UnreadableImage, with `name`, if the image cannot be decoded.
     """
     picture = decode.open_image(data, name)
     how, shape = self.preprocessing, (picture.height, picture.width)

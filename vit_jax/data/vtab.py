@@ -33,31 +33,18 @@ _Start = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One task.
+  """One task."""
 
-  Attributes:
-    title: the name in table 9 of the ViT paper.
-    group: 'natural', 'specialised' or 'structured'.
-    tfds: the name of the TFDS dataset.
-    test_examples: size of the test split.
-    label: the TFDS field that holds the class, or a rule that computes it.
-    values: number of values of the field if adjacent values share a class;
-      otherwise 0.
-    val: start of the validation split.
-    test: start of the test split, which ends where the TFDS split ends.
-    scale: factor that scales pixels to 0..255.
-  """
-
-  title: str
-  group: str
-  tfds: str
+  title: str  # in table 9 of the ViT paper
+  group: str  # 'natural', 'specialised' or 'structured'
+  tfds: str  # the name of the TFDS dataset
   num_classes: int
   test_examples: int
-  label: str | Label = 'label'
-  values: int = 0
+  label: str | Label = 'label'  # the TFDS field of the class, or a rule
+  values: int = 0  # of the field, if adjacent values share a class
   val: _Start = ('validation', 0)
-  test: _Start = ('test', 0)
-  scale: int = 1
+  test: _Start = ('test', 0)  # ends where the TFDS split ends
+  scale: int = 1  # factor that scales pixels to 0..255
 
 
 def _count(record: Mapping[str, Any]) -> int:
@@ -144,12 +131,7 @@ TASKS: dict[str, Task] = {
 
 
 def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
-  """Opens one of `SPLITS` of a task such as 'vtab/caltech101'.
-
-  Raises:
-    ValueError: The task or the split does not exist.
-    FileNotFoundError: The dataset is not prepared.
-  """
+  """Opens one of `SPLITS` of a task such as 'vtab/caltech101'."""
   from vit_jax.data import tfds_source
 
   key = name.removeprefix(PREFIX)
@@ -165,10 +147,16 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
       f'{", ".join(SPLITS)}'
     )
   builder = tfds_source.prepared_builder(task.tfds, data_dir)
+  label = task.label
+  if not isinstance(label, Label):
+    names = tuple(map(str, range(task.num_classes)))
+    if not task.values:
+      names = tuple(builder.info.features[label].names)
+    label = tfds_source.class_field(label, task.values or len(names), names)
   source = tfds_source.TfdsSource(
     builder,
     tfds_split(task, split, builder.info.splits),
-    _label(task, builder.info.features),
+    label,
     f'{name}/{split}',
     scale=task.scale,
   )
@@ -196,15 +184,3 @@ def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
   }
   parts['train800val200'] = f'{parts["train800"]}+{parts["val200"]}'
   return parts[split]
-
-
-def _label(task: Task, features: Mapping[str, Any]) -> Label:
-  """Returns the rule that computes the class of a record."""
-  from vit_jax.data import tfds_source
-
-  if isinstance(task.label, Label):
-    return task.label
-  names = tuple(map(str, range(task.num_classes)))
-  if not task.values:
-    names = tuple(features[task.label].names)
-  return tfds_source.class_field(task.label, task.values or len(names), names)

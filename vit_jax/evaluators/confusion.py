@@ -15,18 +15,12 @@ BATCH_PER_DEVICE = 64
 
 
 class Measures(NamedTuple):
-  """Measures of a classifier's predictions; accuracies are from 0 to 1.
-
-  Attributes:
-    balanced: mean accuracy per class, over the classes that have images.
-    confusion_CC: number of images by true class (row) and predicted class
-      (column), int64.
-  """
+  """Measures of a classifier's predictions; accuracies are from 0 to 1."""
 
   accuracy: float
   top5: float
-  balanced: float
-  confusion_CC: np.ndarray
+  balanced: float  # mean accuracy of the classes that have images
+  confusion_CC: np.ndarray  # number of images, int64, rows are true classes
   class_names: tuple[str, ...]
 
 

@@ -17,23 +17,16 @@ from vit_jax.training import features
 
 
 class Evaluator(Protocol):
-  """Measures the quality of parameters.
+  """Measures the quality of parameters."""
 
-  Attributes:
-    name: prefix of the metrics.
-    fixed_metrics: the default result of `metrics`.
-  """
-
-  name: str
-  fixed_metrics: ClassVar[Mapping[str, Best]] = {}
+  name: str  # prefix of the metrics
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {}  # result of `metrics`
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
     """Checks an entry before any data are opened.
 
-    Raises:
-      ValueError: if the entry is invalid.
-      FileNotFoundError: if a file of the entry is missing.
+    Raises ValueError, or FileNotFoundError if a file of the entry is missing.
     """
     del name, entry
 
@@ -50,11 +43,7 @@ class Evaluator(Protocol):
 
   @classmethod
   def from_entry(cls, parts: 'Parts', name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of an entry of `config.evaluators`.
-
-    Raises:
-      ValueError: if the entry is invalid.
-    """
+    """Builds the evaluator of an entry; raises ValueError if it is invalid."""
     ...
 
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
@@ -75,15 +64,11 @@ class Parts:
   mesh: jax.sharding.Mesh
   facts: Facts  # of the training data
 
-  @property
-  def image_size(self) -> tuple[int, int]:
-    """The (H, W) of images in evaluation."""
-    return size_of(self.config.data.image_size)
-
   @functools.cached_property
   def images(self) -> Images:
     """The preprocessing of images."""
-    return Images.from_config(self.config.data, self.image_size)
+    data = self.config.data
+    return Images.from_config(data, size_of(data.image_size))
 
   @property
   def batches(self) -> dict[str, Any]:

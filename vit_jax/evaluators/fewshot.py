@@ -244,28 +244,15 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   )
 
 
+@dataclasses.dataclass(frozen=True)
 class FewShotEvaluator(Evaluator):
   """Measures the accuracy of classifiers fit to a few examples per class."""
 
-  def __init__(
-    self,
-    name: str,
-    extract: Callable[[Any, Source], np.ndarray],
-    train: LabelledSource,
-    test: LabelledSource,
-    *,
-    shots: Sequence[int],
-    seeds: int,
-    l2: str,
-  ):
-    """Draws the shots from `train`; `extract` maps (params, source) to ND."""
-    self.name = name
-    self._extract = extract
-    labels = train.labels(), test.labels()
-    self._shots = Shots(
-      *labels, train.class_names, shots=shots, seeds=seeds, l2=l2
-    )
-    self._sources = sources.subset(train, self._shots.rows_R.tolist()), test
+  name: str
+  extract: Callable[[Any, Source], np.ndarray]  # maps (params, source) to ND
+  train: Source
+  test: Source
+  shots: Shots
 
   @classmethod
   def metrics(
@@ -276,20 +263,17 @@ class FewShotEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    return cls(
-      name,
-      parts.extractor(
-        name, features_lib.layer(parts.objective.model, entry.layer)
-      ),
-      *_splits_of(parts, entry),
-      shots=entry.shots,
-      seeds=entry.seeds,
-      l2=entry.l2,
-    )
+    layer = features_lib.layer(parts.objective.model, entry.layer)
+    train, test = _splits_of(parts, entry)
+    given = {key: entry[key] for key in ('shots', 'seeds', 'l2')}
+    shots = Shots(train.labels(), test.labels(), train.class_names, **given)
+    return cls(name, parts.extractor(name, layer), train, test, shots)
 
   def run(self, params: Any) -> dict[str, float]:
-    extracted = (self._extract(params, source) for source in self._sources)
-    results = self._shots.evaluate(*extracted)
+    some = sources.subset(self.train, self.shots.rows_R.tolist())
+    results = self.shots.evaluate(
+      self.extract(params, some), self.extract(params, self.test)
+    )
     return {
       f'{self.name}/{k}shot_accuracy': float(
         np.mean([r.accuracy for r in results if r.shots == k])

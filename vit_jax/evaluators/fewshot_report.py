@@ -63,9 +63,7 @@ def csv_text(curve: Curve) -> str:
 def read_csv(path: str, label: str) -> Curve:
   """Reads a file with the text of `csv_text`.
 
-  Raises:
-    FileNotFoundError: if the file is missing.
-    ValueError: if the file has another format. The message names the line.
+  Raises FileNotFoundError, or ValueError that names a line in another format.
   """
   place = epath.Path(path)
   if not place.is_file():

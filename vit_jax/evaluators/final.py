@@ -158,15 +158,13 @@ def several_lines(found: SeveralMeasures) -> list[str]:
   return lines
 
 
-def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
-  """Returns Wilson's confidence interval of a proportion, by default 95 %."""
-  share, spread = hits / count, z * z / count
+def wilson(hits: int, count: int) -> tuple[float, float]:
+  """Returns Wilson's confidence interval (95 %) of a proportion."""
+  z, share = 1.96, hits / count
+  spread = z * z / count
   middle = (share + spread / 2) / (1 + spread)
-  half = (
-    z
-    / (1 + spread)
-    * math.sqrt(share * (1 - share) / count + spread / 4 / count)
-  )
+  root = math.sqrt(share * (1 - share) / count + spread / 4 / count)
+  half = z / (1 + spread) * root
   return max(0.0, middle - half), min(1.0, middle + half)
 
 

@@ -22,8 +22,6 @@ from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.evaluators.real import check_imagenet
 from vit_jax.training import features
 
-_NUM_IMAGENET_CLASSES = 1000
-
 
 class ObjectNetEvaluator(Evaluator):
   """Measures top-1 and top-5 accuracy on the overlapping classes."""
@@ -47,8 +45,8 @@ class ObjectNetEvaluator(Evaluator):
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source
     # Entry (y, c): whether ImageNet class c is right for class y of the source.
-    Y = len(source.class_names)
-    self._right_YC = np.zeros((Y, _NUM_IMAGENET_CLASSES), bool)
+    shape = len(source.class_names), len(class_names)
+    self._right_YC = np.zeros(shape, bool)
     for label, class_name in enumerate(source.class_names):
       self._right_YC[label, list(objectnet.IMAGENET_CLASSES[class_name])] = True
 

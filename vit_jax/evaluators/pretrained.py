@@ -68,11 +68,7 @@ class TrainedModel:
     Probabilities are the softmax of the logits, or their sigmoid if the model
     was trained with the sigmoid loss.
 
-    Args:
-      images: an image or a list of images.
-      topk: number of classes.
-      on_bad_image: 'error', or 'skip' to return an empty list for an unreadable
-        image.
+    If `on_bad_image` is 'skip', the list of an unreadable image is empty.
 
     Raises:
       UnreadableImage: if an image is unreadable and `on_bad_image` is 'error'.
@@ -154,22 +150,13 @@ class TrainedModel:
       UnreadableImage: if an image is unreadable.
       ValueError: if the model lacks attention between all tokens.
     """
-    layers = attention_maps.Layers(
-      self.checkpoint.model,
-      self.checkpoint.on_device,
-      self.checkpoint.normalize(
-        jnp.stack([*map(_readable, self._each(images, jnp.asarray))])
-      ),
-    )
-    return [jax.device_get(x) for x in layers.attention()]
+    images_BHWC = self._all(images, np.asarray)
+    return [jax.device_get(x) for x in self._layers_of(images_BHWC).attention()]
 
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    Args:
-      images: an image or a list of images.
-      of: name or number of the class to explain; None for rollout without a
-        class.
+    `of` is the name or number of the class to explain; None explains no class.
 
     Raises:
       UnreadableImage: if an image is unreadable.
@@ -179,15 +166,16 @@ class TrainedModel:
     number = None if of is None else self.checkpoint.class_index(of)
 
     def maps(images_BHWC: np.ndarray) -> jax.Array:
-      layers = attention_maps.Layers(
-        self.checkpoint.model,
-        self.checkpoint.on_device,
-        self.checkpoint.normalize(jnp.asarray(images_BHWC)),
-      )
       wanted = None if number is None else np.full(len(images_BHWC), number)
-      return rollout_lib.rollout(layers, class_B=wanted)
+      return rollout_lib.rollout(self._layers_of(images_BHWC), class_B=wanted)
 
     return self._all(images, maps)
+
+  def _layers_of(self, images_BHWC: np.ndarray) -> attention_maps.Layers:
+    x_BHWC = self.checkpoint.normalize(jnp.asarray(images_BHWC))
+    return attention_maps.Layers(
+      self.checkpoint.model, self.checkpoint.on_device, x_BHWC
+    )
 
   def _all(self, images: Any, function: Any) -> np.ndarray:
     return np.stack([*map(_readable, self._each(images, function))])

@@ -36,7 +36,6 @@ class Probe:
   """A linear classifier of centred features, and its accuracy.
 
   Attributes:
-    l2: penalty.
     heldout_accuracy: accuracy on a held-out tenth of the training set, after
       training on the rest; NaN if there was a single penalty.
     accuracy: accuracy on the test set, after training on the whole training
@@ -80,19 +79,12 @@ def fit_probe(
   starts from the result of the previous trial.
 
   All processes must call it with the same arrays, which are sharded over the
-  mesh's batch axes.
+  mesh's batch axes. Features must be finite.
 
   Args:
-    features_ND: training features; finite.
-    labels_N: training labels in [0, num_classes).
-    test_MD: test features; finite.
-    test_labels_M: test labels.
-    num_classes: C.
-    mesh: the device mesh.
-    l2_grid: penalties to choose from. A single penalty is used without a trial.
+    l2_grid: penalties to choose from. A single penalty is used without a trial,
+      and without the errors of `hold_out`.
     tolerance: maximum gradient entry at the end of a fit.
-
-  Raises the errors of `hold_out` if `l2_grid` has several penalties.
   """
   mean_D, std_D = ridge.moments(features_ND)
   # Differences are computed in float64, because means may be large compared

@@ -25,7 +25,7 @@ _EPSILON = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """Accuracy in [0, 1] of one draw of `shots` examples per class."""
+  """Accuracy, from 0 to 1, of one draw of `shots` examples per class."""
 
   shots: int
   seed: int
@@ -45,10 +45,6 @@ def plan(
   Every version of vit_jax makes the same draws. They depend only on the labels,
   k and the seed. The 5 shots of a seed are among its 10 shots. Returns the
   positions of k * C examples by (k, seed), int64, ordered by class.
-
-  Raises:
-    ValueError: if there is a single class, a class has too few examples, or
-      `shots` or `seeds` is below 1.
   """
   if min(shots, default=0) < 1 or seeds < 1:
     raise ValueError(
@@ -91,8 +87,7 @@ class Shots:
   Features are centred and divided by their deviation + 1e-5. A constant feature
   of 100 replaces the intercept. The penalty is always 2^10.
 
-  Attributes:
-    rows_R: the positions of all shots without repeats, in ascending order.
+  `rows_R` are the positions of all shots without repeats, in ascending order.
   """
 
   def __init__(
@@ -105,7 +100,11 @@ class Shots:
     seeds: int,
     l2: str,
   ):
-    """Draws the shots; raises ValueError if `l2` is unknown, or as `plan`."""
+    """Draws the shots.
+
+    Raises ValueError if `l2` is unknown, there is a single class, a class has
+    too few examples, or `shots` or `seeds` is below 1.
+    """
     if l2 not in FITS:
       raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")
     self._fit, self._num_classes = FITS[l2], len(class_names)
@@ -119,10 +118,8 @@ class Shots:
     """Fits a linear classifier to every draw and measures its accuracy.
 
     `features_RD` are those of the images `rows_R`. Leaves out images that the
-    `Extractor` could not read.
-
-    Raises:
-      ValueError: if a feature of a readable image is not finite.
+    `Extractor` could not read. Raises ValueError if a feature of another image
+    is not finite.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
