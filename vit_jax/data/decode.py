@@ -195,7 +195,7 @@ def _refuse_bomb(width: int, height: int, name: str, most: int) -> None:
 
 
 class JpegHeader(NamedTuple):
-  """Facts from the header of a JPEG; its size is the stored size, in pixels.
+  """Facts from the header of a JPEG; height and width are before rotation.
 
   A crop needs no row below its bottom. The decoder stops there if a smaller
   height is written into the header. This saves 15 % of the time for a training

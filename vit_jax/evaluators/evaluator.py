@@ -20,7 +20,7 @@ class Evaluator(Protocol):
   """Measures the quality of parameters."""
 
   name: str  # prefix of the metrics
-  fixed_metrics: ClassVar[Mapping[str, Best]] = {}  # result of `metrics`
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {}  # default of `metrics`
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
