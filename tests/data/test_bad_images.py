@@ -56,7 +56,7 @@ def _open(folder, on_bad_image=None):
 def test_exactly_the_unreadable_ones_are_found(folder, unreadable):
   bad = bad_images.find_bad_images(_open(folder))
   assert _names(b.name for b in bad) == unreadable
-  assert [b.index for b in bad] == sorted(b.index for b in bad)
+  assert [b.row for b in bad] == sorted(b.row for b in bad)
   reasons = {pathlib.Path(b.name).name: b.reason for b in bad}
   assert reasons['broken_link.jpg'] == 'No such file or directory'
 

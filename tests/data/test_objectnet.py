@@ -85,7 +85,7 @@ def test_images_of_border_alone_are_reported_with_others(archive, encode):
   with pytest.raises(decode.UnreadableImage, match='7x4 pixels are too few'):
     source[3]
   bad = bad_images.find_bad_images(source)
-  assert [(b.index, pathlib.Path(b.name).name) for b in bad] == [
+  assert [(b.row, pathlib.Path(b.name).name) for b in bad] == [
     (3, 'c.png'),
     (4, 'd.png'),
   ]

@@ -31,9 +31,9 @@ _LISTED = 20
 
 
 class BadImage(NamedTuple):
-  """An unreadable image: its index and name in the source, and the reason."""
+  """An unreadable image: its index in the source, its name, and the reason."""
 
-  index: int
+  row: int
   name: str
   reason: str
 
@@ -81,7 +81,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
     raise ValueError(f'{summary}:\n{listed}\nRepair or replace them.')
   if bad:
     _log.warning('%s and left out:\n%s', summary, listed)
-  dropped = {b.index for b in bad}
+  dropped = {b.row for b in bad}
   kept = subset(source, [i for i in range(len(source)) if i not in dropped])
   kept.skips_unreadable = True
   return kept
