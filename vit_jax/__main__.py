@@ -33,11 +33,9 @@ COMMANDS = {
 
 
 def main() -> int | None:
-  """Runs the module of a command; without a command, lists all commands.
+  """Runs the module of a command, which ends with its own status.
 
-  Returns:
-    The exit status: 2 if the command is unknown. A command that runs ends the
-    program with its own status.
+  Without a command, lists all commands. Returns 2 if the command is unknown.
   """
   name = sys.argv[1] if len(sys.argv) > 1 else ''
   if name in COMMANDS:

@@ -238,26 +238,23 @@ def _choose(
   if config.init:
     kept = _held_out(photos) | kept
     checkpoint = opening.open_checkpoint(config.init)
-    shape = checkpoint.image_size
+    H, W = checkpoint.image_size
     kind = 'small'
-    if flops.count_params(checkpoint.model, shape) > SMALL:
+    if flops.count_params(checkpoint.model, (H, W)) > SMALL:
       kind = 'large'
-      size = {
-        'data.image_size': f'{shape[0]}x{shape[1]}',
-        'data.train_size': '',
-      }
+      size = {'data.image_size': f'{H}x{W}', 'data.train_size': ''}
   trial = config.copy_and_resolve_references()
   # Measures speed with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
-  if minutes and 'total' not in kept:
-    total = 1
-    if measure:
-      total = _steps_in(float(minutes[1]), trial, source, MOST_EPOCHS[kind])
-  else:
+  if not minutes or 'total' in kept:
     given = kept.get('total', config.total)
     total = durations.steps_of(given, batch_size=batch, examples=photos.count)
+  elif measure:
+    total = _steps_in(float(minutes[1]), trial, source, MOST_EPOCHS[kind])
+  else:
+    total = 1
   epochs = total * batch / photos.count
   chosen = _choices(photos, epochs, kind) | size | kept
   chosen = {'total': f'{total} steps'} | chosen
@@ -288,7 +285,7 @@ def _steps_in(
   if jax.process_index() == 0:
     print(
       f'time    {step_s:.2g} s a step: {steps:,} steps in about {took:.3g} '
-      f'minutes'
+      'minutes'
     )
     if took > 1.2 * minutes:
       print(

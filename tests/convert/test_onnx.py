@@ -17,7 +17,6 @@ from tests.checkpoints.random_weights import (
 )
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
-from vit_jax.convert import onnx_graph, onnx_patterns, onnx_trace
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import FUSIONS, fuse
@@ -25,6 +24,9 @@ from vit_jax.visualize.rollout import FUSIONS, fuse
 REASON = 'needs the extra `peers`, see requirements.txt'
 onnx = pytest.importorskip('onnx', reason=REASON)
 onnxruntime = pytest.importorskip('onnxruntime', reason=REASON)
+onnx_graph = pytest.importorskip('vit_jax.convert.onnx_graph')
+onnx_patterns = pytest.importorskip('vit_jax.convert.onnx_patterns')
+onnx_trace = pytest.importorskip('vit_jax.convert.onnx_trace')
 
 VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 STEM = VIT | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 2)}
@@ -229,7 +231,7 @@ def test_onnxruntime_cancels_a_resnets_transpositions(tmp_path):
 def test_functions_that_are_not_recognised_are_written_out(
   tmp_path, monkeypatch, fields, size
 ):
-  monkeypatch.setattr(onnx_format, '_patterns', lambda model: [])
+  monkeypatch.setattr(onnx_patterns, 'of', lambda model: [])
   checkpoint = random_checkpoint(None, size, **fields)
   path = write(tmp_path, checkpoint)
   known = {'Gelu', 'Softmax', 'LayerNormalization', 'InstanceNormalization'}

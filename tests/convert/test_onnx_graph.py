@@ -5,9 +5,10 @@ import pytest
 from jax import export
 
 from tests.conftest import PEERS
-from vit_jax.convert.onnx_graph import Graph, Tensor
 
 pytest.importorskip('onnx', reason=PEERS)
+onnx_graph = pytest.importorskip('vit_jax.convert.onnx_graph')
+Graph, Tensor = onnx_graph.Graph, onnx_graph.Tensor
 ReferenceEvaluator = pytest.importorskip('onnx.reference').ReferenceEvaluator
 
 (BATCH,) = export.symbolic_shape('batch')

@@ -6,10 +6,10 @@ import pytest
 from jax import lax
 
 from tests.conftest import PEERS
-from vit_jax.convert import onnx_trace
 
 onnx = pytest.importorskip('onnx', reason=PEERS)
 onnxruntime = pytest.importorskip('onnxruntime', reason=PEERS)
+onnx_trace = pytest.importorskip('vit_jax.convert.onnx_trace')
 
 SHAPE = (3, 4, 5, 6)
 

@@ -18,16 +18,10 @@ IMAGES = 8  # few, to save memory
 def agree(source: str, target: str, tolerance: float) -> bool:
   """Compares two checkpoints on the same random images and prints the result.
 
-  If the image sizes differ, a source checkpoint is converted to the target's.
-
-  Args:
-    source: a checkpoint, an .onnx file or a StableHLO directory.
-    target: as `source`.
-    tolerance: the largest accepted difference, relative to the source's largest
-      output.
-
-  Returns:
-    Whether the difference is within the tolerance.
+  Each may be a checkpoint, an .onnx file or a StableHLO directory. A source
+  checkpoint is converted to the target's image size. Returns whether the
+  largest difference is within the tolerance, relative to the source's largest
+  output.
 
   Raises:
     ValueError: if the source is a program for another image size, the outputs

@@ -33,18 +33,13 @@ import numpy as np
 
 from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
-from vit_jax.convert import onnx_patterns as patterns
 from vit_jax.convert.convert import dtype_notes
-from vit_jax.convert.onnx_trace import Pattern, trace
 from vit_jax.data import atomic_files
-from vit_jax.models.model import Model, padding
+from vit_jax.models.model import padding
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
 
 DTYPES = ('float32', 'float16', 'int8')
-
-# Epsilons of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
-_EPSILONS = (1e-6, 1e-5)
 
 
 def write(
@@ -57,19 +52,11 @@ def write(
 ) -> list[str]:
   """Writes a file that takes any batch size.
 
-  Args:
-    checkpoint: the checkpoint.
-    target: the new file.
-    dtype: one of `DTYPES`. With 'float16', norms, softmax, inputs and outputs
-      stay float32, as in JAX. With 'int8', matrix products and their weights
-      are quantised, and convolutions stay float32.
-    rollout: whether to output the attention rollout.
-    served: whether the file is for `vit_jax.tools.serve`; see the outputs and
-      inputs above.
-    opset: version of the operators; None for the lowest that suffices.
-
-  Returns:
-    One sentence for each difference from the checkpoint.
+  With 'float16', norms, softmax, inputs and outputs stay float32, as in JAX.
+  With 'int8', matrix products and their weights are quantised, and convolutions
+  stay float32. `served` means for `vit_jax.tools.serve`. Without an opset, the
+  file gets the lowest that suffices. Returns one sentence for each difference
+  from the checkpoint.
 
   Raises:
     ImportError: if a library is not installed.
@@ -159,6 +146,9 @@ def _to_model(
   opset: int | None,
 ) -> Any:
   """Returns an `onnx.ModelProto`."""
+  # Imported here, because they import `onnx`, which may be missing.
+  from vit_jax.convert import onnx_patterns, onnx_trace
+
   model = checkpoint.model.clone(
     scan=False, remat='none', dtype=jnp.dtype(dtype)
   )
@@ -195,11 +185,11 @@ def _to_model(
     return outputs
 
   try:
-    graph, outputs = trace(
+    graph, outputs = onnx_trace.trace(
       function,
       checkpoint.model.unstack_layers(checkpoint.params),
       inputs,
-      _patterns(model),
+      onnx_patterns.of(model),
     )
   except NotImplementedError as e:
     raise ValueError(
@@ -227,16 +217,6 @@ def _with_attention(
     fused['max'].append(functools.reduce(jnp.maximum, heads))
   outputs = {f'attention_{name}': jnp.stack(x, 1) for name, x in fused.items()}
   return {'logits': logits_BC, **outputs, 'read': read_BL}
-
-
-def _patterns(model: Model) -> list[Pattern]:
-  found = [patterns.max_pool(), *map(patterns.group_norm, _EPSILONS)]
-  if model.attention in ('all', 'axial'):
-    found.append(patterns.gelu(model.gelu))
-    found.append(patterns.layer_norm(model.layer_norm_epsilon))
-  else:
-    found += map(patterns.layer_norm, _EPSILONS)
-  return [*found, patterns.softmax()]
 
 
 def _metadata(checkpoint: Checkpoint) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from onnx import IR_VERSION, checker, defs, helper, numpy_helper
 
 # Permutations from BHWC to BCHW and back.
 NCHW = (0, 3, 1, 2)
@@ -46,7 +47,7 @@ class Graph:
   def __init__(self, inputs: Sequence[Tensor]):
     self.scope = ''  # prefix of the names of new nodes
     self._inputs = inputs
-    self._nodes: list[tuple[str, list[str], str, dict[str, Any]]] = []
+    self._nodes: list[Any] = []  # onnx.NodeProto, with one output of its name
     self._constants: dict[str, np.ndarray] = {}
     self._small: dict[tuple, str] = {}
     self._made: dict[tuple, Tensor] = {}
@@ -65,7 +66,8 @@ class Graph:
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]
-    self._nodes.append((op, names, name, attributes))
+    made = helper.make_node(op, names, [name], name, **attributes)
+    self._nodes.append(made)
     return Tensor(name, tuple(shape), np.dtype(dtype or inputs[0].dtype))
 
   def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
@@ -126,8 +128,6 @@ class Graph:
 
   def cast(self, x: Value, dtype: Any) -> Value:
     """Returns a value in another dtype."""
-    from onnx import helper
-
     if x.dtype == dtype:
       return x
     if isinstance(x, np.ndarray):
@@ -178,12 +178,11 @@ class Graph:
       ValueError: if the opset lacks an operator or is unknown, or the weights
         are too large for one file.
     """
-    from onnx import helper, numpy_helper
-
     for name, x in outputs.items():
-      self._nodes.append(('Identity', [self._name(x, 'constant')], name, {}))
+      source = self._name(x, 'constant')
+      self._nodes.append(helper.make_node('Identity', [source], [name], name))
     live = self._live(outputs)
-    used = {name for _, names, *_ in live for name in names}
+    used = {name for node in live for name in node.input}
     constants = {k: x for k, x in self._constants.items() if k in used}
     size_bytes = sum(x.nbytes for x in constants.values())
     if size_bytes > MAX_BYTES:
@@ -193,10 +192,7 @@ class Graph:
       )
     model = helper.make_model(
       helper.make_graph(
-        [
-          helper.make_node(op, names, [out], name=out, **attributes)
-          for op, names, out, attributes in live
-        ],
+        live,
         'vit_jax',
         [_describe(x.name, x) for x in self._inputs],
         [_describe(name, x) for name, x in outputs.items()],
@@ -211,12 +207,12 @@ class Graph:
     _set_opset(model, opset)
     return model
 
-  def _live(self, outputs: Mapping[str, Value]) -> list[tuple]:
+  def _live(self, outputs: Mapping[str, Value]) -> list[Any]:
     """Returns the nodes that outputs depend on."""
     needed, live = set(outputs), []
     for node in reversed(self._nodes):
-      if node[2] in needed:
-        needed.update(node[1])
+      if node.name in needed:
+        needed.update(node.input)
         live.append(node)
     return live[::-1]
 
@@ -227,8 +223,6 @@ def _set_opset(model: Any, opset: int | None) -> None:
   The default is the lowest opset that has all operators, because runtimes
   refuse files whose opset is newer than theirs.
   """
-  from onnx import defs, helper
-
   newest = defs.onnx_opset_version()
   needed: dict[str, int] = {}
   for node in model.graph.node:
@@ -251,8 +245,6 @@ def _set_opset(model: Any, opset: int | None) -> None:
 
 def _is_valid(node: Any, opset: int) -> bool:
   """Whether an opset has a node's operator, inputs and attributes."""
-  from onnx import IR_VERSION, checker
-
   context = checker.C.CheckerContext()
   context.ir_version = IR_VERSION
   context.opset_imports = {'': opset}
@@ -265,8 +257,6 @@ def _is_valid(node: Any, opset: int) -> bool:
 
 def _describe(name: str, x: Value) -> Any:
   """Returns the `onnx.ValueInfoProto` of a value."""
-  from onnx import helper
-
   return helper.make_tensor_value_info(
     name,
     helper.np_dtype_to_tensor_dtype(x.dtype),

@@ -15,15 +15,29 @@ from flax import linen as nn
 
 from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Value
 from vit_jax.convert.onnx_trace import Pattern
+from vit_jax.models.model import Model
+
+# Epsilons of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
+_EPSILONS = (1e-6, 1e-5)
+
+
+def of(model: Model) -> list[Pattern]:
+  """Returns the patterns that occur in a model."""
+  found = [max_pool(), *map(group_norm, _EPSILONS)]
+  if model.attention in ('all', 'axial'):
+    found += [gelu(model.gelu), layer_norm(model.layer_norm_epsilon)]
+  else:
+    found += map(layer_norm, _EPSILONS)
+  return [*found, softmax()]
 
 
 def softmax() -> Pattern:
   """Returns the pattern of a softmax over the last axis."""
-  return Pattern(
-    jax.nn.softmax,
-    0,
-    lambda graph, x: graph.node('Softmax', [x], x.shape, axis=-1),
-  )
+
+  def emit(graph: Graph, x: Value) -> Value:
+    return graph.node('Softmax', [x], x.shape, axis=-1)
+
+  return Pattern(jax.nn.softmax, 0, emit)
 
 
 def gelu(kind: str) -> Pattern:

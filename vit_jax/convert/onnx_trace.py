@@ -1,9 +1,7 @@
-"""Translates a JAX program to ONNX nodes.
+"""Translates a JAX program, traced with a symbolic batch size, to ONNX nodes.
 
-JAX traces the program with a symbolic batch size. Then this module translates
-it operation by operation. Results that depend only on parameters become
-constants. The operations of a known function, such as LayerNorm, become one
-node or a few.
+Results that depend only on parameters become constants. The operations of a
+known function, such as LayerNorm, become one node or a few.
 
 The package jax2onnx 0.13 cannot replace this module: it fails for ResNets and
 gives wrong numbers for hybrids.
@@ -49,11 +47,8 @@ def trace(
 ) -> tuple[Graph, dict[str, Value]]:
   """Returns a graph with the nodes of a function, and its outputs by name.
 
-  Args:
-    function: function of `params` and the inputs.
-    params: tree of NumPy arrays.
-    inputs: shape without the batch axis, and dtype, of each input by name.
-    patterns: patterns to search for.
+  The function takes `params`, a tree of NumPy arrays, and the inputs. `inputs`
+  has the shape without the batch axis, and the dtype, of each input by name.
 
   Raises:
     NotImplementedError: if an operation is not supported; the message is a noun

@@ -50,13 +50,8 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   dictionary of the last layer's `logits` [batch, Q, C + 1] and `boxes` [batch,
   Q, 4]. It also has `mask_logits` if the model predicts masks.
 
-  Args:
-    checkpoint: the checkpoint.
-    target: the new directory.
-    dtype: dtype of the computation, one of `DTYPES`. Parameters are float32.
-
-  Returns:
-    A sentence if `dtype` differs from a model's float16 or bfloat16.
+  The program computes in `dtype`; parameters are float32. Returns the notes of
+  `dtype_notes`.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
   program = _export(checkpoint, params, dtype)

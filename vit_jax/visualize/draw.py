@@ -45,9 +45,7 @@ def highest(map_HW: np.ndarray, share: float) -> np.ndarray:
 
 def enlarge(map_hw: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Enlarges a map to (height, width) by bilinear interpolation, float32."""
-  return cv2.resize(
-    np.asarray(map_hw, np.float32), size[::-1], interpolation=cv2.INTER_LINEAR
-  )
+  return cv2.resize(np.asarray(map_hw, np.float32), size[::-1])
 
 
 def class_colour(label: int) -> tuple[int, ...]:

@@ -58,11 +58,10 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """
   images = checkpoint.images
   transform = images.eval_transform()
-  found = []
-  for path, name in zip(paths, unique_names(paths), strict=True):
-    data = decode.read_file(path)
-    found.append(Photograph(path, name, transform.image(data, path), images))
-  return found
+  seen = [transform.image(decode.read_file(path), path) for path in paths]
+  names = unique_names(paths)
+  rows = zip(paths, names, seen, strict=True)
+  return [Photograph(*row, images) for row in rows]
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:

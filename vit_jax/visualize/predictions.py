@@ -25,11 +25,6 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   masked patches, 2 for patches replaced by another patch, and 3 for visible
   patches that are predicted too.
 
-  Args:
-    subject: the model and its images.
-    rate: share of the patches that are corrupted.
-    seed: random seed that chooses the patches.
-
   Raises:
     ValueError: if the checkpoint does not predict masked patches.
   """
@@ -49,10 +44,9 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
   ) -> tuple[jax.Array, ...]:
     kind_L, other_L = made.corruption(key, h * w)
     images_1HWC = made.images.normalize(image_HWC[None])
+    corruption = kind_L[None], other_L[None]
     predicted, _ = model.apply(
-      {'params': params},
-      images_1HWC,
-      corruption=(kind_L[None], other_L[None]),
+      {'params': params}, images_1HWC, corruption=corruption
     )
     target = objective.target(model, image_HWC[None], images_1HWC)
     return kind_L, other_L, predicted[0], target[0]
@@ -108,18 +102,12 @@ _WHAT = {
 
 
 def colours_of(
-  model: MaskedViT,
-  images: Images,
-  values: np.ndarray,
-  shape: tuple[int, ...],
+  model: MaskedViT, images: Images, values: np.ndarray, shape: tuple[int, ...]
 ) -> np.ndarray:
   """Converts predictions or targets of one image to patches, uint8 LPPC.
 
-  Args:
-    model: the model, which defines the target.
-    images: preprocessing of the model.
-    values: one image's predictions or targets; see `objectives.masked.target`.
-    shape: shape of a patch, (P, P, 3).
+  See `objectives.masked.target` for the values. A patch has the shape (P, P,
+  3).
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':

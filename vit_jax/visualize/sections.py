@@ -1,6 +1,7 @@
 """Pictures and arrays of a checkpoint, as one `Section` per kind."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,12 +72,6 @@ def rollout(
   Pictures: the map over the photograph, and the half of the photograph where
   the map is highest. Arrays: `maps` (class, image, h, w) from 0 to 1, `classes`
   ('' if no class was given), `files`.
-
-  Args:
-    subject: the model and its images.
-    fusion: see `rollout.rollout`.
-    discard: see `rollout.rollout`.
-    classes: names or indices of classes to explain.
 
   Raises:
     ValueError: if the model lacks attention, or a class is unknown.
@@ -150,7 +145,6 @@ def attention(
   Arrays: `maps` (image, layer, head, h, w), softmax weights; `files`.
 
   Args:
-    subject: the model and its images.
     query: (row, column) of a patch; None for the class token, or for the middle
       patch if the model lacks a class token.
 
@@ -158,25 +152,23 @@ def attention(
     ValueError: if the model lacks attention, or the patch is outside of the
       grid.
   """
-  class_token = 'cls' in subject.checkpoint.model.extra_tokens
+  tokens = subject.checkpoint.model.extra_tokens
   found: list[np.ndarray] = []
   for layers, batch in subject.at_work('attention'):
     h, w = layers.grid
-    if query is None and not class_token:
+    if query is None and 'cls' not in tokens:
       query = h // 2, w // 2
     if query and not (query[0] < h and query[1] < w):
       raise ValueError(
         f'Patch {query[0]},{query[1]} is outside of the grid. Give a row from '
         f'0 to {h - 1} and a column from 0 to {w - 1}.'
       )
-    maps = []
-    for weights_BNLL in layers.attention():
-      B, N, L, _ = weights_BNLL.shape
-      extra = L - h * w
-      row = extra + query[0] * w + query[1] if query else 0
-      to_patches_BNL = np.asarray(weights_BNLL[:, :, row, extra:])
-      maps.append(to_patches_BNL.reshape(B, N, h, w))
-    found += [*np.stack(maps, axis=1)[: len(batch)]]
+    row = len(tokens) + query[0] * w + query[1] if query else 0
+    maps_XBNL = np.stack(
+      [x_BNLL[:, :, row, len(tokens) :] for x_BNLL in layers.attention()]
+    )
+    maps_XBNhw = maps_XBNL.reshape(*maps_XBNL.shape[:3], h, w)
+    found += [*maps_XBNhw.swapaxes(0, 1)[: len(batch)]]
   token = f'patch {query[0]},{query[1]}' if query else 'the class token'
 
   def of(photograph: Photograph, maps_XNhw: np.ndarray) -> Figure:
@@ -211,19 +203,14 @@ def distance(subject: Subject) -> Section:
   uniform = distance_lib.uniform(layers.grid) * pixels
   n = len(subject.photographs)
   mean_XN = sum_XN / n
+  drawn = functools.partial(draw.distances, mean_XN, uniform)
   return Section(
     'Mean attention distance',
     'Mean distance between a patch and the patches that it attends to, '
     'weighted by attention (figures 7 and 11 of the ViT paper). It is in '
     f'pixels and averaged over {n} {"image" if n == 1 else "images"}.',
     {'all': mean_XN},
-    [
-      Figure(
-        'distance',
-        'each dot is a head',
-        lambda: draw.distances(mean_XN, uniform),
-      )
-    ],
+    [Figure('distance', 'each dot is a head', drawn)],
   )
 
 
@@ -238,9 +225,8 @@ def first_filters(subject: Subject) -> Section:
   """
   name, kernel = filters.first_kernel(subject.checkpoint.params)
   components = filters.principal_components(kernel, filters.COMPONENTS)
-  what = 'patch embedding'
-  if name == 'conv_root':
-    what = "ResNet's first convolution"
+  is_resnet = name == 'conv_root'
+  what = "ResNet's first convolution" if is_resnet else 'patch embedding'
   caption = f'principal components of the {what}'
   return Section(
     'Filters',
@@ -263,10 +249,10 @@ def posemb(subject: Subject) -> Section:
     ValueError: if the model does not add position embeddings.
   """
   checkpoint = subject.checkpoint
-  grid = checkpoint.model.grid(checkpoint.image_size)
+  model: Any = checkpoint.model
+  grid = model.grid(checkpoint.image_size)
   tables = similarity.tables(checkpoint)
   cosines_Xhwhw = np.stack([similarity.cosine(x, grid) for x in tables])
-  model: Any = checkpoint.model
   caption = f'cosine similarity, {model.posemb}'
   return Section(
     'Position embeddings',
