@@ -105,7 +105,11 @@ def test_the_command_replaces_the_candidates_of_all_groups():
   ('tunes', 'fields', 'message'),
   [
     (['optimizer.lrr=1,2'], {}, "'optimizer.lrr'.*optimizer.lr"),
-    (['data.flip=true,false'], {}, "data.flip: 'data.flip' and 'data.flip'"),
+    (
+      ['data.flip=true,false'],
+      {},
+      "flip' of sweep and 'data.flip' of tune",
+    ),
     ([RATES], {'tune.train': 'trian'}, "flip=True / lr=0.1: .*'trian'"),
     (['batch_size=16,17'], {}, 'flip=True / batch_size=17: .*multiple of 8'),
     (
@@ -145,6 +149,8 @@ def test_no_more_is_chosen_by_than_is_trained_on():
     check('train[:30]', 'train[30:45]')
   with pytest.raises(ValueError, match='\\[39:50.* not in data.split'):
     check('train[39:50]', 'train[50:]')
+  with pytest.raises(ValueError, match='\\[50:60.* not in data.split'):
+    check('train[50:60]', 'train[60:]')
 
 
 def test_other_images_of_the_same_sets_are_no_overlap():

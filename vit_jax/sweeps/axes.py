@@ -25,19 +25,12 @@ Combination = tuple[dict[str, str], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One run of the grid of a sweep.
+  """One run of the grid of a sweep."""
 
-  Attributes:
-    labels: labels by the name of the axis.
-    config: config of this run, without a sweep.
-    workdir: folder of this run.
-    chosen: values of the tuned fields, by field.
-  """
-
-  labels: dict[str, str]
-  config: ConfigDict
+  labels: dict[str, str]  # by the name of the axis
+  config: ConfigDict  # without a sweep
   workdir: epath.Path
-  chosen: dict[str, Any] = dataclasses.field(default_factory=dict)
+  chosen: dict[str, Any]  # values of the tuned fields, by field
 
   @property
   def name(self) -> str:
@@ -47,10 +40,8 @@ class Cell:
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
-  Args:
-    config: a config with this field; the values get the field's type.
-    field: dotted name, or `model` for variants; also the name of the axis.
-    values: values as text; 1e-3 and 0.001 are the same value.
+  `field` is a dotted name, or `model` for variants. The values get the type
+  that the field has in `config`, so 1e-3 and 0.001 are the same value.
 
   Raises:
     ValueError: if the field is unknown or a value is invalid.
@@ -69,9 +60,9 @@ def add_axes(
 ) -> None:
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
-  If the config already has an axis of the same field, the new values replace
-  its values. An axis of the sweep may itself set `tune.axes`, such as learning
-  rates per data set; the new values of `tunes` apply to those axes too.
+  New values replace those of an axis with the same field. They also replace
+  `tune.axes` that an axis of the sweep sets, such as learning rates per data
+  set.
 
   Raises:
     ValueError: if a text has another format, a field is unknown, or a value is
@@ -106,11 +97,7 @@ def _extended(
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Checks that no axis sets a field that is also set on the command line.
-
-  Raises:
-    ValueError: if an axis sets one of `fields`. The message says what to do.
-  """
+  """Raises ValueError if an axis sets one of `fields`, given as flags."""
   grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
     ('tune', entry.get('tune.axes', ()))
@@ -134,9 +121,7 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
-  """Returns the runs of a config's sweep in order, without tuned fields.
-
-  `choosing.entries` adds tuned fields.
+  """Returns the runs of a sweep in order; `choosing.entries` adds tuned fields.
 
   Raises:
     ValueError: if axes, labels or values are invalid.
@@ -149,7 +134,8 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
     set_fields(cell_config, fields)
     flat = config_lib.flatten(cell_config)
     if not any(skip.items() <= flat.items() for skip in config.sweep_skip):
-      found.append(Cell(labels, cell_config, folder(workdir, RUNS, labels)))
+      place = folder(workdir, RUNS, labels)
+      found.append(Cell(labels, cell_config, place, {}))
   if not found:
     raise ValueError(
       'The sweep has no runs: an axis has no values, or sweep_skip matches '
@@ -159,20 +145,17 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
 
 
 def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
-  """Checks that no two axes set the same field or share a name.
-
-  Raises:
-    ValueError: if two axes do. The message names both.
-  """
+  """Raises ValueError if two axes set the same field or share a name."""
   owners: dict[str, str] = {}
-  for found in (*axes, *tune_axes):
+  named = [('sweep', x) for x in axes] + [('tune', x) for x in tune_axes]
+  for kind, found in named:
     for field in sorted(_fields(found) | {found[0]}):
       if field in owners:
         raise ValueError(
-          f'Two axes set {field}: {owners[field]!r} and {found[0]!r}. Remove '
-          'one of them.'
+          f'{field} belongs to two axes: {owners[field]} and {found[0]!r} of '
+          f'{kind}. Remove or rename one of them.'
         )
-      owners[field] = found[0]
+      owners[field] = f'{found[0]!r} of {kind}'
 
 
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
@@ -181,14 +164,9 @@ def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
 
 
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
-  """Returns the folder of a run, such as WORKDIR/runs/lr=0.001_seed=0.
+  """Returns the folder of a run, such as WORKDIR/KIND/lr=0.001_seed=0.
 
   Characters of labels that are unusual in paths become `-` or are dropped.
-
-  Args:
-    workdir: the workdir of the sweep.
-    kind: name of the folder with all runs, such as 'runs'.
-    labels: labels of the run by the name of the axis.
   """
   slugs = (re.sub(r'[^\w.=+-]+', '-', label) for label in labels.values())
   slugs = (re.sub(r'\.(?!\d)', '', slug).strip('-') for slug in slugs)

@@ -12,7 +12,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -29,45 +29,29 @@ TRIALS = 'tune'
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Group:
-  """Runs that differ only in the seed and are tuned together.
+  """Runs that differ only in the seed and are tuned together."""
 
-  Attributes:
-    labels: labels of the runs on all axes except the seed.
-    candidates: combinations of tuned values to choose from. Without tuning
-      there is a single candidate, which sets no fields.
-    trials: a trial of each candidate; empty if there is a single candidate.
-  """
-
-  labels: dict[str, str]
+  labels: dict[str, str]  # on all axes except the seed
+  # Tuned values to choose from. Without tuning, there is a single candidate,
+  # which sets no fields.
   candidates: tuple[Combination, ...]
-  trials: tuple[Cell, ...]
+  trials: tuple[Cell, ...]  # one per candidate; empty for a single candidate
 
   @property
   def name(self) -> str:
     return axes.name_of(self.labels) or 'all runs'
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedRun:
-  """A run of the sweep before its candidate is chosen.
+class PlannedRun(NamedTuple):
+  """A run of the sweep before its candidate is chosen."""
 
-  Attributes:
-    labels: labels by the name of the axis of the sweep.
-    group: the group of runs that are tuned together.
-    runs: the run with each candidate of the group. Only the run with the chosen
-      candidate is trained.
-  """
-
-  labels: dict[str, str]
+  labels: dict[str, str]  # on the axes of the sweep
   group: Group
-  runs: tuple[Cell, ...]
+  runs: tuple[Cell, ...]  # one per candidate; only the chosen one is trained
 
 
 def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
-
-  The name of a run's folder contains the chosen values, so that runs with
-  different choices never share a folder.
 
   Raises:
     ValueError: if axes, labels or values are invalid.
@@ -107,6 +91,10 @@ def _with_candidate(
   workdir: str,
   kind: str,
 ) -> Cell:
+  """Returns a run whose folder's name has the chosen values.
+
+  So runs with different choices never share a folder.
+  """
   chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
@@ -130,13 +118,7 @@ def _trial(
 
 
 def metric_of(config: ConfigDict) -> tuple[str, Best]:
-  """Returns the metric that compares trials, and 'highest' or 'lowest'.
-
-  'highest' means that higher values are better.
-
-  Raises:
-    ValueError: if the config's objective is unknown.
-  """
+  """Returns the metric that compares trials, and whether to maximise it."""
   (name, best), *_ = objective_type(config).metrics.items()
   return f'val/{name}', best
 
@@ -148,12 +130,13 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
 
   Raises:
     ValueError: if `tune.val` shares examples with `tune.train` or with the
-      reported split, or if `tune.train` or `tune.val` is only partly in
-      `data.split`.
+      reported split, or if `tune.train` or `tune.val` has examples that are not
+      in `data.split`.
   """
   whole, val = config.data.split, config.tune.val
   for part in (config.tune.train, val):
-    if 0 < _shared(whole, part, count) < _shared(part, part, count):
+    shared = _shared(whole, part, count)
+    if shared is not None and shared < (_shared(part, part, count) or 0):
       raise ValueError(
         f'{part!r} has images that are not in data.split {whole!r}. Set '
         'tune.train and tune.val to two parts of data.split.'
@@ -168,16 +151,16 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
       )
 
 
-def _shared(first: str, second: str, count: Callable[[str], int]) -> int:
+def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
   """Returns the number of examples that two split strings share.
 
-  It cannot detect that two names, such as 'test' and 'validation', stand for
-  the same images.
+  Returns None if no name is in both: two names, such as 'train' and 'train800',
+  may stand for the same images.
   """
   pattern = r'([\w-]+)(?:\[[^\]]*\])?'
   ours, theirs = (set(re.findall(pattern, split)) for split in (first, second))
   if not ours & theirs:
-    return 0
+    return None
   known: dict[str, range] = {}
   start = 0
   for name in sorted(ours | theirs):
@@ -209,18 +192,15 @@ def csv_text(
 ) -> str:
   """Returns a CSV with a line for every trial that has finished or diverged.
 
-  Args:
-    groups: all groups of the sweep.
-    results: contents of result.json by the folder of a run.
-    choices: index of the chosen candidate by group; None if all candidates
-      diverged.
+  `results` has the contents of result.json by the folder of a run. `choices`
+  has indices of candidates; None if all candidates diverged.
   """
   runs = []
   for group in groups:
     for n, trial in enumerate(group.trials):
-      taken = (
-        ('yes' if choices[group] == n else 'no') if group in choices else ''
-      )
+      taken = ''
+      if group in choices:
+        taken = 'yes' if choices[group] == n else 'no'
       if result := results.get(trial.workdir):
         known = {**result, 'taken': taken}
         runs.append(grid.GridRun(group.labels, trial.workdir, known))

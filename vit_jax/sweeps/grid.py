@@ -5,7 +5,7 @@ import functools
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -16,19 +16,12 @@ from vit_jax.training import metric_log
 CSV, TABLE = 'results.csv', 'table.md'
 
 
-@dataclasses.dataclass(frozen=True)
-class GridRun:
-  """One run of the sweep.
+class GridRun(NamedTuple):
+  """One run of the sweep."""
 
-  Attributes:
-    labels: labels by the name of the axis.
-    workdir: folder of this run.
-    result: content of its result.json; None until the run has finished.
-  """
-
-  labels: dict[str, str]
+  labels: dict[str, str]  # by the name of the axis
   workdir: epath.Path
-  result: dict[str, Any] | None
+  result: dict[str, Any] | None  # content of result.json, once finished
 
   @property
   def status(self) -> str:
@@ -41,18 +34,12 @@ class GridReport:
 
   The second axis gives the columns. Combinations of all other axes give the
   rows. Runs that differ only in the seed are averaged.
-
-  Attributes:
-    axes: all labels by the name of the axis.
-    averaged: names of the axes that only set the seed.
-    metric: the metric in the table, at the best or last step of each run.
-    runs: all runs, finished or not.
   """
 
-  axes: dict[str, list[str]]
-  averaged: Sequence[str]
-  metric: str
-  runs: Sequence[GridRun]
+  axes: dict[str, list[str]]  # all labels by the name of the axis
+  averaged: Sequence[str]  # names of the axes that only set the seed
+  metric: str  # taken at the best or last step of each run
+  runs: Sequence[GridRun]  # finished or not
 
   def write(self, folder: epath.Path) -> None:
     """Writes the files."""
@@ -169,10 +156,8 @@ def csv_text(
 ) -> str:
   """Returns a CSV with a line for every run that has finished or diverged.
 
-  Args:
-    names: names of the axes.
-    runs: all runs.
-    counts: functions that compute the columns after the metrics from a result.
+  `names` are the axes. `counts` compute the columns after the metrics from a
+  result.
   """
   finished = [(run, run.result) for run in runs if run.result]
   metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
@@ -227,8 +212,7 @@ def mean_text(
 ) -> str:
   """Formats mean ± standard deviation.
 
-  Notes the number of values if it is not `usual_n`, and the number `lost` of
-  diverged runs.
+  Notes the number of values if it is not `usual_n`, and `lost` diverged runs.
   """
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []

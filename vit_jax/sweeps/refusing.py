@@ -1,6 +1,5 @@
 """Check a sweep before its first run, and read results of finished runs."""
 
-import functools
 import json
 from typing import Any
 
@@ -19,12 +18,10 @@ DONE, DIVERGED = 'done', 'diverged'
 
 
 class KnownData:
-  """Facts about the data and the model of each run, for result.json.
-
-  Facts are cached, since the runs of a sweep share most of them.
-  """
+  """Facts about the data and the model of each run, for result.json."""
 
   def __init__(self) -> None:
+    # Caches, since the runs of a sweep share most facts.
     self._by_config: dict[str, dict[str, Any]] = {}
     self._by_split: dict[tuple, Facts] = {}
 
@@ -58,17 +55,9 @@ class KnownData:
       self._by_split[key] = facts_of(config, sources.open_config(data, name))
     return self._by_split[key]
 
-  def count(self, config: ConfigDict, name: str) -> int:
-    """Returns the number of examples of a split of the config's data."""
-    return self.split(config, name).examples
-
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
-  """Checks all runs and trials before the first run starts.
-
-  Raises:
-    ValueError: if a run cannot work. The message names the first such run.
-  """
+  """Raises ValueError if a run or trial cannot work; names the first such."""
   for entry in entries:
     facts.of(entry.runs[0])
   for group, config in {e.group: e.runs[0].config for e in entries}.items():
@@ -76,8 +65,9 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
       facts.of(trial)
     if group.trials:
       with axes.naming(group.name):
-        count = functools.partial(facts.count, config)
-        choosing.check_held_out(config, count)
+        choosing.check_held_out(
+          config, lambda name, own=config: facts.split(own, name).examples
+        )
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:

@@ -93,11 +93,7 @@ class _Sweep:
     start_over: bool,
     report: type[grid.GridReport],
   ):
-    """Plans all runs and reads the results of finished runs.
-
-    Raises:
-      ValueError: if a run cannot work or cannot be resumed.
-    """
+    """Plans all runs and reads the results of finished runs."""
     self._config = config
     self._start_over = start_over
     self._folder = absolute(workdir)
@@ -243,11 +239,7 @@ class _Sweep:
     )
 
   def finish(self) -> None:
-    """Prints the table and the paths of all files.
-
-    Raises:
-      Diverged: if all candidates of a group diverged.
-    """
+    """Prints the table; raises Diverged if a group has no choice."""
     if jax.process_index() == 0:
       print(self._make_report().summary(self._folder))
       if self._trials:

@@ -139,7 +139,7 @@ def test_an_answer_is_computed_once(engine, monkeypatch):
   first = engine.answer(digest, seen, 'small').result()
   monkeypatch.setattr(model, 'run', lambda seen: 1 / 0)
   assert engine.answer(digest, seen, 'small').result() is first
-  assert engine.known(digest) is sights and engine.known('x') is None
+  assert engine.images.get(digest) is sights and engine.images.get('x') is None
 
 
 def test_places_are_counted(engine, monkeypatch):

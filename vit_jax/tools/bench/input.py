@@ -30,11 +30,6 @@ def bench(args: argparse.Namespace) -> None:
   """Measures our loader on photographs, or on the datasets of --data.
 
   With --vs, also measures tf.data on the photographs.
-
-  Raises:
-    ImportError: if --vs=tf.data is given and TensorFlow is not installed.
-
-  Also raises the errors of `sources.open_source`.
   """
   # Restrict this process to one core. This comes first, because TensorFlow and
   # OpenCV count the cores when they create their threads.

@@ -1,13 +1,12 @@
 """Measures contenders in turns, and formats a table of their speeds."""
 
-import dataclasses
 import importlib.metadata
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.data import cores
 from vit_jax.training.progress import mfu_text
@@ -19,24 +18,14 @@ ROUNDS = 9
 TURN_S = 0.5
 
 
-@dataclasses.dataclass(frozen=True)
-class Contender:
-  """An implementation to measure.
-
-  Attributes:
-    name: name in the table.
-    turn: function that runs one turn and returns images/s.
-    compile_s: compile time in seconds; None if it is unknown.
-    memory_gib: peak memory per device; None if it is unknown.
-    mfu_per_image_s: model FLOPs utilisation (MFU) at one image/s; None if the
-      peak FLOPs of the device are unknown.
-  """
+class Contender(NamedTuple):
+  """An implementation to measure. None means that a fact is unknown."""
 
   name: str
-  turn: Callable[[], float]
+  turn: Callable[[], float]  # runs one turn and returns images/s
   compile_s: float | None = None
-  memory_gib: float | None = None
-  mfu_per_image_s: float | None = None
+  memory_gib: float | None = None  # peak per device
+  mfu_per_image_s: float | None = None  # model FLOPs utilisation at one image/s
 
 
 def paced(
@@ -44,10 +33,8 @@ def paced(
 ) -> Callable[[], float]:
   """Returns a turn that runs 1 to 100 steps, as many as fit into `TURN_S`.
 
-  Args:
-    start: function that dispatches a step.
-    wait: function that blocks until the device has finished all steps.
-    images: number of images per step.
+  `start` dispatches a step with this number of images. `wait` blocks until the
+  device has finished all steps.
   """
   steps = 0
 
@@ -71,11 +58,8 @@ def paced(
 def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
   """Runs contenders in turns and returns the lines of a table of speeds.
 
-  Because of the turns, other load on the machine affects all contenders. If a
-  contender does not fit into memory, prints a message and leaves it out.
-
-  Args:
-    makers: functions that make the contenders, ours first.
+  `makers` make the contenders, ours first. If a contender does not fit into
+  memory, prints a message and leaves it out.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -125,6 +109,5 @@ def machine(packages: Iterable[str]) -> str:
   load = os.getloadavg()[0]
   return (
     f'Python {platform.python_version()}, {versions}; '
-    f'{cores.usable_cores()} cores, '
-    f'load {load:.1f}'
+    f'{cores.usable_cores()} cores, load {load:.1f}'
   )

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -19,18 +19,15 @@ from vit_jax.training import hardware, sharding
 
 
 def bench(
-  what: str,
+  what: Literal['training', 'inference'],
   packages: Sequence[str],
   peers: Mapping[str, Callable[[Experiment], Contender]],
   args: argparse.Namespace,
 ) -> None:
   """Measures every combination of the grid.
 
-  Args:
-    what: 'training' or 'inference'.
-    packages: packages whose versions are printed.
-    peers: functions that make the contenders of `--vs`, by name.
-    args: parsed flags of the command.
+  `packages` are those whose versions are printed. `peers` make the contenders
+  of `--vs`.
 
   Raises:
     ImportError: if a peer is not installed.
@@ -74,12 +71,7 @@ def bench(
 
 
 def _devices(count: int, versus: Sequence[str]) -> list[jax.Device]:
-  """Returns the first `count` devices, which share the batch.
-
-  Raises:
-    ValueError: if `count` is out of range, or `versus` is given for several
-      GPUs or TPUs.
-  """
+  """Returns the first `count` devices, which share the batch."""
   devices = jax.devices()
   kind = devices[0].device_kind
   if not 1 <= count <= len(devices):

@@ -27,12 +27,7 @@ def config_of(
 ) -> ConfigDict:
   """Returns the config of one combination of the grid.
 
-  Args:
-    variant: variant of the model, such as `ti16`.
-    image_size: image side in pixels.
-    batch_size: images per step.
-    dtype: compute dtype.
-    overrides: fields of the config, such as `model.remat=cheap`.
+  `image_size` is in pixels. `overrides` are texts like `model.remat=cheap`.
 
   Raises:
     ValueError: if a value is invalid.

@@ -52,14 +52,8 @@ def contender(
 ) -> Contender:
   """Returns timm's training step or inference as a contender.
 
-  Uses autocast if the dtype is bfloat16.
-
-  Args:
-    experiment: experiment with the model, batch size and dtype.
-    training: True for training steps with AdamW and cross-entropy, on a batch
-      that is already on the device; False for inference on images in host
-      memory.
-    compiled: whether to use `torch.compile`.
+  Training uses AdamW and cross-entropy on a batch that is already on the
+  device. Inference copies images from host memory. bfloat16 uses autocast.
 
   Raises:
     ImportError: if timm is not installed.

@@ -21,10 +21,8 @@ RESIZE = 448 / 384
 def fine_tuning(config: ConfigDict, model: str) -> None:
   """Sets the fields of table 4 that all datasets share.
 
-  Args:
-    config: result of `config.base`; it is changed in place.
-    model: a variant or a checkpoint. A checkpoint also sets the preprocessing,
-      see `from_init`.
+  `model` is a variant or a checkpoint. A checkpoint also sets the
+  preprocessing, see `from_init`.
 
   Raises:
     ValueError: if `model` is neither a variant nor a checkpoint.
@@ -49,11 +47,9 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
 
 
 def on(name: str) -> dict[str, Any]:
-  """Returns the fields of table 4 for one dataset.
+  """Returns the fields of table 4 for the dataset `data.name`.
 
-  Args:
-    name: `data.name` of the config. If it is not in `benchmarks.BENCHMARKS`,
-      the dataset needs the splits train and test.
+  If it is not in `benchmarks.BENCHMARKS`, it needs the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
@@ -70,12 +66,7 @@ def on(name: str) -> dict[str, Any]:
 
 
 def grid(config: ConfigDict, name: str) -> dict[str, Any]:
-  """Returns the fields that tune the learning rate on one dataset.
-
-  Args:
-    config: the config after `fine_tuning`.
-    name: as in `on`.
-  """
+  """Returns the fields that tune the rate of `fine_tuning` on one dataset."""
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width

@@ -18,21 +18,13 @@ _OFFSETS = ((6, -10), (-4, 6))
 
 
 class Point(NamedTuple):
-  """A model in the plot.
-
-  Attributes:
-    name: label of the point.
-    family: one of `FAMILIES`.
-    exaflops: compute of pre-training.
-    mean: mean of the metric over seeds.
-    deviation: standard deviation of the metric over seeds; None for one seed.
-  """
+  """A model in the plot."""
 
   name: str
-  family: str
-  exaflops: float
-  mean: float
-  deviation: float | None = None
+  family: str  # one of `FAMILIES`
+  exaflops: float  # of pre-training
+  mean: float  # of the metric over seeds
+  deviation: float | None = None  # None for one seed
 
 
 def exaflops(result: Mapping[str, Any]) -> float:

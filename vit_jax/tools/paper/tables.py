@@ -33,17 +33,11 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """A row of table 2 or a column of table 9: a dataset, or VTAB's mean.
+  """A row of table 2 or a column of table 9: a dataset, or VTAB's mean."""
 
-  Attributes:
-    name: column of the published results.
-    title: title in the table.
-    cells: text of the cell for each of your models, by name.
-  """
-
-  name: str
+  name: str  # column of the published results
   title: str
-  cells: dict[str, str]
+  cells: dict[str, str]  # by the names of your models
 
 
 @dataclasses.dataclass(frozen=True)

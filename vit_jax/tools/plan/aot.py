@@ -1,12 +1,10 @@
 """Prepares programs for compilation ahead of time (AOT).
 
-A program is the training step or inference, with the shapes and shardings of
-its arguments. The devices need not be attached. `plan` reports the costs of
-programs, and `bench` runs them.
+The devices need not be attached. `plan` reports the costs of programs, and
+`bench` runs them.
 """
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,13 +15,10 @@ from vit_jax.models import attention
 from vit_jax.training import sharding
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """A function and the shapes of its arguments.
+class Program(NamedTuple):
+  """A jitted function and the shapes of its arguments.
 
-  Attributes:
-    function: a jitted function.
-    shapes: trees of `jax.ShapeDtypeStruct` with shardings, one per argument.
+  `shapes` has a tree of `jax.ShapeDtypeStruct` with shardings per argument.
   """
 
   function: Any

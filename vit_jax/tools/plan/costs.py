@@ -1,16 +1,13 @@
 """Compiles a training step for TPU, and computes its time and memory."""
 
 import collections
-import dataclasses
 import importlib.util
 import math
 import os
-import pathlib
 import re
-import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -48,23 +45,13 @@ class TooLarge(Exception):
   """The step does not fit into the memory of a device."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """A compiled training step.
-
-  Attributes:
-    program: the operations with their estimated cycles.
-    params_bytes: bytes of the parameters per device.
-    optimizer_bytes: bytes of the rest of the training state per device.
-    peak_bytes: peak memory per device, including parameters and optimizer
-      state.
-    compile_s: compile time in seconds.
-  """
+class Step(NamedTuple):
+  """A compiled training step. Memory is in bytes per device."""
 
   program: hlo.CompiledProgram
   params_bytes: int
-  optimizer_bytes: int
-  peak_bytes: int
+  optimizer_bytes: int  # the training state without the parameters
+  peak_bytes: int  # includes the training state
   compile_s: float
 
 
@@ -78,7 +65,7 @@ def compile_step(experiment: Experiment) -> Step:
   lowered = program.lower()
   started_s = time.monotonic()
   try:
-    compiled, text = _compiled(lowered)
+    compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
       raise
@@ -87,27 +74,12 @@ def compile_step(experiment: Experiment) -> Step:
   state = program.shapes[0]
   params_bytes = _bytes(state.params)
   return Step(
-    hlo.read(text),
+    hlo.read(compiled.as_text() or ''),
     params_bytes,
     _bytes(state) - params_bytes,
     aot.peak_bytes(compiled),
     compile_s,
   )
-
-
-def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-  """Compiles a program; returns it with its HLO text.
-
-  The text is from the compiler's dump, because `as_text` of older versions of
-  JAX fails for TPU7x and for some programs for v6e.
-  """
-  with tempfile.TemporaryDirectory() as folder:
-    compiled = lowered.compile(
-      {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}
-    )
-    for path in pathlib.Path(folder).glob('*.after_codegen.txt'):
-      return compiled, path.read_text()
-  return compiled, compiled.as_text() or ''
 
 
 def _bytes(tree: Any) -> int:
@@ -119,11 +91,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns a sentence with the needed and the available memory.
-
-  Args:
-    message: the compiler's error message.
-  """
+  """Returns the needed and the available memory in the compiler's message."""
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
@@ -141,9 +109,8 @@ def devices_of(
 ) -> tuple[list[jax.Device], hardware.TpuChip]:
   """Returns the devices of all slices, and the facts about the chip.
 
-  Args:
-    topology: generation and grid of chips of one slice, such as 'v3:16x16'.
-    slices: number of slices.
+  `topology` is the generation and the grid of chips of one slice, as in
+  'v3:16x16'.
 
   Raises:
     ImportError: if libtpu is not installed.
@@ -185,10 +152,7 @@ def devices_of(
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   """Returns the facts about a config's data; class names are numbers.
 
-  Args:
-    config: the config.
-    num_classes: number of classes; 0 looks it up.
-    examples: number of training examples; 0 looks it up.
+  0 classes or examples are looked up.
 
   Raises:
     ValueError: if the dataset or the split is invalid.
@@ -196,9 +160,9 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   """
   name, split = config.data.name, config.data.split
   usual = benchmarks.BENCHMARKS.get(name)
-  classes, size, several = num_classes, examples, False
+  several = False
   if num_classes and examples:
-    pass  # the data need not be opened
+    classes, size = num_classes, examples
   elif name in _KNOWN:
     classes, size = _KNOWN[name]
     size = len(splits.select(split, {'train': range(size)}, name))
@@ -216,22 +180,18 @@ class Cost:
   """The estimated cost of a step.
 
   Attributes:
-    computing_s: seconds of computation, without collectives.
-    least_s: lower bound of the step time in seconds. Collectives overlap with
-      computation as scheduled, and data that the devices of a chip share is
-      sent once.
-    most_s: upper bound of the step time in seconds. Nothing overlaps, and each
-      device sends its own data.
-    sent_bytes: bytes that each device sends inside its slice.
-    network_bytes: bytes that each device sends to other slices.
-    network_s: seconds to send `network_bytes`.
+    computing_s: time of computation, without collectives.
+    least_s: lower bound of the step time. Collectives overlap with computation
+      as scheduled, and data that the devices of a chip share is sent once.
+    most_s: upper bound of the step time. Nothing overlaps, and each device
+      sends its own data.
+    sent_bytes: data that each device sends inside its slice.
+    network_bytes, network_s: data that each device sends to other slices.
     flops: FLOPs of a step at the largest image size.
     peak_flops: peak FLOP/s of all chips.
     hbm_bytes: memory of a device.
-    images: number of images in the batch.
-    chips: number of chips.
-    cores: number of cores, see `hardware.cores_per_device`.
-    devices: number of devices.
+    images: images in the batch.
+    chips, cores, devices: their numbers; see `hardware.cores_per_device`.
   """
 
   def __init__(
@@ -300,13 +260,9 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   days = [total * share * s / 86_400 * cost.cores for s in bounds]
   hours = [total * share * s / 3_600 for s in bounds]
   step_texts = [
-    f'{1e3 * s:,.1f} ms {what}: {cost.rate(s):,.1f} images/s a core, MFU '
-    + cost.mfu(s)
-    for s, what in zip(
-      bounds,
-      ('if communication overlaps', 'if communication does not overlap'),
-      strict=True,
-    )
+    f'{1e3 * s:,.1f} ms if communication {does}: {cost.rate(s):,.1f} images/s '
+    f'a core, MFU {cost.mfu(s)}'
+    for s, does in zip(bounds, ('overlaps', 'does not overlap'), strict=True)
   ]
   rest_bytes = step.peak_bytes - step.params_bytes - step.optimizer_bytes
   rows = {
@@ -333,7 +289,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     'schedule': (
       f'{total:,} steps of {cost.images:,}: '
       f'{total * share * cost.flops / 1e18:,.4g} exaFLOPs, '
-      f'{span(days, ".4g")} core-days, {span(hours, ".1f")} hours here'
+      f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} hours here'
       + (', averaged over image sizes by FLOPs' if share < 1 else '')
     ),
   }
@@ -342,7 +298,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
 
 
-def span(bounds: Sequence[float], form: str) -> str:
+def _span(bounds: Sequence[float], form: str) -> str:
   """Formats bounds as 'a to b', or as 'a' if both give the same text."""
   return ' to '.join(dict.fromkeys(f'{x:,{form}}' for x in bounds))
 

@@ -1,7 +1,4 @@
-"""Computes the cost of lost slices, and the best checkpoint interval.
-
-A run that loses a slice restarts on all slices, from the newest checkpoint.
-"""
+"""Computes the cost of lost slices, and the best checkpoint interval."""
 
 import dataclasses
 import math
@@ -11,15 +8,12 @@ import math
 class Failures:
   """Rate and cost of failures.
 
-  Attributes:
-    mtbf_s: mean seconds between failures of any slice.
-    restart_s: seconds from a failure to the next step.
-    save_s: seconds that training stops to save a checkpoint.
+  A run that loses a slice restarts on all slices, from the newest checkpoint.
   """
 
-  mtbf_s: float
-  restart_s: float
-  save_s: float
+  mtbf_s: float  # mean time between failures of any slice
+  restart_s: float  # from a failure to the next step
+  save_s: float  # pause of training for a checkpoint
 
   def interval_s(self) -> float:
     """Returns the checkpoint interval in seconds that loses the least time.
@@ -39,12 +33,7 @@ class Failures:
     return self.save_s / interval_s + self.lost_s(interval_s) / self.mtbf_s
 
   def report(self, step_s: float, every: int) -> str:
-    """Returns lines about a run that saves a checkpoint every `every` steps.
-
-    Args:
-      step_s: seconds per step.
-      every: number of steps between checkpoints.
-    """
+    """Returns lines about a run that saves a checkpoint every `every` steps."""
     set_s, best_s = every * step_s, self.interval_s()
     best = max(1, round(best_s / step_s))
     return (

@@ -20,9 +20,8 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _LOOP = re.compile(rf' while\(.*condition={_NAME}, body={_NAME}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
-  r'(?:to_apply|calls|called_computations|true_computation|false_computation|'
-  r'branch_computations)='
-  r'\{?(%?[\w.\-]+(?:, %?[\w.\-]+)*)'
+  r'(?:to_apply|calls|called_computations|true_computation|'
+  r'branch_computations)=\{?%?([\w.\-]+)'
 )
 _ASYNC = re.compile(
   r' = (\(?.*?) (all-gather|all-reduce|all-to-all|collective-permute|'
@@ -50,19 +49,11 @@ _BETWEEN = re.compile(
 
 
 class Collective(NamedTuple):
-  """Communication between devices.
+  """Communication between devices, or between slices over their network."""
 
-  Attributes:
-    kind: name of the operation in HLO, such as 'all-reduce'.
-    devices: number of devices in each group; the number of slices if
-      `between_slices`.
-    bytes: size of the whole array that is gathered or reduced.
-    between_slices: whether it crosses the network between slices.
-  """
-
-  kind: str
-  devices: int
-  bytes: int
+  kind: str  # name of the operation in HLO, such as 'all-reduce'
+  devices: int  # devices in each group, or slices if `between_slices`
+  bytes: int  # size of the whole array that is gathered or reduced
   between_slices: bool = False
 
   def sent_bytes(self) -> float:
@@ -80,15 +71,10 @@ class Collective(NamedTuple):
 
 
 class Compute(NamedTuple):
-  """Computation of a core.
+  """Computation of a core."""
 
-  Attributes:
-    cycles: estimated number of cycles.
-    source: the operation of the model that it belongs to.
-  """
-
-  cycles: int
-  source: str
+  cycles: int  # estimated
+  source: str  # the operation of the model that it belongs to
 
 
 class Start(NamedTuple):
@@ -137,12 +123,8 @@ class CompiledProgram:
     """Returns the run time if collectives overlap with computation.
 
     The links of a slice run one collective at a time, in order, and so does the
-    network between slices. Collectives are assumed not to slow down
-    computation.
-
-    Args:
-      clock_hz: cycles per second.
-      sent_s: function that returns the seconds that a collective takes.
+    network between slices. A collective takes `sent_s` seconds and is assumed
+    not to slow down computation.
     """
     now = 0.0
     free = {False: 0.0, True: 0.0}  # when links and network become free
@@ -161,11 +143,7 @@ class CompiledProgram:
 
 
 def read(text: str) -> CompiledProgram:
-  """Reads the HLO text of a compiled program.
-
-  Raises:
-    ValueError: if the program is not for TPU.
-  """
+  """Reads the HLO text of a program; raises ValueError if it is not for TPU."""
   computations, entry = _computations(text)
   program = CompiledProgram(tuple(_events(computations, entry)))
   if not program.cycles:
@@ -194,18 +172,16 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _events(
   computations: Mapping[str, list[str]], computation: str
 ) -> Iterator[Event]:
-  """Yields the events of a computation.
-
-  On SparseCores, a collective starts without its array. A later update provides
-  the array.
-  """
+  """Yields the events of a computation."""
+  # On SparseCores, a collective starts without its array. A later update
+  # provides the array.
   unsent: dict[str, list[Start]] = {}
   started: dict[str, str] = {}  # maps an update or recv to its start
   for line in computations[computation]:
     if match := _CYCLES.search(line):
       yield Compute(int(match[1]), _source(line))
     called = _CALLED.search(line)
-    inner = called[1].split(', ')[0].removeprefix('%') if called else ''
+    inner = called[1] if called else ''
     if match := _LOOP.search(line):
       condition, body = match.groups()
       trips = _trips(line, computations[condition])
@@ -279,13 +255,10 @@ def _name(line: str) -> str:
 
 
 def _trips(loop: str, condition: list[str]) -> int:
-  """Returns the number of iterations of a loop.
-
-  Without a known trip count, takes the limit from the condition: `jax.lax.scan`
-  counts from 0 to a constant.
-  """
+  """Returns the number of iterations of a loop."""
   if match := _TRIPS.search(loop):
     return int(match[1])
+  # `jax.lax.scan` counts from 0 to a constant, which is in the condition.
   limits = re.findall(r' constant\((\d+)\)', '\n'.join(condition))
   return max(map(int, limits), default=1)
 

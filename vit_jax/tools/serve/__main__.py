@@ -35,15 +35,7 @@ def explained(
   fusion: str,
   discard: float,
 ) -> np.ndarray:
-  """Returns the attention rollout for a class, float [h, w].
-
-  Args:
-    checkpoint: the model.
-    pixels_HWC: the image, uint8 RGB.
-    number: index of the class.
-    fusion: how to reduce attention over heads.
-    discard: share of attention weights to drop, lowest first.
-  """
+  """Returns the attention rollout for a class, float [h, w]; see `Explain`."""
   layers = Layers(
     checkpoint.model,
     checkpoint.on_device,

@@ -38,19 +38,15 @@ if __name__ == '__main__':
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
-  Args:
-    checkpoint: the checkpoint.
-    target: the new folder.
-    dtype: 'float32' or 'int8'. With 'int8', writes the model in both dtypes,
-      because float32 is faster on some boards. The server uses the faster one.
+  With the dtype 'int8', writes the model in float32 too, because that is faster
+  on some boards. The server uses the faster one.
 
   Returns:
     One sentence for each difference from the checkpoint.
 
   Raises:
     FileExistsError: if the target exists.
-    ImportError: if ONNX is not installed.
-    ValueError: if the model lacks a head, or cannot be written.
+    ImportError, ValueError: as `write_model`.
   """
   with atomic_files.new_folder(target) as folder:
     # `__main__` and `board` need JAX.
@@ -78,10 +74,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def write_model(
   checkpoint: Checkpoint, folder: pathlib.Path, name: str, dtype: str
 ) -> list[str]:
-  """Writes the file of a model as FOLDER/NAME.DTYPE.onnx.
-
-  Returns:
-    One sentence for each difference from the checkpoint.
+  """Writes FOLDER/NAME.DTYPE.onnx; returns differences from the checkpoint.
 
   Raises:
     ImportError: if ONNX is not installed.

@@ -39,33 +39,23 @@ class UnreadableUpload(ValueError):
 
 
 class View(NamedTuple):
-  """The input format of a model.
+  """The input format of a model."""
 
-  Attributes:
-    size: (height, width) in pixels.
-    preprocessing: how an image is resized to `size`.
-    keeps_shape: whether the aspect ratio is kept. The image is then resized to
-      fit, and padded with black at the right or bottom.
-  """
-
-  size: tuple[int, int]
+  size: tuple[int, int]  # height and width in pixels
   preprocessing: Preprocessing
+  # Keeps the aspect ratio: the image is resized to fit, and padded with black
+  # at the right or bottom.
   keeps_shape: bool = False
 
 
 class Seen(NamedTuple):
-  """A preprocessed image.
+  """A preprocessed image."""
 
-  Attributes:
-    pixels_HWC: the input of the model, uint8 RGB.
-    box: the part of the image that the model sees: top, left, height and width
-      as shares of the upright image.
-    size: (height, width) of the input without padding, in pixels.
-  """
-
-  pixels_HWC: np.ndarray
+  pixels_HWC: np.ndarray  # the input of the model, uint8 RGB
+  # The part that the model sees: top, left, height and width as shares of the
+  # upright image.
   box: tuple[float, ...]
-  size: tuple[int, int]
+  size: tuple[int, int]  # height and width without padding, in pixels
 
 
 def see(data: bytes, view: View) -> Seen:
@@ -106,11 +96,7 @@ class Decoder:
   """Decodes one image at a time, in a process that is replaced if it hangs."""
 
   def __init__(self, views: list[View], seconds: float = SECONDS):
-    """Starts the process.
-
-    Args:
-      views: the input formats for which each image is preprocessed.
-      seconds: time limit per image.
+    """Starts the process, which decodes an image for all views in `seconds`.
 
     Raises:
       OSError: if the process cannot be started.
@@ -187,7 +173,7 @@ class Decoder:
 
 
 def main() -> None:
-  """Decodes images for the server, in the separate process."""
+  """Runs the separate process."""
   # Otherwise strangers could write to the log through warnings about images.
   warnings.simplefilter('ignore')
   logging.disable()

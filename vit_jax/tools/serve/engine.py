@@ -63,24 +63,18 @@ class LruCache:
 
 
 class Engine:
-  """Runs models on images for concurrent requests.
-
-  Attributes:
-    models: models by name.
-    explain: function that computes the map of a class; None without JAX.
-    waiting: number of requests that wait or run.
-  """
+  """Runs models on images for concurrent requests."""
 
   def __init__(
     self, models: Mapping[str, ServedModel], explain: Explain | None
   ):
-    """Starts the threads and the decoder."""
+    """Starts the threads and the decoder; `explain` is None without JAX."""
     self.models = models
     self.explain = explain
-    self.waiting = 0
+    self.waiting = 0  # requests that wait or run
     self._views = list({model.view: None for model in models.values()})
     self._decoder = Decoder(self._views)
-    self._images = LruCache(_MAX_BYTES)
+    self.images = LruCache(_MAX_BYTES)  # `Sights` by digest
     self._answers = LruCache(_MAX_BYTES)
     self._seconds = 0.1  # moving average of the time per request
     # Separate threads, so that decoding does not delay models.
@@ -90,12 +84,9 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Within this context, counts a request as waiting.
+    """Within this context, counts a request; see `refuse_if_full`.
 
     Call it only in the thread of the event loop.
-
-    Raises:
-      HTTPException: if `MAX_WAITING` requests wait or run.
     """
     self.refuse_if_full()
     self.waiting += 1
@@ -120,32 +111,24 @@ class Engine:
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
     """Decodes an image file in the decoder's thread.
 
-    The future returns the image's digest, and the image preprocessed for each
-    view. It raises the errors of `Decoder.see`.
+    The future returns the image's digest, and the image for each view.
     """
     return self._decoding.submit(self._add, data)
 
   def _add(self, data: bytes | bytearray) -> tuple[str, Sights]:
     digest = hashlib.sha256(data).hexdigest()
-    found = self.known(digest)
+    found = self.images.get(digest)
     if found is None:
       seen = self._decoder.see(data)
       found = dict(zip(self._views, seen, strict=True))
       nbytes = sum(x.pixels_HWC.nbytes for x in seen)
-      self._images.put(digest, found, nbytes)
+      self.images.put(digest, found, nbytes)
     return digest, found
-
-  def known(self, digest: str) -> Sights | None:
-    """Returns a cached image, preprocessed for each view; None if missing."""
-    return self._images.get(digest)
 
   def answer(
     self, digest: str, seen: Seen, model: str
   ) -> futures.Future[Answer]:
-    """Runs a model on an image, or takes its output from the cache.
-
-    The future returns the output.
-    """
+    """Runs a model on an image, or takes its output from the cache."""
     if (known := self._answers.get((digest, model))) is not None:
       future: futures.Future[Answer] = futures.Future()
       future.set_result(known)

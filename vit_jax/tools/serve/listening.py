@@ -22,12 +22,7 @@ def serve(
   paths: Sequence[pathlib.Path],
   explain: Explain | None = None,
 ) -> None:
-  """Serves models until a signal ends the server.
-
-  Args:
-    args: parsed flags of `flags.add_flags`.
-    paths: one file NAME.DTYPE.onnx per model.
-    explain: see `Engine`.
+  """Serves models, one file NAME.DTYPE.onnx each, until a signal.
 
   Raises:
     OSError: if the port is not free, or the decoder cannot be started.
@@ -130,11 +125,8 @@ def choose(
 ) -> pathlib.Path:
   """Returns the file of a model in one dtype.
 
-  Args:
-    paths: files of a model by dtype: 'float32', 'int8' or both.
-    dtype: 'float32' or 'int8'; 'faster' runs both and takes the faster one.
-      Ignored if there is only one file.
-    threads: number of threads per model.
+  `paths` has a file for 'float32', 'int8' or both. `dtype` chooses from two
+  files; 'faster' runs both and takes the faster one.
 
   Raises:
     ValueError: if a file cannot be run.

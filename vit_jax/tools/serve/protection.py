@@ -32,11 +32,9 @@ HEADERS = {
 
 
 def content_policy(page: str) -> str:
-  """Returns the Content-Security-Policy of a page.
+  """Returns a Content-Security-Policy that allows only a page's own parts.
 
-  The policy allows the page's own script and style, by their hashes; images
-  from this server or made by the page; and requests to this server. It forbids
-  everything else.
+  The page's script and style are allowed by their hashes.
   """
 
   def hashed(tag: str) -> str:
@@ -57,11 +55,9 @@ def content_policy(page: str) -> str:
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
   """Refuses requests that a browser sends on behalf of another site's page.
 
-  Args:
-    request: the request.
-    hosts: accepted host names, without ports; None accepts every name. A list
-      protects against DNS rebinding, a foreign name that resolves to this
-      machine.
+  `hosts` are the accepted host names, without ports; None accepts every name. A
+  list protects against DNS rebinding, a foreign name that resolves to this
+  machine.
 
   Raises:
     HTTPException: if the request is refused.
@@ -80,13 +76,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
 
 
 def check_token(request: Request, token: str) -> None:
-  """Refuses a request without `Authorization: Bearer TOKEN`.
-
-  The comparison takes constant time.
-
-  Raises:
-    HTTPException: if a token is set and the request does not have it.
-  """
+  """Raises HTTPException if a token is set and a request does not have it."""
   # Starlette decodes headers as Latin-1.
   given = request.headers.get('authorization', '').encode('latin-1')
   if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):

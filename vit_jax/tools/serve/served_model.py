@@ -16,25 +16,16 @@ FUSIONS = ('mean', 'min', 'max')
 
 
 class Answer(NamedTuple):
-  """The output of a model for an image.
+  """The output of a model for an image."""
 
-  Attributes:
-    probability_C: class probabilities, float64 [C]; for DETR, [Q, C] for Q
-      queries.
-    boxes_Q4: for DETR, corners (x0, y0, x1, y1) as shares of the image; None
-      for classifiers.
-    fused: for each fusion of heads, the attention weights of all X layers,
-      [X, L, L]; empty if the model does not support maps.
-    read_L: weight of each token in the output, see `attention_maps.Layers`;
-      None if the model does not support maps.
-    seconds: run time of the model.
-  """
-
-  probability_C: np.ndarray
-  boxes_Q4: np.ndarray | None
+  probability_C: np.ndarray  # float64; for DETR, [Q, C] for Q queries
+  boxes_Q4: np.ndarray | None  # for DETR, (x0, y0, x1, y1) as shares
+  # For each fusion of heads, the attention weights of all X layers, [X, L, L];
+  # empty if the model does not support maps.
   fused: dict[str, np.ndarray]
+  # The weight of each token in the output, see `attention_maps.Layers`.
   read_L: np.ndarray | None
-  seconds: float
+  seconds: float  # run time of the model
 
   @property
   def nbytes(self) -> int:
@@ -48,7 +39,6 @@ class ServedModel:
 
   Attributes:
     name: name of the model, from the file name.
-    view: the input format.
     grid: (h, w) of a map, in patches; None if the model does not support maps.
     layers: number of layers that a map can show.
     class_names: a name for each class; numbers if the file has no names.
@@ -57,11 +47,7 @@ class ServedModel:
   """
 
   def __init__(self, path: pathlib.Path, threads: int):
-    """Opens a file.
-
-    Args:
-      path: NAME.DTYPE.onnx.
-      threads: number of threads; 0 for onnxruntime's default.
+    """Opens NAME.DTYPE.onnx; 0 threads means onnxruntime's default.
 
     Raises:
       ValueError: if the file is not a model that `board.write_model` wrote.
@@ -147,11 +133,7 @@ class ServedModel:
 
 
 def seconds_per_image(path: pathlib.Path, threads: int) -> float:
-  """Returns the shortest of four run times of a model.
-
-  Raises:
-    ValueError: if the file is not a model for serving.
-  """
+  """Returns the shortest of four run times of a model."""
   model = ServedModel(path, threads)
   size = model.view.size
   black = Seen(np.zeros((*size, 3), np.uint8), (0, 0, 1, 1), size)
@@ -187,7 +169,7 @@ def rollout(
     fused_XLL: attention weights of all X layers, with the heads combined.
     read_L: weight of each token in the output.
     grid: (h, w) of the patches.
-    discard: share of a layer's weights to set to 0, lowest first.
+    discard: share of a layer's weights to drop, lowest first.
     layer: index of the only layer to use; None for all layers.
   """
   row_L = read_L

@@ -46,13 +46,7 @@ class PageServer:
   """The routes of the page and the API."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Stores the settings.
-
-    Args:
-      engine: runs the models.
-      token: required for /api/; '' for no token.
-      hosts: see `protection.check_origin`.
-    """
+    """Takes the token for /api/ ('' for none); hosts as `check_origin`."""
     self._engine = engine
     self._token = token
     self._hosts = hosts
@@ -114,7 +108,7 @@ class PageServer:
   async def _predict(self, request: Request) -> Response:
     query = parse(request.query_params, self._engine)
     if digest := query['image']:
-      known = self._engine.known(digest)
+      known = self._engine.images.get(digest)
       if known is None:
         raise HTTPException(
           404, f'The image {digest} is not cached any more. Send it again.'
@@ -210,14 +204,12 @@ class PageServer:
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
-  """Returns the values of all parameters of /api/predict.
+  """Returns the values of all parameters of /api/predict, or their defaults.
 
-  A missing or empty parameter has its default, or None if there is no default.
   Values are checked against openapi.json and the limits of the model.
 
   Raises:
-    HTTPException: if a value is invalid; the message names the parameter and
-      its valid values.
+    HTTPException: if a value is invalid.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
@@ -295,10 +287,7 @@ def _likeliest(
 def _objects(
   answer: Answer, model: ServedModel, threshold: float
 ) -> list[dict[str, Any]] | None:
-  """Returns the objects that DETR finds, the likeliest first.
-
-  Returns None for classifiers.
-  """
+  """Returns the objects, the likeliest first; None for classifiers."""
   if answer.boxes_Q4 is None:
     return None
   found = []
