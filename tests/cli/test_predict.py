@@ -400,6 +400,10 @@ def test_rows_of_objects_have_their_boxes_and_long_names_their_place():
   name = 'cat'.ljust(40)
   box = '      0.0      2.5    100.5  12345.0'
   assert text == f'a.png        7  {name}   50.00%{box}\n'
+  long = [[row | {'class': 'a' * 30 + 'b' * 30}]]
+  (text,) = predict.texts(long, 'table', *args)
+  name = 'a' * 20 + '…' + 'b' * 19
+  assert text == f'a.png        7  {name}   50.00%{box}\n'
   head, body = ''.join(predict.texts([[row]], 'csv', *args)).splitlines()
   assert head == 'file,rank,class,probability,x0,y0,x1,y1'
   assert body == 'a.png,7,cat,0.5,0.0,2.55,100.5,12345.0'

@@ -31,13 +31,17 @@ def save(folder, losses, **fields):
 
 def test_runs_are_listed_from_the_best(tmp_path, capsys):
   save(tmp_path / 'a', {1: 3.0, 2: 2.0})
-  save(tmp_path / 'deeper' / 'b', {1: 1.0, 2: 1.5}, **{'optimizer.lr': 0.5})
+  fields = {'optimizer.lr': 0.5, 'init': 'x' * 60}
+  save(tmp_path / 'deeper' / 'b', {1: 1.0, 2: 1.5}, **fields)
   (tmp_path / 'c').mkdir()  # without anything
   assert runs.main([str(tmp_path)]) == 0
   head, first, second = capsys.readouterr().out.splitlines()
-  assert head.split()[-1] == 'optimizer.lr'  # and no other field differs
-  assert first.split() == 'deeper/b 1.0000 1 1.5000 2 1.5 0.5'.split()
+  # No other field differs. Both rows have their values in the same place.
+  assert head.split()[-2:] == ['init', 'optimizer.lr']
+  init = 'x' * 20 + '…' + 'x' * 19
+  assert first.split() == f'deeper/b 1.0000 1 1.5000 2 1.5 {init} 0.5'.split()
   assert second.split() == 'a 2.0000 2 2.0000 2 1.5 0.001'.split()
+  assert first.index('0.5') == second.index('0.001') == head.index('optimizer')
   assert (tmp_path / 'runs.png').read_bytes().startswith(b'\x89PNG')
 
 

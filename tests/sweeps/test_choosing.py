@@ -69,13 +69,10 @@ def test_candidates_are_all_combinations():
 
 
 def test_a_candidate_without_any_right_beats_one_that_diverged():
-  none_right = {'metrics': {'val/accuracy': 0.0}}
-  diverged = {'metrics': {}}
-  assert choosing.best([diverged, none_right], 'val/accuracy', 'highest') == 1
-  assert choosing.best([diverged], 'val/accuracy', 'highest') is None
-  no_number = {'metrics': {'val/accuracy': float('nan')}}
-  assert choosing.best([no_number, none_right], 'val/accuracy', 'highest') == 1
-  assert choosing.best([no_number, diverged], 'val/accuracy', 'highest') is None
+  nan = float('nan')
+  assert choosing.best({0: nan, 1: 0.0}, 'highest') == 1
+  assert choosing.best({0: 2.0, 1: nan, 2: 1.0, 3: 1.0}, 'lowest') == 2
+  assert choosing.best({0: nan}, 'highest') is None
 
 
 def test_parts_of_their_own():

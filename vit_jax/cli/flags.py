@@ -66,6 +66,8 @@ ENDINGS = (
   RuntimeError,
 )
 
+WIDTH = 40  # maximum length of a name in a table; ImageNet has names of 120
+
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
   "'digits', a folder with one sub-folder per class (with a slash in its "
@@ -82,7 +84,6 @@ CONFIG = config_flags.DEFINE_config_file(
   'as in vit:l16.',
 )
 
-
 _GROUP = (
   'config.{0} is a group. Set its fields, as in --config.{0}.FIELD=VALUE.'
 )
@@ -93,14 +94,8 @@ def parse_flags(
 ) -> list[str]:
   """Parses the command line of a command with a config.
 
-  Bad flags end the program with one message and status 2.
-
-  Args:
-    argv: the command line, including the program's name.
-    required: flags that must be given.
-
-  Returns:
-    The arguments that are not flags: only the program's name.
+  Bad flags end the program with one message and status 2. Returns the arguments
+  that are not flags: only the program's name.
   """
   argv = _full_configs(argv)
   try:
@@ -187,14 +182,10 @@ def refuse(message: str) -> NoReturn:
 
 
 def status(error: BaseException) -> int:
-  """Prints the error that ended a command; returns the command's exit status.
-
-  Args:
-    error: one of `ENDINGS`.
+  """Prints an error of `ENDINGS`; returns the command's exit status.
 
   Raises:
-    RuntimeError: `error` itself, if it is a RuntimeError that the environment
-      did not cause.
+    RuntimeError: `error` itself, if the environment did not cause it.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
@@ -252,6 +243,14 @@ def printable(text: str) -> str:
   return ''.join(
     c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
   )
+
+
+def short(text: str) -> str:
+  """Returns printable text for a table, at most `WIDTH` characters."""
+  text = printable(text)
+  if len(text) <= WIDTH:
+    return text
+  return f'{text[: WIDTH // 2]}…{text[1 - WIDTH // 2 :]}'
 
 
 def lines(text: str) -> str:
@@ -366,10 +365,9 @@ def command(
   run: Callable[[argparse.Namespace], int | None],
   args: argparse.Namespace,
 ) -> int:
-  """Runs a command without a config; bad input becomes one message.
+  """Runs a command without a config; returns the exit status.
 
-  Returns:
-    The exit status: the result of `run` (None means 0), or of `status`.
+  It is the result of `run` (None means 0), or of `status` after an error.
   """
   _calm_libtpu()
   # force=True replaces handlers that libraries have installed.

@@ -44,9 +44,6 @@ TASKS = {
   'masks': ((*COLUMNS[:3], 'share'), ('out',)),
 }
 THRESHOLD, TOPK = 0.7, 5
-# Maximum width that class names are padded to; ImageNet has names of 120
-# letters.
-MAX_WIDTH = 40
 
 Row = dict[str, Any]
 
@@ -170,12 +167,7 @@ def texts(
 ) -> Iterator[str]:
   """Yields text for each row as soon as it is found; JSON only at the end.
 
-  Args:
-    found: rows of each file.
-    format_name: 'table', 'csv' or 'json'.
-    paths: all files; they set the width of a table's file column.
-    names: names of all classes; they set the width of its class column.
-    columns: names of the columns.
+  All `paths` and class `names` set the widths of a table's columns.
   """
   rows = itertools.chain.from_iterable(found)
   if format_name == 'json':
@@ -189,13 +181,10 @@ def texts(
         [flags.cell(x) if isinstance(x, str) else x for x in cells]
       )
     return
-  file_width, class_width = (
-    max(len(flags.printable(text)) for text in column)
-    for column in (paths, names)
-  )
-  class_width = min(class_width, MAX_WIDTH)
+  file_width = max(len(flags.printable(path)) for path in paths)
+  class_width = max(len(flags.short(name)) for name in names)
   for row in rows:
-    file, name = (flags.printable(row[key]) for key in ('file', 'class'))
+    file, name = flags.printable(row['file']), flags.short(row['class'])
     yield (
       f'{file:<{file_width}}  {row["rank"]:>2}  {name:<{class_width}}  '
       f'{row[columns[3]]:7.2%}'

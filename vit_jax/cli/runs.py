@@ -20,24 +20,15 @@ from vit_jax.cli import flags
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
-# Maximum length of a config value in the table and of a name in the picture.
-_WIDTH = 40
-
 
 class FoundRun(NamedTuple):
-  """A run with its curve of one metric.
+  """A run with its curve of one metric."""
 
-  Attributes:
-    name: folder of the run, relative to the searched folder.
-    meta: metadata of the newest checkpoint. The entry 'best' says whether the
-      'highest' or the 'lowest' value of this metric is best.
-    steps: steps at which the metric was measured.
-    values: the metric at these steps.
-  """
-
-  name: str
+  name: str  # its folder, relative to the searched folder
+  # Metadata of the newest checkpoint. 'best' says whether the 'highest' or the
+  # 'lowest' value of this metric is best.
   meta: dict[str, Any]
-  steps: list[int]
+  steps: list[int]  # at which the metric was measured
   values: list[float]
 
   @property
@@ -49,10 +40,7 @@ class FoundRun(NamedTuple):
 def find(folder: str, metric: str = '') -> list[FoundRun]:
   """Returns the runs that have the metric and a checkpoint, best first.
 
-  Args:
-    folder: folder to search, at any depth.
-    metric: name of a metric, such as 'test/loss'; '' for each run's own
-      `best_metric`.
+  The metric '' is each run's own `best_metric`.
 
   Raises:
     FileNotFoundError: if the folder is missing.
@@ -111,11 +99,16 @@ def table(found: Sequence[FoundRun]) -> str:
   for run in found:
     at = run.steps[run.values.index(run.best)]
     minutes = run.meta['elapsed_s'] / 60
-    row = [run.name, f'{run.best:.4f}', f'{at:,}', f'{run.values[-1]:.4f}']
+    row = [
+      flags.short(run.name),
+      f'{run.best:.4f}',
+      f'{at:,}',
+      f'{run.values[-1]:.4f}',
+    ]
     rows.append([*row, f'{run.meta["steps"]:,}', f'{minutes:.1f}'])
   for field, values in differing(found).items():
     for row, text in zip(rows, (field, *values), strict=True):
-      row.append(flags.printable(text)[:_WIDTH])
+      row.append(flags.short(text))
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join(
     '  '.join(f'{x:<{w}}' for x, w in zip(row, widths, strict=True)).rstrip()
@@ -128,10 +121,8 @@ def picture(found: Sequence[FoundRun], metric: str) -> bytes:
   figure = plots.figure(8, 4.5)
   axes = figure.subplots()
   for run in found:
-    name = flags.printable(run.name)[-_WIDTH:]
-    axes.plot(
-      run.steps, run.values, marker='.', label=f'{name}  {run.best:.4f}'
-    )
+    label = f'{flags.short(run.name)}  {run.best:.4f}'
+    axes.plot(run.steps, run.values, marker='.', label=label)
   axes.set_xlabel('step')
   axes.set_ylabel(metric or found[0].meta['config']['best_metric'])
   plots.tidy(axes)

@@ -169,20 +169,14 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
   return len(np.intersect1d(rows, others))
 
 
-def best(
-  results: Sequence[Mapping[str, Any]], metric: str, good: Best
-) -> int | None:
-  """Returns the index of the best result, the first among equal results.
+def best(values: Mapping[int, float], good: Best) -> int | None:
+  """Returns the key of the best value, the first among equal values.
 
-  Ignores runs that diverged or whose metric is NaN. Returns None if no run is
-  left.
+  Returns None if all values are NaN.
   """
-  sign = 1 if good == 'highest' else -1
-  found = {
-    i: sign * r['metrics'].get(metric, math.nan) for i, r in enumerate(results)
-  }
-  known = [i for i, value in found.items() if not math.isnan(value)]
-  return max(known, key=lambda i: found[i], default=None)
+  known = [key for key, value in values.items() if not math.isnan(value)]
+  choose = max if good == 'highest' else min
+  return choose(known, key=values.__getitem__, default=None)
 
 
 def csv_text(

@@ -163,11 +163,13 @@ class _Sweep:
       return
     choice: int | None = 0
     if group.trials:
-      # Only the first process has metrics, so it decides for all processes.
-      results = [self._results[trial.workdir] for trial in group.trials]
+      # Only the first process has metrics, so it decides for all processes. A
+      # trial that diverged has none.
       config = group.trials[0].config
-      _, good = choosing.metric_of(config)
-      choice = choosing.best(results, self._metric(config), good)
+      metric, (_, good) = self._metric(config), choosing.metric_of(config)
+      found = [self._results[x.workdir]['metrics'] for x in group.trials]
+      values = {i: x.get(metric, math.nan) for i, x in enumerate(found)}
+      choice = choosing.best(values, good)
       sent = np.int32(-1 if choice is None else choice)
       received = int(multihost_utils.broadcast_one_to_all(sent))
       choice = None if received < 0 else received
@@ -268,11 +270,8 @@ def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
   counts, found = steps, {'steps': steps}
   if cell.config.early_stopping:
     values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
-    evaluated = [step for step in values if not math.isnan(values[step])]
     good = build.shown(cell.config)[cell.config.best_metric]
-    choose = max if good == 'highest' else min
-    counts = choose(evaluated, key=values.__getitem__, default=steps)
-    found['best_step'] = counts
+    counts = found['best_step'] = choosing.best(values, good) or steps
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
   metrics = {
     name: float(text)
