@@ -99,13 +99,9 @@ def table(found: Sequence[FoundRun]) -> str:
   for run in found:
     at = run.steps[run.values.index(run.best)]
     minutes = run.meta['elapsed_s'] / 60
-    row = [
-      flags.short(run.name),
-      f'{run.best:.4f}',
-      f'{at:,}',
-      f'{run.values[-1]:.4f}',
-    ]
-    rows.append([*row, f'{run.meta["steps"]:,}', f'{minutes:.1f}'])
+    row = [flags.printable(run.name), f'{run.best:.4f}', f'{at:,}']
+    row += [f'{run.values[-1]:.4f}', f'{run.meta["steps"]:,}', f'{minutes:.1f}']
+    rows.append(row)
   for field, values in differing(found).items():
     for row, text in zip(rows, (field, *values), strict=True):
       row.append(flags.short(text))

@@ -4,7 +4,9 @@ import collections
 import importlib.util
 import math
 import os
+import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -65,7 +67,7 @@ def compile_step(experiment: Experiment) -> Step:
   lowered = program.lower()
   started_s = time.monotonic()
   try:
-    compiled = lowered.compile()
+    compiled, text = _compiled(lowered)
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
       raise
@@ -74,12 +76,27 @@ def compile_step(experiment: Experiment) -> Step:
   state = program.shapes[0]
   params_bytes = _bytes(state.params)
   return Step(
-    hlo.read(compiled.as_text() or ''),
+    hlo.read(text),
     params_bytes,
     _bytes(state) - params_bytes,
     aot.peak_bytes(compiled),
     compile_s,
   )
+
+
+def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
+  """Compiles a program; returns it with its HLO text.
+
+  The text is the compiler's dump, because for TPU7x `as_text` lists other
+  collectives.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile(
+      {'xla_dump_to': folder, 'xla_dump_hlo_as_text': True}
+    )
+    for path in pathlib.Path(folder).glob('*.after_codegen.txt'):
+      return compiled, path.read_text()
+  return compiled, compiled.as_text() or ''
 
 
 def _bytes(tree: Any) -> int:
