@@ -25,10 +25,8 @@ from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.training import metric_log, plots
 
 OUTPUT = 'runs/evaluate'
-# Maximum number of classes for which the confusion matrix is written.
-MAX_CLASSES = 1000
-# Maximum number of classes whose names are drawn in confusion.png.
-MAX_NAMED = 40
+MAX_CLASSES = 1000  # with more, no confusion matrix is written
+MAX_NAMED = 40  # with more, confusion.png has no class names
 
 
 def classes_csv(found: Measures) -> str:

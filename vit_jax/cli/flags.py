@@ -138,10 +138,7 @@ def parse_flags(
 
 
 def _full_configs(argv: list[str]) -> list[str]:
-  """Replaces each --config=NAME by a path.
-
-  `--config NAME`, as two arguments, becomes one argument.
-  """
+  """Replaces each --config=NAME, or --config NAME, by --config=PATH."""
   # configs/ is beside the package in a clone, and inside it when installed.
   package = pathlib.Path(__file__).parents[1]
   own = {
@@ -247,10 +244,8 @@ def printable(text: str) -> str:
 
 def short(text: str) -> str:
   """Returns printable text for a table, at most `WIDTH` characters."""
-  text = printable(text)
-  if len(text) <= WIDTH:
-    return text
-  return f'{text[: WIDTH // 2]}…{text[1 - WIDTH // 2 :]}'
+  text, half = printable(text), WIDTH // 2
+  return text if len(text) <= WIDTH else f'{text[:half]}…{text[1 - half :]}'
 
 
 def lines(text: str) -> str:
@@ -365,10 +360,7 @@ def command(
   run: Callable[[argparse.Namespace], int | None],
   args: argparse.Namespace,
 ) -> int:
-  """Runs a command without a config; returns the exit status.
-
-  It is the result of `run` (None means 0), or of `status` after an error.
-  """
+  """Returns the exit status: of `run` (None means 0), or of its error."""
   _calm_libtpu()
   # force=True replaces handlers that libraries have installed.
   handler = _handler('%(levelname)s: %(message)s')

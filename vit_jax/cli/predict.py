@@ -72,10 +72,7 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-  """Runs the command; returns its exit status.
-
-  It is 1 if a file is unreadable; see also `flags.command`.
-  """
+  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('predict', __doc__)
   add = parser.add_argument
   add('checkpoint', help=recognise.WHAT_OPENS)

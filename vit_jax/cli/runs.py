@@ -52,11 +52,10 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
   found, other = [], set()
   for path in sorted(root.rglob('metrics.csv')):
     place = path.parent
-    saved = saving.steps_in(os.fspath(place))
-    if not saved:
+    kept = saving.absolute(os.fspath(place)) / saving.FOLDER
+    if not (saved := saving.steps(kept)):
       continue
-    newest = saving.absolute(os.fspath(place)) / saving.FOLDER / str(saved[-1])
-    meta = saving.read_meta(newest)
+    meta = saving.read_meta(kept / str(saved[-1]))
     name = metric or meta['config']['best_metric']
     columns, rows = metric_log.read_table(path)
     other |= set(columns)

@@ -121,11 +121,7 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
-  """Returns the runs of a sweep in order; `choosing.entries` adds tuned fields.
-
-  Raises:
-    ValueError: if axes, labels or values are invalid.
-  """
+  """Returns the runs of a sweep in order, without tuned fields."""
   check_axes(config.sweep)
   found = []
   for labels, fields in combinations(config.sweep):
@@ -164,10 +160,7 @@ def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
 
 
 def folder(workdir: str, kind: str, labels: dict[str, str]) -> epath.Path:
-  """Returns the folder of a run, such as WORKDIR/KIND/lr=0.001_seed=0.
-
-  Characters of labels that are unusual in paths become `-` or are dropped.
-  """
+  """Returns the folder of a run, such as WORKDIR/KIND/lr=0.001_seed=0."""
   slugs = (re.sub(r'[^\w.=+-]+', '-', label) for label in labels.values())
   slugs = (re.sub(r'\.(?!\d)', '', slug).strip('-') for slug in slugs)
   return absolute(workdir) / kind / '_'.join(slugs)

@@ -1,9 +1,8 @@
 """Tune fields of a sweep's runs on a validation split.
 
-Runs of a sweep that differ only in the seed form a group. For each combination
-of values of `config.tune.axes`, a group runs one trial: it trains on
-`tune.train` and is measured on `tune.val`. All runs of the group then use the
-best combination and train on the whole `data.split`.
+Runs that differ only in the seed form a group. For each combination of values
+of `tune.axes`, a group runs one trial, on `tune.train` and `tune.val`. All runs
+of the group then train on `data.split` with the best combination.
 """
 
 import collections
@@ -91,10 +90,7 @@ def _with_candidate(
   workdir: str,
   kind: str,
 ) -> Cell:
-  """Returns a run whose folder's name has the chosen values.
-
-  So runs with different choices never share a folder.
-  """
+  """Returns a run with a candidate's values, in its folder's name too."""
   chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
@@ -170,10 +166,7 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
 
 
 def best(values: Mapping[int, float], good: Best) -> int | None:
-  """Returns the key of the best value, the first among equal values.
-
-  Returns None if all values are NaN.
-  """
+  """Returns the key of the first best value; None if all values are NaN."""
   known = [key for key, value in values.items() if not math.isnan(value)]
   choose = max if good == 'highest' else min
   return choose(known, key=values.__getitem__, default=None)
@@ -186,8 +179,7 @@ def csv_text(
 ) -> str:
   """Returns a CSV with a line for every trial that has finished or diverged.
 
-  `results` has the contents of result.json by the folder of a run. `choices`
-  has indices of candidates; None if all candidates diverged.
+  `results` has the contents of result.json by the folder of a run.
   """
   runs = []
   for group in groups:

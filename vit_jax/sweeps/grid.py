@@ -69,14 +69,15 @@ class GridReport:
   def markdown(self) -> str:
     """Returns the table; a cell without runs is n/a."""
     n = max(len(self.values(runs)) for runs in self.groups.values())
-    rows = []
-    for row in self.rows:
-      cells = (self.groups.get((row, column), []) for column in self.columns)
-      rows.append([row, *(self._cell(runs, n) for runs in cells)])
+    rows, found = (dict.fromkeys(x) for x in zip(*self.groups, strict=True))
+    columns = [c for c in self.axes.get(self.column_axis, found) if c in found]
+    lines = []
+    for row in rows:
+      cells = (self.groups.get((row, column), []) for column in columns)
+      lines.append([row, *(self._cell(runs, n) for runs in cells)])
     apart = {self.column_axis, *self.averaged}
     row_axes = ', '.join(name for name in self.axes if name not in apart)
-    heads = [row_axes, *self.columns]
-    return f'{self._caption(n)}\n\n{table(heads, rows)}'
+    return f'{self._caption(n)}\n\n{table([row_axes, *columns], lines)}'
 
   def _caption(self, n: int) -> str:
     unit = ' in percent' if self.is_percentage() else ''
@@ -133,16 +134,6 @@ class GridReport:
     return groups
 
   @property
-  def rows(self) -> list[str]:
-    return list(dict.fromkeys(row for row, _ in self.groups))
-
-  @property
-  def columns(self) -> list[str]:
-    """The columns that have runs, in the order of their axis."""
-    found = {column for _, column in self.groups}
-    return [c for c in self.axes.get(self.column_axis, found) if c in found]
-
-  @property
   def column_axis(self) -> str:
     """The name of the axis in the columns; empty without a second axis."""
     shown = [name for name in self.axes if name not in self.averaged]
@@ -156,8 +147,7 @@ def csv_text(
 ) -> str:
   """Returns a CSV with a line for every run that has finished or diverged.
 
-  `names` are the axes. `counts` compute the columns after the metrics from a
-  result.
+  `counts` compute the columns after the metrics from a result.
   """
   finished = [(run, run.result) for run in runs if run.result]
   metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
@@ -210,10 +200,7 @@ def mean_text(
   lost: int,
   number: Callable[[float], str],
 ) -> str:
-  """Formats mean ± standard deviation.
-
-  Notes the number of values if it is not `usual_n`, and `lost` diverged runs.
-  """
+  """Formats mean ± standard deviation, and notes missing and `lost` runs."""
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)

@@ -26,11 +26,7 @@ class KnownData:
     self._by_split: dict[tuple, Facts] = {}
 
   def of(self, cell: Cell) -> dict[str, Any]:
-    """Checks a run without training it, and returns its facts.
-
-    Raises:
-      ValueError: if the run cannot work.
-    """
+    """Returns the facts; raises ValueError if the run cannot work."""
     config = cell.config
     key = json.dumps(json.loads(config.to_json()) | {'seed': None})
     if key not in self._by_config:

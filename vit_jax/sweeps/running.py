@@ -1,14 +1,11 @@
 """Run a sweep, with tuning.
 
-Each combination of the axes in `config.sweep` is a run in WORKDIR/runs/, which
-`train` starts and resumes like any other run. Runs that differ only in the seed
-are a group. Before the first run of a group, the trials of `config.tune` run in
-WORKDIR/tune/. The runs of the group then use the best combination of values.
+`train` starts and resumes each run in WORKDIR/runs/ like any other run. Before
+the first run of a group, its trials run in WORKDIR/tune/; see `choosing`.
 
 A finished run leaves result.json and is not run again. So the same command
 resumes a sweep, and a command with more values on an axis runs only the new
-values. After every run, the sweep writes results.csv, table.md and, with
-tuning, tune.csv to WORKDIR.
+values. Every run updates the tables in WORKDIR.
 """
 
 import json
@@ -46,13 +43,8 @@ def run(
 ) -> None:
   """Runs the remaining runs of a config's sweep, one after the other.
 
-  If a run diverges, its result says so, and the next run starts.
-
-  Args:
-    config: a config with a `sweep` or `tune.axes`.
-    workdir: folder for the runs and the tables.
-    start_over: see `train.train`; applies to each run.
-    report: class of the report.
+  If a run diverges, its result says so, and the next run starts. `start_over`
+  is as in `train.train`, for each run.
 
   Raises:
     ValueError: before any run starts, if a run cannot work, its folder has a
@@ -153,7 +145,7 @@ class _Sweep:
     _print(f'run {number} of {len(cells)}: {what}{cell.name} ({cell.workdir})')
     self._results[cell.workdir] = self._train(cell)
     for group in self._groups:
-      if cell in group.trials:
+      if cell in group.trials and not self._left(group.trials):
         self._choose(group)
         self._tell_choice(group)
 
@@ -226,7 +218,7 @@ class _Sweep:
     )
 
   def _tell_choice(self, group: choosing.Group) -> None:
-    if group not in self._choices or jax.process_index() != 0:
+    if jax.process_index() != 0:  # others have no metrics
       return
     n, choice = len(group.candidates), self._choices[group]
     if choice is None:
@@ -267,15 +259,15 @@ def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
   steps = max(rows, default=0)
   if status == DIVERGED:
     return {'metrics': {}, 'steps': steps}
-  counts, found = steps, {'steps': steps}
+  found = {'steps': steps}
   if cell.config.early_stopping:
     values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
     good = build.shown(cell.config)[cell.config.best_metric]
-    counts = found['best_step'] = choosing.best(values, good) or steps
+    found['best_step'] = choosing.best(values, good) or steps
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
   metrics = {
     name: float(text)
-    for name, text in rows.get(counts, {}).items()
+    for name, text in rows.get(found.get('best_step', steps), {}).items()
     if name.startswith(evaluators)
   }
   return {'metrics': metrics, **found}

@@ -1,9 +1,8 @@
 """Train a run in stages, such as a teacher before its student.
 
-`config.stages` lists the stages in order. A stage trains the config with some
-fields changed, in WORKDIR/stages/NAME. After these stages, the config itself is
-trained in WORKDIR. Each stage is a run like any other run, so the same command
-resumes the stage that was stopped.
+A stage trains the config with some fields changed, in WORKDIR/stages/NAME.
+After the stages, the config itself is trained in WORKDIR. Each stage is a run
+like any other run, so the same command resumes the stage that was stopped.
 """
 
 import contextlib
@@ -48,12 +47,8 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 def check(config: ConfigDict) -> CheckedConfig:
   """Checks every stage of a config, without opening data.
 
-  Returns:
-    The checked config of the run itself.
-
   Raises:
-    ValueError: if a stage cannot work. The message names the stage and the
-      field.
+    ValueError: if a stage cannot work. The message names stage and field.
   """
   for name, fields in config.stages:
     # The copy keeps `stages`, so that checks do not open a teacher that an

@@ -14,45 +14,44 @@ the median over the rounds.
 
 import argparse
 import sys
+import types
 from collections.abc import Iterable, Sequence
 
 from vit_jax.cli import flags
 from vit_jax.tools.bench import inference, input, train_steps
 
-_COMMANDS = {'train': train_steps, 'inference': inference, 'input': input}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command and returns its exit status; see `flags.command`."""
   args = _parser().parse_args(argv)
-  return flags.command(_COMMANDS[args.command].bench, args)
+  return flags.command(args.bench, args)
 
 
 def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('bench', __doc__)
-  commands = parser.add_subparsers(
-    required=True, metavar='COMMAND', dest='command'
-  )
-  added = {}
-  for name, module in _COMMANDS.items():
+  commands = parser.add_subparsers(required=True, metavar='COMMAND')
+
+  def add(name: str, module: types.ModuleType) -> argparse.ArgumentParser:
     text = str(module.__doc__)
-    added[name] = commands.add_parser(
+    command = commands.add_parser(
       name,
       help=text.splitlines()[0],
       description=text,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-  _grid_flags(added['train'], 'ti16', '16', train_steps.PEERS)
-  added['train'].add_argument(
+    command.set_defaults(bench=module.bench, devices=1)
+    return command
+
+  train = add('train', train_steps)
+  _grid_flags(train, 'ti16', '16', train_steps.PEERS)
+  train.add_argument(
     '--devices',
     type=int,
-    default=1,
     help='number of devices that share the batch; a CPU simulates them; '
     'default: 1',
   )
-  _grid_flags(added['inference'], 'b16', '1,8', inference.PEERS)
-  added['inference'].set_defaults(devices=1)
-  compared = added['input'].add_mutually_exclusive_group()
+  _grid_flags(add('inference', inference), 'b16', '1,8', inference.PEERS)
+  compared = add('input', input).add_mutually_exclusive_group()
   compared.add_argument(
     '--data',
     nargs='+',

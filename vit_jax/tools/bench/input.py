@@ -27,10 +27,7 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader on photographs, or on the datasets of --data.
-
-  With --vs, also measures tf.data on the photographs.
-  """
+  """Measures our loader and --vs on photographs, or ours on --data."""
   # Restrict this process to one core. This comes first, because TensorFlow and
   # OpenCV count the cores when they create their threads.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 from vit_jax.data import cores
 from vit_jax.training.progress import mfu_text
 
-# Each contender has one turn per round, after one turn to warm up.
-ROUNDS = 9
-# Target duration of a turn in seconds, long enough that the device limits the
-# speed, not the host.
+ROUNDS = 9  # of one turn per contender, after one turn to warm up
+# Target duration of a turn, long enough that the host does not limit the speed.
 TURN_S = 0.5
 
 

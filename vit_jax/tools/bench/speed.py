@@ -26,9 +26,6 @@ def bench(
 ) -> None:
   """Measures every combination of the grid.
 
-  `packages` are those whose versions are printed. `peers` make the contenders
-  of `--vs`.
-
   Raises:
     ImportError: if a peer is not installed.
     ValueError: if a combination is invalid. This is checked before any

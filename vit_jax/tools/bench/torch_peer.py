@@ -19,11 +19,7 @@ from vit_jax.tools.bench.race import Contender
 
 
 def arguments(experiment: Experiment) -> dict[str, Any]:
-  """Returns the arguments of `timm.create_model` for an experiment's model.
-
-  Raises:
-    ValueError: if timm lacks the model.
-  """
+  """Returns the arguments of `timm.create_model`; ValueError if it has none."""
   model, size = experiment.objective.model, experiment.image_size
   # Only names and shapes matter. Broadcast arrays take no memory.
   params = jax.tree.map(
@@ -140,11 +136,7 @@ def contender(
 
 
 def libraries() -> Any:
-  """Returns torch, with threads and precision set as in JAX.
-
-  Raises:
-    ImportError: if timm or torch is not installed.
-  """
+  """Returns torch, with threads and precision set as in JAX."""
   try:
     import torch
 

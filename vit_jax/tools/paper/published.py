@@ -1,13 +1,10 @@
 """Results published in the ViT paper (arXiv 2010.11929v2).
 
 `published.csv` has a row for each model of tables 2, 5 and 9. Results are
-accuracies in percent, named as in `data.benchmarks`. The columns 'real' (ReaL
-labels), 'objectnet' and 'objectnet/top5' (appendix D.9) are for models
-fine-tuned on imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks.
-Table 2 has means and standard deviations of three fine-tuning runs.
-
-Noisy Student's accuracy on ImageNet, 88.4, is from its own paper. The ViT paper
-also prints 88.5, from Touvron et al. (2020).
+accuracies in percent, named as in `data.benchmarks`. The columns 'real',
+'objectnet' and 'objectnet/top5' (appendix D.9) are for models fine-tuned on
+imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks. Noisy Student's
+88.4 on ImageNet is from its own paper; the ViT paper also prints 88.5.
 """
 
 import csv

@@ -45,16 +45,11 @@ class TransferReport(grid.GridReport):
   """Reports the runs of a sweep beside the published results.
 
   The axis 'Dataset' lists the datasets. Each combination of the other axes,
-  except seeds, is a model. The tables always show test accuracy. Another metric
-  may choose the best step of a run.
+  except seeds, is a model. The tables always show test accuracy.
   """
 
   def markdown(self) -> str:
-    """Returns table 9 for tasks of VTAB, and table 2 for other datasets.
-
-    The mean over VTAB's tasks is computed for each seed. Only seeds that have
-    finished all tasks count.
-    """
+    """Returns table 9 for tasks of VTAB, and table 2 for other datasets."""
     parts = [self._caption(self._usual_n) + '\n']
     if len(self._tasks) < len(self.axes[DATASET]):
       parts.append(self._table_2())
@@ -168,7 +163,7 @@ class TransferReport(grid.GridReport):
     return Line(key or dataset, title, cells)
 
   def _mean_line(self, title: str, decimals: int) -> Line:
-    """Returns the unweighted mean over VTAB's tasks, for each model."""
+    """Returns the mean over VTAB's tasks, of seeds that finished all."""
     tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:

@@ -26,15 +26,7 @@ from absl import app, flags
 from vit_jax.checkpoints import from_init
 from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.experiment import CheckedConfig, Experiment
-from vit_jax.tools.plan.costs import (
-  Cost,
-  TooLarge,
-  compile_step,
-  devices_of,
-  facts_given,
-  profile,
-  report,
-)
+from vit_jax.tools.plan import costs
 from vit_jax.tools.plan.failures import Failures
 from vit_jax.training import sharding
 
@@ -90,8 +82,8 @@ def run(argv: list[str]) -> None:
   config = flags.FLAGS.config
   try:
     from_init.resolve(config)
-    devices, chip = devices_of(_TOPOLOGY.value, _SLICES.value)
-    facts = facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
+    devices, chip = costs.devices_of(_TOPOLOGY.value, _SLICES.value)
+    facts = costs.facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
       f'{facts.examples:,} examples; batch {config.batch_size:,}'
@@ -102,15 +94,15 @@ def run(argv: list[str]) -> None:
       f'accum_steps {config.accum_steps}',
       flush=True,
     )
-    step = compile_step(experiment)
-    cost = Cost(experiment, step.program, devices, chip)
-    print(report(experiment, step, cost))
+    step = costs.compile_step(experiment)
+    cost = costs.Cost(experiment, step.program, devices, chip)
+    print(costs.report(experiment, step, cost))
     mtbf_s = 3600 * _SLICE_MTBF_H.value / _SLICES.value
     failures = Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
     print(failures.report(cost.most_s, experiment.durations.checkpoint_every))
-    for line in profile(step.program, _SLOWEST.value):
+    for line in costs.profile(step.program, _SLOWEST.value):
       print(line)
-  except TooLarge as e:
+  except costs.TooLarge as e:
     print(f'error: The step does not fit: {e}.', file=sys.stderr)
     sys.exit(EXIT_TOO_LARGE)
   except ENDINGS as e:

@@ -50,10 +50,7 @@ def training(experiment: Experiment) -> Program:
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:
-  """Returns inference, a function of the parameters and uint8 images BHWC.
-
-  The function normalises the images and returns the model's main output.
-  """
+  """Returns inference, a function of the parameters and uint8 images BHWC."""
   objective = experiment.objective
 
   def apply(params: Any, images_BHWC: Any) -> Any:

@@ -167,9 +167,7 @@ def devices_of(
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
-  """Returns the facts about a config's data; class names are numbers.
-
-  0 classes or examples are looked up.
+  """Returns the facts about a config's data; looks up classes or examples of 0.
 
   Raises:
     ValueError: if the dataset or the split is invalid.
@@ -207,8 +205,6 @@ class Cost:
     flops: FLOPs of a step at the largest image size.
     peak_flops: peak FLOP/s of all chips.
     hbm_bytes: memory of a device.
-    images: images in the batch.
-    chips, cores, devices: their numbers; see `hardware.cores_per_device`.
   """
 
   def __init__(

@@ -6,10 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Failures:
-  """Rate and cost of failures.
-
-  A run that loses a slice restarts on all slices, from the newest checkpoint.
-  """
+  """Rate and cost of failures, after which all slices restart."""
 
   mtbf_s: float  # mean time between failures of any slice
   restart_s: float  # from a failure to the next step
@@ -19,8 +16,7 @@ class Failures:
     """Returns the checkpoint interval in seconds that loses the least time.
 
     Uses the approximation of Young, "A first order approximation to the optimum
-    checkpoint interval", 1974. The higher-order terms of Daly, 2006, matter
-    only if saving takes about as long as the time between failures.
+    checkpoint interval", 1974.
     """
     return math.sqrt(2 * self.save_s * self.mtbf_s)
 

@@ -45,12 +45,7 @@ def explained(
 
 
 def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
-  """Opens checkpoints. Keys of the result are their names on the page.
-
-  Raises:
-    FileNotFoundError: if a path does not exist.
-    ValueError: if a path is not a checkpoint, or is damaged.
-  """
+  """Opens checkpoints. Keys of the result are their names on the page."""
   checkpoints = [opening.open_checkpoint(path) for path in paths]
   names = photos.unique_names([board.name_of(x.path) for x in checkpoints])
   return dict(zip(names, checkpoints, strict=True))

@@ -39,10 +39,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a folder with a model, the server and its requirements.
 
   With the dtype 'int8', writes the model in float32 too, because that is faster
-  on some boards. The server uses the faster one.
-
-  Returns:
-    One sentence for each difference from the checkpoint.
+  on some boards. Returns a sentence for each difference from the checkpoint.
 
   Raises:
     FileExistsError: if the target exists.
@@ -91,10 +88,7 @@ def write_model(
 
 
 def name_of(path: str) -> str:
-  """Returns the name of a model: the last part of its path, or its workdir.
-
-  Characters except letters, digits and hyphens become underscores.
-  """
+  """Returns the name of a model: the last part of its path, or its workdir."""
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':
     parts = parts[:-2]

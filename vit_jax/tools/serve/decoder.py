@@ -59,12 +59,7 @@ class Seen(NamedTuple):
 
 
 def see(data: bytes, view: View) -> Seen:
-  """Decodes and preprocesses an image file.
-
-  Raises:
-    UnreadableImage: if `data` is not an image, is damaged, or has too many
-      pixels.
-  """
+  """Decodes and preprocesses an image file; raises UnreadableImage."""
   picture = decode.open_image(
     data, 'upload', formats=FORMATS, max_pixels=MAX_PIXELS
   )
@@ -96,11 +91,7 @@ class Decoder:
   """Decodes one image at a time, in a process that is replaced if it hangs."""
 
   def __init__(self, views: list[View], seconds: float = SECONDS):
-    """Starts the process, which decodes an image for all views in `seconds`.
-
-    Raises:
-      OSError: if the process cannot be started.
-    """
+    """Starts the process, which decodes an image for all views in `seconds`."""
     self._views = views
     self._seconds = seconds
     self._start()

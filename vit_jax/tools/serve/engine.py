@@ -84,10 +84,7 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Within this context, counts a request; see `refuse_if_full`.
-
-    Call it only in the thread of the event loop.
-    """
+    """Counts a request in this context, in the thread of the event loop."""
     self.refuse_if_full()
     self.waiting += 1
     start = time.perf_counter()
@@ -109,10 +106,7 @@ class Engine:
       )
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
-    """Decodes an image file in the decoder's thread.
-
-    The future returns the image's digest, and the image for each view.
-    """
+    """Decodes an image file; the future returns its digest and all views."""
     return self._decoding.submit(self._add, data)
 
   def _add(self, data: bytes | bytearray) -> tuple[str, Sights]:

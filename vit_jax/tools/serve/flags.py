@@ -33,7 +33,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     '--threads',
     type=int,
     default=0,
-    help='number of threads per model (default: 0, one per core)',
+    help='number of threads per model; 0 uses one per core (default: 0)',
   )
 
 

@@ -127,9 +127,6 @@ def choose(
 
   `paths` has a file for 'float32', 'int8' or both. `dtype` chooses from two
   files; 'faster' runs both and takes the faster one.
-
-  Raises:
-    ValueError: if a file cannot be run.
   """
   if len(paths) == 1:
     return next(iter(paths.values()))

@@ -58,9 +58,6 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
   `hosts` are the accepted host names, without ports; None accepts every name. A
   list protects against DNS rebinding, a foreign name that resolves to this
   machine.
-
-  Raises:
-    HTTPException: if the request is refused.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
@@ -90,9 +87,8 @@ def check_token(request: Request, token: str) -> None:
 def lingering(app: ASGIApp) -> ASGIApp:
   """Delays the end of a response until the whole request has arrived.
 
-  The end of the response closes the connection. If it came earlier, a client
-  that is still sending its image would see a broken connection instead of the
-  response.
+  The end closes the connection. A client that is still sending its image would
+  see a broken connection instead of the response.
   """
 
   async def lingering_app(scope: Scope, receive: Receive, send: Send) -> None:

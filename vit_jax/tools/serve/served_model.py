@@ -35,16 +35,7 @@ class Answer(NamedTuple):
 
 
 class ServedModel:
-  """A model from a file that `convert/onnx.py` wrote.
-
-  Attributes:
-    name: name of the model, from the file name.
-    grid: (h, w) of a map, in patches; None if the model does not support maps.
-    layers: number of layers that a map can show.
-    class_names: a name for each class; numbers if the file has no names.
-    finds_objects: whether the model is DETR.
-    about: facts for /api/models.
-  """
+  """A model from a file that `convert/onnx.py` wrote."""
 
   def __init__(self, path: pathlib.Path, threads: int):
     """Opens NAME.DTYPE.onnx; 0 threads means onnxruntime's default.
@@ -83,9 +74,10 @@ class ServedModel:
       self._loss = saved['loss']
       has_map = 'attention_mean' in shapes
       grid = tuple(json.loads(saved['grid'])) or None
+      # (h, w) of a map, in patches.
       self.grid = grid if has_map else None
       self.layers = shapes['attention_mean'][1] if has_map else 0
-      self.about = {
+      self.about = {  # for /api/models
         'name': self.name,
         'description': _text(saved['description']),
         'dtype': dtype,

@@ -207,9 +207,6 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   """Returns the values of all parameters of /api/predict, or their defaults.
 
   Values are checked against openapi.json and the limits of the model.
-
-  Raises:
-    HTTPException: if a value is invalid.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
