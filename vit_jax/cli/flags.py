@@ -101,7 +101,9 @@ def parse_flags(
   try:
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
-      raise flags.Error(f'Unexpected argument {rest[1]!r}.')
+      raise flags.Error(
+        f'Unexpected argument {rest[1]!r}. Write flags as --NAME=VALUE.'
+      )
     for name in required:
       if not flags.FLAGS[name].value:
         raise flags.Error(

@@ -58,7 +58,9 @@ def find_files(paths: Sequence[str]) -> list[str]:
   for path in paths:
     if not os.path.isdir(path):
       if not os.path.exists(path):
-        raise FileNotFoundError(f'No file or folder at {path}.')
+        raise FileNotFoundError(
+          f'No file or folder at {path}. Give an existing path.'
+        )
       found.append(path)
       continue
     inside, others = image_files.list_images(path)

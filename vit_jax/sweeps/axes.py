@@ -65,8 +65,7 @@ def add_axes(
   set.
 
   Raises:
-    ValueError: if a text has another format, a field is unknown, or a value is
-      invalid.
+    ValueError: if a text, a field or a value is invalid.
   """
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)

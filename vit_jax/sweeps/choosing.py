@@ -130,12 +130,13 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
       in `data.split`.
   """
   whole, val = config.data.split, config.tune.val
-  for part in (config.tune.train, val):
+  for field in ('train', 'val'):
+    part = config.tune[field]
     shared = _shared(whole, part, count)
     if shared is not None and shared < (_shared(part, part, count) or 0):
       raise ValueError(
-        f'{part!r} has images that are not in data.split {whole!r}. Set '
-        'tune.train and tune.val to two parts of data.split.'
+        f'tune.{field} is {part!r}; it has images that are not in data.split '
+        f'{whole!r}. Set tune.train and tune.val to two parts of data.split.'
       )
   name = config.best_metric.split('/')[0]
   reported = config.evaluators.get(name, {}).get('split', '')
@@ -174,13 +175,10 @@ def best(values: Mapping[int, float], good: Best) -> int | None:
 
 def csv_text(
   groups: Sequence[Group],
-  results: Mapping[epath.Path, Mapping[str, Any]],
+  results: Mapping[epath.Path, Mapping[str, Any]],  # by the folder of a run
   choices: Mapping[Group, int | None],
 ) -> str:
-  """Returns a CSV with a line for every trial that has finished or diverged.
-
-  `results` has the contents of result.json by the folder of a run.
-  """
+  """Returns a CSV with a line for every trial that has finished or diverged."""
   runs = []
   for group in groups:
     for n, trial in enumerate(group.trials):

@@ -145,10 +145,7 @@ def csv_text(
   runs: Sequence[GridRun],
   counts: Mapping[str, Callable[[dict[str, Any]], Any]],
 ) -> str:
-  """Returns a CSV with a line for every run that has finished or diverged.
-
-  `counts` compute the columns after the metrics from a result.
-  """
+  """Returns a CSV with a line for every run that has finished or diverged."""
   finished = [(run, run.result) for run in runs if run.result]
   metrics = dict.fromkeys(m for _, r in finished for m in r['metrics'])
   chosen = dict.fromkeys(f for _, r in finished for f in r.get('chosen', {}))

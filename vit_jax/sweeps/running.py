@@ -113,10 +113,7 @@ class _Sweep:
       self._choose(group)
 
   def turns(self) -> Iterator[Cell]:
-    """Yields the remaining runs in order.
-
-    Train each run before asking for the next, which may depend on its result.
-    """
+    """Yields the remaining runs in order; the next may depend on a result."""
     for entry in self._entries:
       yield from self._left(entry.group.trials)
       if cell := self._chosen(entry):

@@ -16,13 +16,10 @@ from vit_jax.training import sharding
 
 
 class Program(NamedTuple):
-  """A jitted function and the shapes of its arguments.
-
-  `shapes` has a tree of `jax.ShapeDtypeStruct` with shardings per argument.
-  """
+  """A jitted function and the shapes of its arguments."""
 
   function: Any
-  shapes: tuple[Any, ...]
+  shapes: tuple[Any, ...]  # trees of `jax.ShapeDtypeStruct` with shardings
 
   def lower(self) -> jax.stages.Lowered:
     """Lowers the program for the platform of the arguments' devices."""

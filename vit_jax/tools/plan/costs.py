@@ -126,8 +126,7 @@ def devices_of(
 ) -> tuple[list[jax.Device], hardware.TpuChip]:
   """Returns the devices of all slices, and the facts about the chip.
 
-  `topology` is the generation and the grid of chips of one slice, as in
-  'v3:16x16'.
+  `topology` is the generation and grid of chips of a slice, as in v3:16x16.
 
   Raises:
     ImportError: if libtpu is not installed.
