@@ -64,7 +64,8 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
     ]
     if points:
       label = os.path.relpath(place, root)
-      meta['best'] = _best_of(name, meta)
+      if name != meta['config']['best_metric']:
+        meta['best'] = 'lowest' if name.endswith('loss') else 'highest'
       found.append(FoundRun(label, meta, *map(list, zip(*points, strict=True))))
   if not found:
     seen = f' Metrics there: {", ".join(sorted(other))}.' if other else ''
@@ -72,14 +73,8 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
       f'No run in {folder} has both a checkpoint and values of '
       f'{metric or "its best_metric"}.' + seen
     )
-  is_low = {run.meta['best'] for run in found} == {'lowest'}
+  is_low = {run.meta.get('best') for run in found} == {'lowest'}
   return sorted(found, key=lambda run: run.best, reverse=not is_low)
-
-
-def _best_of(name: str, meta: dict[str, Any]) -> str:
-  if name == meta['config']['best_metric']:
-    return meta.get('best', 'highest')
-  return 'lowest' if name.endswith('loss') else 'highest'
 
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:

@@ -66,17 +66,17 @@ def inference(experiment: Experiment, device: jax.Device) -> Program:
 def peak_bytes(compiled: jax.stages.Compiled) -> int:
   """Returns the peak memory per device in bytes, including the arguments."""
   found: Any = compiled.memory_analysis()
-  total = (
+  # On TPU, the compiler's peak counts each array only while it is in use. On
+  # other platforms it omits temporary arrays, so return the sum of all arrays.
+  placed = jax.tree.leaves(compiled.input_shardings)[0]
+  if next(iter(placed.device_set)).platform == 'tpu':
+    return found.peak_memory_in_bytes
+  return (
     found.argument_size_in_bytes
     + found.output_size_in_bytes
     + found.temp_size_in_bytes
     - found.alias_size_in_bytes
   )
-  # On TPU, the compiler's peak counts each array only while it is in use. On
-  # other platforms it omits temporary arrays, so return the sum of all arrays.
-  placed = jax.tree.leaves(compiled.input_shardings)[0]
-  is_tpu = next(iter(placed.device_set)).platform == 'tpu'
-  return found.peak_memory_in_bytes if is_tpu else total
 
 
 def _placed(tree: Any, where: Sharding) -> Any:

@@ -78,9 +78,8 @@ class Engine:
     self._answers = LruCache(_MAX_BYTES)
     self._seconds = 0.1  # moving average of the time per request
     # Separate threads, so that decoding does not delay models.
-    self._decoding, self._running = (
-      futures.ThreadPoolExecutor(1) for _ in range(2)
-    )
+    self._decoding = futures.ThreadPoolExecutor(1)
+    self._running = futures.ThreadPoolExecutor(1)
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
