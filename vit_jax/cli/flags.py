@@ -362,7 +362,7 @@ def command(
   run: Callable[[argparse.Namespace], int | None],
   args: argparse.Namespace,
 ) -> int:
-  """Returns the exit status: of `run` (None means 0), or of its error."""
+  """Runs a command without a config; returns its exit status, None being 0."""
   _calm_libtpu()
   # force=True replaces handlers that libraries have installed.
   handler = _handler('%(levelname)s: %(message)s')

@@ -90,7 +90,7 @@ def _with_candidate(
   workdir: str,
   kind: str,
 ) -> Cell:
-  """Returns a run with a candidate's values, in its folder's name too."""
+  """Returns a run with a candidate's values; its folder's name has them too."""
   chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
@@ -114,7 +114,7 @@ def _trial(
 
 
 def metric_of(config: ConfigDict) -> tuple[str, Best]:
-  """Returns the metric that compares trials, and whether to maximise it."""
+  """Returns the metric that compares trials, and 'highest' or 'lowest'."""
   (name, best), *_ = objective_type(config).metrics.items()
   return f'val/{name}', best
 

@@ -197,7 +197,7 @@ def mean_text(
   lost: int,
   number: Callable[[float], str],
 ) -> str:
-  """Formats mean ± standard deviation, and notes missing and `lost` runs."""
+  """Formats mean ± standard deviation; notes missing and `lost` (diverged)."""
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)

@@ -53,7 +53,7 @@ class KnownData:
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
-  """Raises ValueError if a run or trial cannot work; names the first such."""
+  """Raises ValueError for the first run or trial that cannot work."""
   for entry in entries:
     facts.of(entry.runs[0])
   for group, config in {e.group: e.runs[0].config for e in entries}.items():

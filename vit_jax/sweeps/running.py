@@ -113,7 +113,7 @@ class _Sweep:
       self._choose(group)
 
   def turns(self) -> Iterator[Cell]:
-    """Yields the remaining runs in order; the next may depend on a result."""
+    """Yields the remaining runs; train each before asking for the next."""
     for entry in self._entries:
       yield from self._left(entry.group.trials)
       if cell := self._chosen(entry):

@@ -27,7 +27,7 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader and --vs on photographs, or ours on --data."""
+  """Measures our loader on photographs (with --vs, another too) or --data."""
   # Restrict this process to one core. This comes first, because TensorFlow and
   # OpenCV count the cores when they create their threads.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -19,7 +19,7 @@ from vit_jax.tools.bench.race import Contender
 
 
 def arguments(experiment: Experiment) -> dict[str, Any]:
-  """Returns the arguments of `timm.create_model`; ValueError if it has none."""
+  """Returns the arguments of `timm.create_model` for an experiment's model."""
   model, size = experiment.objective.model, experiment.image_size
   # Only names and shapes matter. Broadcast arrays take no memory.
   params = jax.tree.map(

@@ -66,7 +66,7 @@ def on(name: str) -> dict[str, Any]:
 
 
 def grid(config: ConfigDict, name: str) -> dict[str, Any]:
-  """Returns the fields that tune the rate of `fine_tuning` on one dataset."""
+  """Returns the fields that tune the learning rate on one dataset."""
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width

@@ -166,7 +166,7 @@ def devices_of(
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
-  """Returns the facts about a config's data; looks up classes or examples of 0.
+  """Returns facts about a config's data; a number of 0 is looked up.
 
   Raises:
     ValueError: if the dataset or the split is invalid.

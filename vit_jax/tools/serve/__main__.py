@@ -35,7 +35,7 @@ def explained(
   fusion: str,
   discard: float,
 ) -> np.ndarray:
-  """Returns the attention rollout for a class, float [h, w]; see `Explain`."""
+  """Returns the attention rollout for a class, [h, w]; see `engine.Explain`."""
   layers = Layers(
     checkpoint.model,
     checkpoint.on_device,

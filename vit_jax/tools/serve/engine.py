@@ -83,7 +83,7 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Counts a request in this context, in the thread of the event loop."""
+    """Counts a request in this context; for the event loop's thread only."""
     self.refuse_if_full()
     self.waiting += 1
     start = time.perf_counter()
@@ -105,7 +105,7 @@ class Engine:
       )
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
-    """Decodes an image file; the future returns its digest and all views."""
+    """Decodes an image file; the future returns its digest and `Sights`."""
     return self._decoding.submit(self._add, data)
 
   def _add(self, data: bytes | bytearray) -> tuple[str, Sights]:

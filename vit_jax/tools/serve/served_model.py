@@ -74,7 +74,7 @@ class ServedModel:
       self._loss = saved['loss']
       has_map = 'attention_mean' in shapes
       grid = tuple(json.loads(saved['grid'])) or None
-      # (h, w) of a map, in patches.
+      # (h, w) of a map, in patches; None without maps.
       self.grid = grid if has_map else None
       self.layers = shapes['attention_mean'][1] if has_map else 0
       self.about = {  # for /api/models

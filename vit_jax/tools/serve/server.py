@@ -46,7 +46,7 @@ class PageServer:
   """The routes of the page and the API."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Takes the token for /api/ ('' for none); hosts as `check_origin`."""
+    """Takes the token for /api/, '' for none, and hosts of `check_origin`."""
     self._engine = engine
     self._token = token
     self._hosts = hosts
