@@ -50,11 +50,7 @@ class PlannedRun(NamedTuple):
 
 
 def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
-  """Returns the runs of a config, in the order of its sweep.
-
-  Raises:
-    ValueError: if axes, labels or values are invalid.
-  """
+  """Returns the runs of a config, in the order of its sweep."""
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
   found = []

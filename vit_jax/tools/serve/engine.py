@@ -39,7 +39,6 @@ class LruCache:
   """
 
   def __init__(self, max_bytes: int):
-    """Makes an empty cache."""
     self._max_bytes = max_bytes
     self._found: dict[Any, tuple[Any, int]] = {}  # in order of last use
     self._lock = threading.Lock()
