@@ -260,7 +260,8 @@ def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
   if cell.config.early_stopping:
     values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
     good = build.shown(cell.config)[cell.config.best_metric]
-    found['best_step'] = choosing.best(values, good) or steps
+    best = choosing.best(values, good)
+    found['best_step'] = steps if best is None else best
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
   metrics = {
     name: float(text)
