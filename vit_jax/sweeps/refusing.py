@@ -1,6 +1,7 @@
 """Check a sweep before its first run, and read results of finished runs."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -51,6 +52,10 @@ class KnownData:
       self._by_split[key] = facts_of(config, sources.open_config(data, name))
     return self._by_split[key]
 
+  def counter(self, config: ConfigDict) -> Callable[[str], int]:
+    """Returns a function that counts the examples of a split."""
+    return lambda name: self.split(config, name).examples
+
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
   """Raises ValueError for the first run or trial that cannot work."""
@@ -61,9 +66,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
       facts.of(trial)
     if group.trials:
       with axes.naming(group.name):
-        choosing.check_held_out(
-          config, lambda name, own=config: facts.split(own, name).examples
-        )
+        choosing.check_held_out(config, facts.counter(config))
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
