@@ -84,7 +84,8 @@ def found_in(rng, objects, kind, classes):
         coco_mask.merge(coco_mask.frPyObjects(written(x, 1, False), 500, 500))
         for x in boxes
       ]
-      found[i] = labels, scores, boxes, masks, None
+      names = 'labels', 'scores', 'boxes', 'masks'
+      found[i] = dict(zip(names, (labels, scores, boxes, masks), strict=True))
   return found
 
 
@@ -106,7 +107,7 @@ def test_rows_are_those_of_another_implementation(kind):
     found = found_in(rng, objects, kind, 3)
     # Masks take longer, and a few of them have all that matters.
     for what in ('bbox', 'segm')[: 1 + (seed < 8)]:
-      got = coco_ap.average_precision(objects, found, what)
+      got = coco_ap.average_precision(dict(enumerate(objects)), found, what)
       want = theirs(library, objects, found, what)
       assert got.keys() == {row for row, x in want.items() if x >= 0}
       for row, value in got.items():
@@ -142,16 +143,16 @@ def theirs(library, objects, found, what):
   results = [
     {
       'image_id': i,
-      'category_id': int(labels[j]),
-      'score': float(scores[j]),
+      'category_id': int(x['labels'][j]),
+      'score': float(x['scores'][j]),
     }
     | (
-      {'bbox': sides(boxes)[j].tolist()}
+      {'bbox': sides(x['boxes'])[j].tolist()}
       if what == 'bbox'
-      else {'segmentation': masks[j]}
+      else {'segmentation': x['masks'][j]}
     )
-    for i, (labels, scores, boxes, masks, _) in found.items()
-    for j in range(len(labels))
+    for i, x in found.items()
+    for j in range(len(x['labels']))
   ]
   with contextlib.redirect_stdout(io.StringIO()):
     truth = library.COCO(
@@ -172,20 +173,20 @@ def theirs(library, objects, found, what):
 
 def test_nothing_found_and_all_found():
   rng = np.random.default_rng(0)
-  objects = objects_of(rng, 20, 3)
+  objects = dict(enumerate(objects_of(rng, 20, 3)))
   nothing = coco_ap.average_precision(objects, {})
   assert set(nothing.values()) == {0.0}
   all_of_them = {
-    i: (
-      x['labels'],
-      np.ones(len(x['labels'])),
-      x['boxes'],
-      [
+    i: {
+      'labels': x['labels'],
+      'scores': np.ones(len(x['labels'])),
+      'boxes': x['boxes'],
+      'masks': [
         segments.run_lengths(m or corners(b), (500, 500))
         for m, b in zip(x['masks'], x['boxes'], strict=True)
       ],
-    )
-    for i, x in enumerate(objects)
+    }
+    for i, x in objects.items()
   }
   for kind in ('bbox', 'segm'):
     rows = coco_ap.average_precision(objects, all_of_them, kind)
@@ -251,10 +252,14 @@ def test_images_that_went_are_no_missed_objects():
   evaluator._found_in = lambda outputs: found
   kept = [0, 1, 3, 4, 5]
   want = coco_ap.average_precision(
-    [objects[i] for i in kept], {i: found[x] for i, x in enumerate(kept)}
+    {i: objects[x] for i, x in enumerate(kept)},
+    {i: found[x] for i, x in enumerate(kept)},
   )
   assert evaluator.run(None) == {f'coco/{row}': x for row, x in want.items()}
-  assert want['AR100'] > coco_ap.average_precision(objects, found)['AR100']
+  assert (
+    want['AR100']
+    > coco_ap.average_precision(dict(enumerate(objects)), found)['AR100']
+  )
 
 
 def test_what_is_found_is_in_pixels_of_each_image():
@@ -281,9 +286,13 @@ def test_what_is_found_is_in_pixels_of_each_image():
     )
   )
   for i, (height, width) in enumerate(sizes):
-    labels, scores, boxes, (rle,), (_, written) = found[i]
-    assert (labels, scores) == ([i + 1], [[0.9, 0.95][i]])
-    np.testing.assert_array_equal(boxes, [[0, height / 4, width / 2, height]])
+    (rle,), (_, written) = found[i]['masks'], found[i]['segments']
+    assert (found[i]['labels'], found[i]['scores']) == (
+      [i + 1],
+      [[0.9, 0.95][i]],
+    )
+    want_14 = [[0, height / 4, width / 2, height]]
+    np.testing.assert_array_equal(found[i]['boxes'], want_14)
     want_HW = np.zeros((height, width))
     part = np.s_[:2, 1:] if i == 0 else np.s_[3:, :6]
     want_HW[part] = 1

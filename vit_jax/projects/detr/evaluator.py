@@ -31,17 +31,9 @@ ROWS = (
 )
 # Prefix of the rows for masks.
 MASKS = 'mask_'
-# Detections of an image: labels, scores, boxes (x0, y0, x1, y1) in pixels, and
-# masks as RLE. The last entry is the pair (annotated segments, detected
-# segments) for panoptic quality. If only boxes are measured, the masks are
-# empty and the pair is None.
-Found = tuple[
-  np.ndarray,
-  np.ndarray,
-  np.ndarray,
-  list[dict[str, Any]],
-  tuple[segments.Written, segments.Written] | None,
-]
+# The objects of an image: `boxes` (x0, y0, x1, y1) in pixels, `labels` and
+# `masks`; if annotated, also `area`, `crowd` and `size`; if detected, `scores`.
+Objects = Mapping[str, Any]
 
 
 @dataclasses.dataclass
@@ -52,18 +44,16 @@ class CocoEvaluator(Evaluator):
   the same metrics of masks and panoptic quality are added.
 
   Attributes:
-    name: prefix of the metrics.
     objects: the annotated objects of each image.
     detect: maps (params, batch) to image indices B (-1 for rows without an
       image), scores BQ, classes BQ, corners BQ4 as shares of the image, image
       sizes B2 without padding and, if masks are measured, mask logits BQhw of
       the canvas.
-    batches: returns the batches of the split.
     canvas: (H, W) of the padded images.
   """
 
   name: str
-  objects: Sequence[Mapping[str, Any]]
+  objects: Sequence[Objects]
   detect: Callable[[Params, Batch], tuple[jax.Array, ...]]
   batches: Callable[[], Iterable[Batch]]
   canvas: tuple[int, int]
@@ -90,11 +80,8 @@ class CocoEvaluator(Evaluator):
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of a split.
 
-    Raises:
-      ValueError: the objective does not detect objects; the entry asks for
-        masks that the model does not predict; the data lack boxes; the split
-        has no objects except crowds; or `best_metric` is for an object size
-        that the split lacks.
+    Raises ValueError if the model does not predict what the entry measures, or
+    if the split lacks it: boxes, or objects of the size of `best_metric`.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -115,16 +102,13 @@ class CocoEvaluator(Evaluator):
         "with COCO's instances.json, or to digits_canvas."
       )
     # To save memory, masks are kept only if they are measured.
-    objects = [
-      {
-        k: x
-        for k, x in source.objects(i).items()
-        if entry.masks or k != 'masks'
-      }
-      for i in range(len(source))
-    ]
+    objects = []
+    for i in range(len(source)):
+      objects.append(dict(source.objects(i)))
+      if not entry.masks:
+        objects[-1].pop('masks', None)
     best = parts.config.best_metric.removeprefix(f'{name}/')
-    rows = average_precision(objects, {})
+    rows = average_precision(dict(enumerate(objects)), {})
     if not rows:
       raise ValueError(
         f'evaluators.{name}.split={entry.split} has no objects to measure. '
@@ -160,7 +144,7 @@ class CocoEvaluator(Evaluator):
 
     Rows for object sizes that the split lacks are left out.
     """
-    found: dict[int, Found] = {}
+    found: dict[int, dict[str, Any]] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
     # Computes only one batch ahead, because the mask logits of more batches
     # would fill the memory.
@@ -168,26 +152,34 @@ class CocoEvaluator(Evaluator):
       found |= self._found_in(fetched)
     # The loader skips unreadable images. They are left out here too, because
     # their objects would count as not detected.
-    kept = sorted(found)
-    objects = [self.objects[i] for i in kept]
-    found = {i: found[index] for i, index in enumerate(kept)}
+    found = dict(sorted(found.items()))
+    objects = {i: self.objects[i] for i in found}
     rows = average_precision(objects, found)
-    pairs = [pair for *_, pair in found.values() if pair]
+    pairs = [x['segments'] for x in found.values() if 'segments' in x]
     if pairs:
       of_masks = average_precision(objects, found, 'segm')
       rows |= {MASKS + row: value for row, value in of_masks.items()}
       rows |= segments.quality(pairs)
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
-  def _found_in(self, outputs: tuple[np.ndarray, ...]) -> dict[int, Found]:
-    """Returns the detections in each image of a batch, by the image's index."""
+  def _found_in(
+    self, outputs: tuple[np.ndarray, ...]
+  ) -> dict[int, dict[str, Any]]:
+    """Returns the objects detected in each image of a batch, by image index.
+
+    With masks, `segments` has the annotated and the detected segments.
+    """
     index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
-    def of(i: int) -> tuple[int, Found]:
+    def of(i: int) -> tuple[int, dict[str, Any]]:
       wanted = self.objects[index_B[i]]
       shown = wanted['size']
-      in_pixels_Q4 = boxes_BQ4[i] * np.array([*shown[::-1]] * 2, np.float32)
-      in_image, pair = [], None
+      scale_4 = np.array([*shown[::-1]] * 2, np.float32)
+      found = {
+        'labels': labels_BQ[i],
+        'scores': scores_BQ[i],
+        'boxes': boxes_BQ4[i] * scale_4,
+      }
       if masks:
         logits_Qhw = masks[0][i]
 
@@ -196,37 +188,31 @@ class CocoEvaluator(Evaluator):
             logits_Qhw[query], self.canvas, size_B2[i], shown
           )
 
-        in_image = [
+        found['masks'] = [
           segments.run_lengths(logits_of(q) > 0, shown)
           for q in range(len(logits_Qhw))
         ]
-        found = segments.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
-        pair = (
+        detected = segments.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
+        found['segments'] = (
           segments.written(segments.wanted(wanted), background=True),
-          segments.written(found),
+          segments.written(detected),
         )
-      return int(index_B[i]), (
-        labels_BQ[i],
-        scores_BQ[i],
-        in_pixels_Q4,
-        in_image,
-        pair,
-      )
+      return int(index_B[i]), found
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
       return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
 
 
 def average_precision(
-  objects: Sequence[Mapping[str, Any]],
-  found: Mapping[int, Found],
+  objects: Mapping[int, Objects],
+  found: Mapping[int, Objects],
   kind: str = 'bbox',
 ) -> dict[str, float]:
-  """Computes COCO's rows from annotations and detections.
+  """Computes COCO's rows from annotated and detected objects.
 
   Args:
-    objects: annotations of each image, as `BoxedSource.objects` returns them.
-    found: detections by the index of the image; may lack images.
+    objects: annotated objects by the index of the image.
+    found: detected objects; may lack images.
     kind: 'bbox' for boxes, 'segm' for masks. For a crowd without a mask, the
       whole box is the mask.
 
@@ -236,37 +222,33 @@ def average_precision(
   """
   from hotcoco import COCO, COCOeval
 
-  def extent(box_4: np.ndarray, mask: Any, size: Any) -> dict[str, Any]:
-    x0, y0, x1, y1 = map(float, box_4)
+  def listed(images: Mapping[int, Objects], **more: str) -> list[Any]:
+    """Returns COCO's annotations; `more` are our names of more entries."""
+    return [
+      {'image_id': i, 'category_id': int(x['labels'][j])}
+      | {key: float(x[ours][j]) for key, ours in more.items()}
+      | extent(x, j, objects[i]['size'])
+      for i, x in images.items()
+      for j in range(len(x['boxes']))
+    ]
+
+  def extent(x: Objects, j: int, size: tuple[int, int]) -> dict[str, Any]:
+    x0, y0, x1, y1 = map(float, x['boxes'][j])
     if kind == 'bbox':
       return {'bbox': [x0, y0, x1 - x0, y1 - y0]}
+    mask = x['masks'][j]
     if mask is None:
       mask = [[x0, y0, x0, y1, x1, y1, x1, y0]]
     return {'segmentation': segments.run_lengths(mask, size)}
 
-  wanted = [
-    {
-      'image_id': i,
-      'category_id': int(x['labels'][j]),
-      'area': float(x['area'][j]),
-      'iscrowd': int(x['crowd'][j]),
-    }
-    | extent(box_4, x['masks'][j] if kind == 'segm' else None, x['size'])
-    for i, x in enumerate(objects)
-    for j, box_4 in enumerate(x['boxes'])
-  ]
-  given = [
-    {'image_id': i, 'category_id': int(labels[j]), 'score': float(scores[j])}
-    | extent(box_4, masks[j] if kind == 'segm' else None, objects[i]['size'])
-    for i, (labels, scores, boxes_N4, masks, *_) in found.items()
-    for j, box_4 in enumerate(boxes_N4)
-  ]
+  wanted = listed(objects, area='area', iscrowd='crowd')
+  given = listed(found, score='scores')
   labels = sorted({x['category_id'] for x in (*wanted, *given)})
   truth = COCO(
     {
       'images': [
         {'id': i, 'height': x['size'][0], 'width': x['size'][1]}
-        for i, x in enumerate(objects)
+        for i, x in objects.items()
       ],
       'categories': [{'id': label, 'name': str(label)} for label in labels],
       # Ids start at 1, because 0 means "not matched" in COCO's code.

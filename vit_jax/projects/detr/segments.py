@@ -78,13 +78,10 @@ def are_numbers(x: Any) -> TypeGuard[list[float]]:
 def run_lengths(
   segmentation: Segmentation, size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Returns a segmentation as compressed RLE.
+  """Returns COCO's `segmentation`, or a mask bool HW, as compressed RLE.
 
-  Its entries are `size`, (height, width), and `counts`, bytes or str.
-
-  Args:
-    segmentation: COCO's `segmentation`, or a mask, bool HW.
-    size: the (height, width) of its image.
+  Its entries are `size`, the image's (height, width), and `counts`, bytes or
+  str.
   """
   from hotcoco import mask as coco_mask
 
@@ -100,10 +97,7 @@ def run_lengths(
 def mask(
   segmentation: Segmentation | None, size: tuple[int, int]
 ) -> np.ndarray:
-  """Returns the pixels of a segmentation, bool HW; all false for None.
-
-  See `run_lengths` for the arguments.
-  """
+  """Returns the pixels of a segmentation, bool HW; all false for None."""
   if isinstance(segmentation, np.ndarray):
     return segmentation
   if not segmentation:
@@ -128,11 +122,7 @@ def in_pixels(
     logits_hw: float32, at any resolution; they cover the canvas.
     canvas: (height, width) of the model's input, with padding.
     size: (height, width) of the image inside the canvas.
-    shown: (height, width) of the original image.
-
-  Returns:
-    Logits float32 HW in pixels of the original image. The mask is where they
-    are above 0.
+    shown: (height, width) of the original image, and of the result.
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = (
@@ -142,14 +132,9 @@ def in_pixels(
 
 
 def nearest(old: int, new: int) -> np.ndarray:
-  """Returns the old index for each new index, as PyTorch's 'nearest' does.
+  """Returns the old index, int64, of each of the `new` indices of an axis.
 
-  Args:
-    old: length of an axis before resizing.
-    new: length after resizing.
-
-  Returns:
-    Indices below `old`, int64 [new].
+  `old` is the length before resizing. Rounds as PyTorch's 'nearest' does.
   """
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)
@@ -173,9 +158,8 @@ class Segments(NamedTuple):
 def wanted(objects: Mapping[str, Any]) -> Segments:
   """Returns the annotated segments; where they overlap, the smaller one wins.
 
-  Args:
-    objects: objects with masks, as `BoxedSource.objects` returns them. A crowd
-      without a mask gets no pixels.
+  `objects` are from `BoxedSource.objects`. Without a mask, a crowd gets no
+  pixels.
   """
   size = objects['size']
   masks = [mask(x, size) for x in objects['masks']]
@@ -197,12 +181,8 @@ def found(
   without a positive logit stay background. DETR's code leaves no background,
   because its panoptic classes cover every pixel.
 
-  Args:
-    logits_of: returns the logits HW of a query. It is called query by query,
-      because all logits of a photograph would take gigabytes.
-    scores_N: probability of each query's object.
-    labels_N: class of each query's object.
-    size: (H, W) of the image.
+  `logits_of` returns the logits HW of a query. It is called query by query,
+  because all logits of a photograph would take gigabytes.
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):
@@ -218,11 +198,8 @@ def written(x: Segments, *, background: bool = False) -> Written:
   """Returns segments as COCO's annotations.
 
   The category of class c is c + 1. Crowds of a class are merged, because
-  panopticapi expects at most one per class and image.
-
-  Args:
-    x: segments of an image.
-    background: whether to add the background as a segment of category 0.
+  panopticapi expects at most one per class and image. `background` is added as
+  a segment of category 0.
   """
   alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
   parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
@@ -243,9 +220,7 @@ def written(x: Segments, *, background: bool = False) -> Written:
 def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
   """Returns PQ, SQ and RQ, from 0 to 1; {} if there are no objects.
 
-  Args:
-    images: for each image its annotated segments, with background, and its
-      detected segments.
+  Each image has its annotated segments, with background, and its detected ones.
   """
   from hotcoco import panoptic as hotcoco_panoptic
 
@@ -257,8 +232,6 @@ def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
         for j, x in enumerate(annotations, 1)
       ]
   labels = {x['category_id'] for side in sides for x in side}
-  if not labels - {0}:
-    return {}
   sizes = [want[0]['segmentation']['size'] for want, _ in images]
   about = {
     'images': [
