@@ -514,7 +514,10 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
   [
     ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
-    ({'name': '</name><name>'}, 'category_id is without a name, which is not'),
+    (
+      {'name': '</name><name>'},
+      'category_id is unknown: no <name>, which is not',
+    ),
     ({'width': 'w'}, "image c: is 'w40' wide"),
     ({'size': '<'}, 'c.xml is not valid XML in UTF-8'),
   ],

@@ -51,14 +51,14 @@ def test_losses_of_the_original(golden):
     sums = box_losses(*found, query_BM, objects, NO_OBJECT)
     queries = found[0].shape[0] * found[0].shape[1]
     got = {
-      'loss_ce': sums['ce'].sum()
+      'loss_ce': sums['cross_entropy'].sum()
       / (NO_OBJECT * queries + (1 - NO_OBJECT) * count),
       'loss_bbox': sums['l1'].sum() / count,
       'loss_giou': sums['giou'].sum() / count,
     }
     total += got['loss_ce'] + 5 * got['loss_bbox'] + 2 * got['loss_giou']
     if not suffix:
-      got['class_error'] = 100 * (1 - sums['hits'].sum() / count)
+      got['class_error'] = 100 * (1 - sums['class_accuracy'].sum() / count)
       sums = mask_losses(golden['mask_logits'], query_BM, objects)
       got['loss_mask'] = sums['mask'].sum() / count
       got['loss_dice'] = sums['dice'].sum() / count

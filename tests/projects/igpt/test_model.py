@@ -161,6 +161,8 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
   model = build(bias=True)
   params, colours_BL = random_params(model), colours()
   want = pixels(model, params, colours_BL)
+  _, aux = model.apply({'params': params}, colours_BL, capture=('attention',))
+  weights_XBNLL = aux['attention']
   if scan:
     model, params = model.clone(scan=True), model.stack_layers(params)
   # What comes after the given pixels is not known yet, and makes no difference.
@@ -173,12 +175,20 @@ def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
   @jax.jit
   def step(colours_B1, cache):
     _, aux = model.apply(
-      {'params': params}, colours_B1, capture=('pixels',), cache=cache
+      {'params': params},
+      colours_B1,
+      capture=('pixels', 'attention'),
+      cache=cache,
     )
-    return aux['pixels'][:, 0], aux['cache']
+    return aux['pixels'][:, 0], aux['attention'][:, :, :, 0], aux['cache']
 
   for i in range(given, L):
-    logits_BK, cache = step(colours_BL[:, max(i - 1, 0)][:, None], cache)
+    logits_BK, weights_XBNL, cache = step(
+      colours_BL[:, max(i - 1, 0)][:, None], cache
+    )
+    np.testing.assert_allclose(
+      weights_XBNL, weights_XBNLL[:, :, :, i], rtol=0, atol=1e-5
+    )
     np.testing.assert_allclose(
       logits_BK, want[:, i], rtol=0, atol=TOLERANCE * np.abs(want).max()
     )

@@ -1,8 +1,8 @@
 """Turn a record with boxes into arrays of fixed shapes.
 
-This follows DETR's code (2005.12872). An image is cropped at random, resized
-with its aspect ratio kept, and flipped at random. The result lies in the upper
-left corner of the array; the rest of the array is 0.
+As in DETR's code (2005.12872), an image is cropped at random, resized with its
+aspect ratio kept, and flipped at random. It lies in the upper left corner of
+the array; the rest of the array is 0.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class BoxTransform(transforms.PerStep):
       if empty, images are never cropped.
     crop: smallest and largest side of the random crop, in pixels of the scaled
       image.
-    flip: whether images are flipped horizontally with probability 1/2.
+    flip: whether to flip images horizontally with probability 1/2.
     buckets: number of buckets: nearly equal groups of `short_sides`. All images
       of a batch are in the same bucket. The array of a bucket is `image_size`
       times (longest short side of the bucket / longest of all), rounded up to
@@ -55,20 +55,16 @@ class BoxTransform(transforms.PerStep):
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Draws a bucket, and returns the transform for all images of a batch.
+    """Draws a bucket; returns the transform for all images of a batch.
 
-    Buckets are drawn so that each short side is as likely as without buckets.
-    With one bucket, returns this transform.
+    Each short side is as likely as without buckets.
     """
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) of a training batch for each short side.
-
-    All entries are equally likely. With one bucket, the list has one entry.
-    """
+    """Returns the (H, W) of a training batch, once for each short side."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -89,10 +85,7 @@ class BoxTransform(transforms.PerStep):
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray]:
-    """Turns a record into an example.
-
-    Boxes are clipped to the crop. Crowds and objects outside the crop are
-    dropped.
+    """Clips boxes to the crop; drops crowds and objects outside the crop.
 
     Args:
       record: has `image`, `name`, and `boxes` and `labels` as
@@ -124,7 +117,7 @@ class BoxTransform(transforms.PerStep):
     if rng is not None:
       if self.crop_sides and rng.random() < 0.5:
         part = self._part(picture.height, picture.width, rng)
-      short = _one(self.short_sides, rng) if self.short_sides else 0
+      short = int(rng.choice(self.short_sides)) if self.short_sides else 0
       flip = self.flip and rng.random() < 0.5
     size = orientation.fitted_size(
       (part.height, part.width), self.image_size, short
@@ -176,16 +169,10 @@ class BoxTransform(transforms.PerStep):
     kept: np.ndarray,
     pixels: tuple[np.ndarray, np.ndarray],
   ) -> np.ndarray:
-    """Returns the masks of the kept objects, bool Mhw.
+    """Returns the masks of the objects with indices `kept`, bool Mhw.
 
-    Each mask pixel covers `mask_stride`^2 image pixels, and is sampled at the
-    middle one.
-
-    Args:
-      record: a record with masks.
-      kept: indices of the kept objects.
-      pixels: the original row of each row of the resized image, and the
-        original column of each column.
+    `pixels` are the original rows and columns of the resized image. A mask
+    pixel is the middle one of `mask_stride`^2 image pixels.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2
@@ -204,7 +191,7 @@ class BoxTransform(transforms.PerStep):
     DETR's code scales the image to one of `crop_sides`, crops it, and resizes
     the crop. Mapping the crop to the original image saves the first resize.
     """
-    scale = _one(self.crop_sides, rng) / min(height, width)
+    scale = int(rng.choice(self.crop_sides)) / min(height, width)
     starts, sides = [], []
     for side in (height, width):
       resized, (least, most) = round(scale * side), self.crop
@@ -216,10 +203,9 @@ class BoxTransform(transforms.PerStep):
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:
-  """Returns the segmentation of each object of a record; crowds may have None.
+  """Returns the segmentation of each object of a record.
 
-  Raises:
-    ValueError: An object that is not a crowd lacks its mask.
+  Raises ValueError if an object lacks it, except for crowds.
   """
   masks = record.get('masks', [None] * len(record['labels']))
   crowd = record.get('crowd', [False] * len(masks))
@@ -231,7 +217,3 @@ def masks_of(record: Record) -> Sequence[segments.Segmentation]:
       'masks, set model.masks=False.'
     )
   return masks
-
-
-def _one(sides: Sequence[int], rng: np.random.Generator) -> int:
-  return sides[int(rng.integers(len(sides)))]

@@ -38,13 +38,7 @@ class DigitsCanvas(Source):
   class_names = tuple('0123456789')
 
   def __init__(self, digits: Mapping[str, Any], split: str, split_seed: int):
-    """Selects the canvases of a split.
-
-    Args:
-      digits: `Digits` of the splits `train` and `test`, by name.
-      split: split string, see `splits.select`.
-      split_seed: seed of all canvases.
-    """
+    """Selects the canvases of a split; `digits` has `Digits` by split."""
     self._positions = splits.select(split, _CANVASES, 'digits_canvas')
     self._digits, self._seed = digits, split_seed
 

@@ -49,10 +49,10 @@ def open_annotated(
 
 
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns annotation files by split.
+  """Returns annotation files by split; a file of all images has the key 'all'.
 
-  If one file holds all images, the only key is 'all'. Names of splits in
-  `annotations/` lose their year, unless two names differ only in the year.
+  Names of splits in `annotations/` lose their year, unless two names differ
+  only in the year.
   """
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
     # Other programs write result.json too, so images/ must exist beside it.
@@ -95,18 +95,9 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them becomes `test`. Wrong
-    annotations of splits that `split` does not need are skipped with a warning.
-
-    Args:
-      root: the folder.
-      files: annotation files by split, or under 'all'.
-      split: split string, see `splits.select`.
-      split_seed: seed that shuffles the images and selects the fifth.
-
-    Raises:
-      ValueError: The split is missing, its annotations are wrong (the message
-        lists them), or two files name a category id differently.
+    If one file holds all images, a fifth of them, drawn by `split_seed`, is the
+    split `test`. Wrong annotations of splits that `split` does not need are
+    skipped with a warning; other problems raise ValueError.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -191,16 +182,8 @@ def _read(
 ) -> tuple[dict[int, str], list[dict[str, Any]]]:
   """Returns category names by id, and images as `_image` makes them.
 
-  The cache lets all splits of a file share one read.
-
-  Args:
-    root: the folder.
-    path: annotation file, or a path of `voc.splits`.
-    modified_ns: time of the last change, so that the cache reads a changed file
-      again.
-
-  Raises:
-    ValueError: if entries are wrong; the message lists them.
+  `path` is JSON or from `voc.splits`. The cache lets all splits of a file share
+  one read; `modified_ns` makes it read a changed file again.
   """
   del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
@@ -277,10 +260,7 @@ def _refuse(
   entries: Sequence[Any],
   check: Callable[[dict[str, Any]], str],
 ) -> None:
-  """Raises ValueError if there are wrong entries, and lists them.
-
-  `check` describes the problem of an entry; '' means that it is valid.
-  """
+  """Lists the entries for which `check` describes a problem in a ValueError."""
   problems = []
   for x in entries:
     if not isinstance(x, dict):
@@ -374,9 +354,8 @@ def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
 def _image(
   file: str, size: tuple[int, int], annotations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """Returns an image with its objects, as `CocoFolder` keeps it in memory.
+  """Returns `file` and the entries of `BoxedSource.objects`; `masks` is JSON.
 
-  It has `file` and the entries of `BoxedSource.objects`, but `masks` is JSON:
   Python lists would take five times as much memory in every worker process.
   """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)

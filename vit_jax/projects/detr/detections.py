@@ -41,12 +41,7 @@ class Detector:
   """Runs a DETR checkpoint on one photograph at a time."""
 
   def __init__(self, checkpoint: Checkpoint, threshold: float):
-    """Prepares a detector.
-
-    Args:
-      checkpoint: a DETR checkpoint.
-      threshold: lowest probability of objects to return.
-    """
+    """Prepares a detector of objects of at least probability `threshold`."""
     self._checkpoint, self._threshold = checkpoint, threshold
     self._likeliest = jax.jit(self._outputs)
 
@@ -93,12 +88,10 @@ class Detector:
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns the likeliest class and the box of each query.
+    """Returns `labels` Q, `scores` Q and `boxes` Q4 of the queries.
 
-    Returns:
-      `labels` Q; `scores` Q; `boxes` Q4, corners as shares of the image without
-      padding; and, if the model predicts masks, `mask_logits` Qhw, which cover
-      the padded canvas.
+    Boxes are corners as shares of the image without padding. A model with masks
+    adds `mask_logits` Qhw, which cover the padded canvas.
     """
     logits_1QC, aux = predicted(
       self._checkpoint.model,
@@ -148,10 +141,7 @@ def find(
 def picture(
   shown_HWC: np.ndarray, found: Detections, names: tuple[str, ...]
 ) -> bytes:
-  """Returns a PNG of an image with boxes, masks, class names and probabilities.
-
-  `names` has the name of every class.
-  """
+  """Returns a PNG of an image with its detections."""
   if found.masks_NHW is not None:
     shown_HWC = shown_HWC.copy()
     for label, mask_HW in zip(found.labels_N, found.masks_NHW, strict=True):

@@ -78,12 +78,9 @@ _LAYERS: dict[str, Rules] = {
 
 
 def key_of(name: str, naming: str, prefix: str = '') -> str:
-  """Returns the key of a parameter in the file.
+  """Returns the file's key for one of our names.
 
-  Args:
-    name: name of the parameter in our model.
-    naming: `ORIGINAL`, `TIMM` or `OWN`.
-    prefix: start of all keys except the keys of the panoptic head.
+  `prefix` starts all keys except the keys of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name
@@ -151,18 +148,15 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     ValueError: if the model is not supported.
   """
   arrays = tensors.read_folder(path)
-  naming = TIMM
-  if any('.embedder.embedder.' in key for key in arrays):
-    naming = OWN
+  naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)
   stated = JsonConfig(
     {'encoder_attention_heads': HEADS, 'decoder_attention_heads': HEADS}
     | config,
     f'{path}/config.json',
   )
-  stated.fields(only(_CONFIG), {}, 'detr')
   heads = stated.positive('encoder_attention_heads')
-  stated.fields(only({'decoder_attention_heads': heads}), {}, 'detr')
+  stated.fields(only(_CONFIG | {'decoder_attention_heads': heads}), {}, 'detr')
   if naming == OWN:
     stated.part('backbone_config').fields(only(_RESNET), {}, 'detr')
   fields = fields_of(lookup, naming) | {
@@ -221,20 +215,15 @@ def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
 
 
 def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
-  """Returns the preprocessing of a directory, and its image size (H, W).
-
-  Missing values are `MEAN`, `STD` and `SIZE`.
-  """
+  """Returns the preprocessing and the image size (H, W) of a directory."""
   place = os.path.join(path, image_configs.FILE)
   values = tensors.read_json(place) if os.path.exists(place) else {}
   defaults = {'image_mean': [*MEAN], 'image_std': [*STD], 'size': [*SIZE]}
   file = JsonConfig(defaults | without_nulls(values), place)
   size = file['size']
-  if isinstance(size, dict) and size.keys() == {
-    'shortest_edge',
-    'longest_edge',
-  }:
-    size = [size['shortest_edge'], size['longest_edge']]
+  edges = 'shortest_edge', 'longest_edge'
+  if isinstance(size, dict) and size.keys() == {*edges}:
+    size = [size[x] for x in edges]
   elif isinstance(size, int):
     size = [size, file.get('max_size', SIZE[1])]
   return (
@@ -313,11 +302,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'.
-
-  Raises:
-    ValueError: if it is dilated and timm has no such ResNet.
-  """
+  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'."""
   layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
   stages = range(1, len(layers) + 1)
   if not fields['dilation']:

@@ -36,12 +36,10 @@ class PostNormLayer(nn.Module):
   Dropout is applied to attention weights, to the hidden units of the MLP, and
   to the output of every branch.
 
-  Attributes:
-    of: an object with the fields of `DETR`.
-    capture: names of the values to return; see `DETR.__call__`.
+  `DETR.__call__` documents `capture`.
   """
 
-  of: Any
+  of: Any  # the fields of DETR
   capture: tuple[str, ...] = ()
 
   def attend(
@@ -53,18 +51,11 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries BQD after attention, and the attention weights.
+    """Returns the queries BQD after attention, and the weights BNQL.
 
-    The weights BNQL may be None unless 'attention' is captured.
-
-    Args:
-      name: name of the attention module.
-      norm: name of its LayerNorm.
-      queries: tokens BQD and their positions. Positions are added to queries
-        and keys, not to values.
-      seen: tokens BLD that are attended to, and their positions.
-      mask_B1L: true for tokens that may be attended to; None for all.
-      key: random key for dropout; None disables dropout.
+    `queries` and `seen` are tokens and their positions, which are added to
+    queries and keys, not to values. `mask_B1L` is true for tokens that may be
+    attended to. Weights may be None unless 'attention' is captured.
     """
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
     key_weights, key_branch = _split(key, 2)
@@ -140,15 +131,8 @@ class DecoderLayer(PostNormLayer):
     """Returns the query tokens BQD after this layer, and a dict.
 
     The dict repeats the tokens under the key 'outputs', so that the loop over
-    layers stacks them.
-
-    Args:
-      x_BQD: tokens of the queries.
-      key: random key for dropout; None disables dropout.
-      queries_1QD: learned positions of the queries, the same for all images.
-      memory_BLD: the encoder's output.
-      places_BLD: positions of `memory_BLD`; B may be 1.
-      mask_B1L: true for tokens that may be attended to; None for all.
+    layers stacks them. `queries_1QD` are the learned positions of the queries,
+    and `memory_BLD` is the encoder's output at `places_BLD`, whose B may be 1.
     """
     key_self, key_cross, key_mlp = _split(key, 3)
     x = constrain(x_BQD, 'BLD'), queries_1QD

@@ -28,10 +28,6 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
   Boxes include an object's outermost pixels; masks are compressed RLE.
 
-  Args:
-    root: the folder with `images/` and `masks/`.
-    class_name: name of the only class.
-
   Raises:
     ImportError: hotcoco is not installed.
     UnreadableImage: an image or a mask cannot be decoded.
@@ -97,11 +93,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
 
 def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
-  """Returns the image files of a folder by stem without the suffix `end`.
-
-  Raises:
-    ValueError: several images have the same stem.
-  """
+  """Returns the image files of a folder by stem without the suffix `end`."""
   found: dict[str, list[str]] = {}
   for stem, names in image_files.by_stem(place).items():
     found.setdefault(stem.removesuffix(end), []).extend(names)
@@ -134,12 +126,10 @@ def numbers(path: pathlib.Path) -> np.ndarray:
 
 
 def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
-  """Returns the object numbers of a mask.
+  """Returns the object numbers of a mask; refuses antialiased masks.
 
-  Raises:
-    ValueError: the mask looks antialiased: most numbers, and at least four,
-      occur mainly in edge pixels. An edge pixel touches another object, but no
-      pixel of its own number.
+  In these, most numbers, and at least four, occur mainly in edge pixels. An
+  edge pixel touches another object, but no pixel of its own number.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]

@@ -20,13 +20,7 @@ FINER = 3
 
 
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
-  """Resizes axes by nearest neighbour, as PyTorch's mode 'nearest' does.
-
-  Args:
-    x: an array.
-    size: new lengths of the axes.
-    axis: the first of these axes.
-  """
+  """Resizes the axes from `axis` on to `size`, as PyTorch's 'nearest' does."""
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:
@@ -109,10 +103,8 @@ class MaskHead(nn.Module):
   ) -> Array:
     """Returns logits BQhw in float32, at the resolution of the finest map.
 
-    Args:
-      x_BhwD: the feature map that the encoder reads.
-      seen_BQhwN: attention weights of the queries over the cells of `x_BhwD`.
-      finer: `FINER` feature maps BhwC of the backbone, coarsest first.
+    `seen_BQhwN` are attention weights over the cells of `x_BhwD`, the feature
+    map that the encoder reads. `finer` has `FINER` maps BhwC, coarsest first.
     """
     B, Q = seen_BQhwN.shape[:2]
     init: dict[str, Any] = {

@@ -1,10 +1,9 @@
 """DETR: detect the objects of an image as a set, with learned queries.
 
-This follows "End-to-End Object Detection with Transformers" (2005.12872) and
-reproduces the outputs of the original code. A transformer encodes the last
-feature map of a backbone. A fixed number of learned queries attend to the
-encoded map. Each query predicts one object: its class or "no object", its box
-and, with `masks`, its mask.
+The outputs are the outputs of the original code (2005.12872). A transformer
+encodes the last feature map of a backbone. A fixed number of learned queries
+attend to the encoded map. Each query predicts one object: its class or "no
+object", its box and, with `masks`, its mask.
 
 Q is the number of queries. `models.layers` lists the other dimension letters.
 """
@@ -328,17 +327,10 @@ def predicted(
   size_B2: Array,
   **more: Any,
 ) -> tuple[Array, dict[str, Any]]:
-  """Applies a model to padded images; returns its outputs.
+  """Applies a `DETR` to padded uint8 images; returns its outputs.
 
-  Padding is set to 0 after normalisation, as in the original code.
-
-  Args:
-    model: a `DETR`.
-    params: its parameters.
-    normalize: normalises uint8 images to float32.
-    images_BHWC: uint8 images.
-    size_B2: (height, width) of each image without padding.
-    **more: more arguments of `model.apply`.
+  `size_B2` is the (height, width) of each image without padding. Padding is 0
+  after normalisation, as in the original code.
   """
   is_padding_BHW = padding(size_B2, images_BHWC.shape[1:3])
   images_BHWC = jnp.where(

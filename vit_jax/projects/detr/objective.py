@@ -35,13 +35,7 @@ _SIDE, _ANY = '[1, inf)', '[0, inf)'  # valid sides; valid weights
 
 @dataclasses.dataclass(frozen=True)
 class Detection(Objective):
-  """Learns the classes, boxes and masks of an image's objects.
-
-  Attributes:
-    model: the detector.
-    images: image preprocessing and augmentation.
-    class_names: C names.
-  """
+  """Learns the classes, boxes and masks of an image's objects."""
 
   unused: ClassVar[Mapping[str, Any]] = {
     **OF_CLASSES,
@@ -98,11 +92,7 @@ class Detection(Objective):
     return found
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Returns the objective with the classes of the data.
-
-    Raises:
-      ValueError: if the data have no classes.
-    """
+    """Adds the class names; raises ValueError if the data lack them."""
     names = facts.class_names
     if not names:
       raise ValueError(
@@ -214,10 +204,9 @@ class Detection(Objective):
     """Returns losses B over all decoder layers, and the last layer's terms.
 
     Args:
-      outputs: `logits` XBQC and `boxes` XBQ4 of X layers; with masks also
-        `mask_logits` BQhw of the last layer.
-      batch: `labels` BM, `boxes` BM4 and `objects` B, as `augment` gives them,
-        and `masks` BMhw at the resolution of `mask_stride`.
+      outputs: the second output of `DETR`.
+      batch: `labels` BM, `boxes` BM4, `objects` B and, with masks, `masks`
+        BMhw; see `augment` and `BoxTransform`.
     """
     objects_B = batch['objects']
     # Without objects the sums are 0: divide by 1 instead of 0.
@@ -231,10 +220,8 @@ class Detection(Objective):
       outputs['logits'], outputs['boxes'], query_XBM, batch, self.no_object
     )
     parts_XB = {
-      'cross_entropy': sums_XB['ce'] / weights_B[None],
-      'l1': sums_XB['l1'] / count_B[None],
-      'giou': sums_XB['giou'] / count_B[None],
-      'class_accuracy': sums_XB['hits'] / count_B[None],
+      name: x_XB / (weights_B if name == 'cross_entropy' else count_B)[None]
+      for name, x_XB in sums_XB.items()
     }
     losses_B = jnp.sum(
       parts_XB['cross_entropy']
@@ -244,10 +231,9 @@ class Detection(Objective):
     )
     parts = {name: x_XB[-1] for name, x_XB in parts_XB.items()}
     if 'mask_logits' in outputs:
-      sums = set_losses.mask_losses(
-        outputs['mask_logits'], query_XBM[-1], batch
-      )
-      parts |= {name: x_B / count_B for name, x_B in sums.items()}
+      logits_BQhw = outputs['mask_logits']
+      sums_B = set_losses.mask_losses(logits_BQhw, query_XBM[-1], batch)
+      parts |= {name: x_B / count_B for name, x_B in sums_B.items()}
       losses_B += self.mask * parts['mask'] + self.dice * parts['dice']
     return losses_B, parts
 
@@ -309,11 +295,8 @@ def dense_classes(
 ) -> jax.Array:
   """Returns the class of the smallest box around each point, int32 L.
 
-  Args:
-    middle_L2: points (x, y) as shares of the image.
-    boxes_M4: boxes (cx, cy, w, h) as shares of the image.
-    labels_M: classes of the boxes; -1 for an empty row.
-    none: class of points outside all boxes.
+  Points (x, y) and boxes (cx, cy, w, h) are shares of the image. Labels are -1
+  in empty rows. Points outside all boxes get the class `none`.
   """
   distance_LM2 = jnp.abs(middle_L2[:, None] - boxes_M4[None, :, :2])
   is_in_LM = jnp.all(distance_LM2 < boxes_M4[None, :, 2:] / 2, axis=-1)

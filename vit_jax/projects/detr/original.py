@@ -1,8 +1,7 @@
 """Read checkpoints of DETR's original code.
 
-The files hold only arrays. The number of heads follows from the shape of the
-mask head; without a mask head it is 8. The last stage is read as dilated if the
-file name contains `dc5`. A warning says how it is read.
+The number of heads follows from the shape of the mask head; without a mask head
+it is 8. The last stage is dilated if the file name contains `dc5`.
 """
 
 import os
@@ -21,11 +20,7 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
-  """Describes a checkpoint of the original code, which has no config.
-
-  Raises:
-    ValueError: if arrays are missing or have unexpected shapes.
-  """
+  """Reads a file, which has no config; raises ValueError if it is wrong."""
   del config
   lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS

@@ -54,13 +54,8 @@ def likeliest(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Finds the likeliest class of each query, except "no object".
 
-  Args:
-    logits_BQC: logits of C - 1 classes and "no object".
-    boxes_BQ4: (cx, cy, w, h) as shares of the image without padding.
-
-  Returns:
-    Probabilities float32 BQ, classes int32 BQ, and corners float32 BQ4 as
-    shares of the image.
+  Returns probabilities float32 BQ, classes int32 BQ, and the corners BQ4 of the
+  boxes (cx, cy, w, h).
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))[..., :-1]
   labels_BQ = jnp.argmax(p_BQC, axis=-1)
@@ -83,15 +78,8 @@ def costs(
   """Returns the matching cost of each query and object, float32 BQM.
 
   It is -p(class) + l1 |difference of the boxes| - giou GIoU. As in section 3.1,
-  it has the probability instead of its logarithm.
-
-  Args:
-    logits_BQC: logits of C - 1 classes and "no object".
-    boxes_BQ4: predicted (cx, cy, w, h).
-    labels_BM: classes of objects; -1 for an empty row.
-    targets_BM4: boxes of objects, (cx, cy, w, h).
-    l1: weight of the L1 distance of the boxes.
-    giou: weight of their GIoU.
+  it has the probability instead of its logarithm. Boxes are (cx, cy, w, h), and
+  labels are -1 in empty rows.
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))
   p_BQM = jnp.take_along_axis(p_BQC, jnp.maximum(labels_BM, 0)[:, None], axis=2)
@@ -105,14 +93,11 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   """Returns the query of each object, int32 BM.
 
   The assignment has the lowest total cost over the objects, and no two objects
-  share a query (equation 1). Empty rows get query 0.
+  share a query (equation 1). Empty rows must come last; they get query 0. M is
+  at most Q.
 
   On each device, the search covers as many rows as the fullest image has
   objects, rounded up to 8, 16, 32 and so on, but at most M.
-
-  Args:
-    costs_BQM: cost of each query and object; M is at most Q.
-    is_object_BM: false for empty rows, which must come last.
   """
   _, Q, M = costs_BQM.shape
   costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
@@ -169,10 +154,10 @@ def box_losses(
     no_object: weight of the cross-entropy of queries without an object.
 
   Returns:
-    ce: weighted cross-entropies in nats, summed over all queries.
+    cross_entropy: weighted, in nats, summed over all queries.
     l1: L1 distances of boxes, summed over objects.
     giou: 1 - GIoU of boxes, summed over objects.
-    hits: number of matched queries whose likeliest class is correct.
+    class_accuracy: number of objects whose query has the correct class.
   """
   _, Q, C = logits_BQC.shape
   labels_BM, targets_BM4 = objects['labels'], objects['boxes']
@@ -198,10 +183,10 @@ def box_losses(
   found_BM4 = at(boxes_BQ4.astype(jnp.float32))
   iou_BM = generalized_iou(corners(found_BM4), corners(targets_BM4))
   return {
-    'ce': jnp.sum(weight_BQ * nats_BQ, axis=1),
+    'cross_entropy': jnp.sum(weight_BQ * nats_BQ, axis=1),
     'l1': total(jnp.sum(jnp.abs(found_BM4 - targets_BM4), axis=-1)),
     'giou': total(1 - iou_BM),
-    'hits': total(jnp.argmax(at(logits_BQC), axis=-1) == labels_BM),
+    'class_accuracy': total(jnp.argmax(at(logits_BQC), axis=-1) == labels_BM),
   }
 
 
@@ -210,10 +195,7 @@ def mask_losses(
 ) -> Batch:
   """Returns mask losses, summed over the objects of each image, float32 B.
 
-  Args:
-    mask_logits_BQhw: logits of every query; this function resizes them to HW.
-    query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for an empty row, and binary `masks` BMHW.
+  The logits are resized to the masks BMHW of `objects`; see `box_losses`.
 
   Returns:
     mask: focal loss with alpha .25 and gamma 2 (1708.02002), averaged over

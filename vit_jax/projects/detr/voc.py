@@ -74,14 +74,10 @@ def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
-  """Returns COCO's lists for the images of a split.
+  """Returns COCO's lists for the images of a split; see `splits` for `path`.
 
   Classes are collected from all splits and sorted by name. Objects marked
   difficult become COCO's crowds, which are neither learned nor measured.
-
-  Args:
-    root: the folder.
-    path: see `splits`.
 
   Raises:
     ValueError: an XML file is not valid XML; a name of the split has no XML
@@ -129,7 +125,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
       {
         'id': f'{i} of {stem}.xml',
         'image_id': stem,
-        'category_id': categories.get(_text(x, 'name'), 'without a name'),
+        'category_id': categories.get(_text(x, 'name'), 'unknown: no <name>'),
         'iscrowd': int(_text(x, 'difficult') == '1'),
         'bbox': _box(x),
       }
@@ -141,17 +137,10 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 
 
 def _image_name(stem: str, said: str, names: list[str]) -> str:
-  """Returns the file name of the image of an annotation file.
+  """Returns the file name of the image of `stem`.xml.
 
-  `<filename>` decides only if zero or several images have the file's stem.
-
-  Args:
-    stem: stem of the annotation file.
-    said: content of `<filename>`, or ''.
-    names: file names of the images with this stem.
-
-  Raises:
-    ValueError: if there are several images and `<filename>` names none of them.
+  `names` are the images with this stem. The `<filename>` in the file, `said`,
+  decides only if there are several images or none.
   """
   if len(names) == 1:
     return names[0]
@@ -189,8 +178,8 @@ def _number(x: _Element, path: str) -> Any:
 def _box(x: _Element) -> list[Any]:
   """Returns x, y, width and height of an object's box.
 
-  VOC counts pixels from 1, and a box includes its last pixels. If a side is not
-  a number, returns the four values as they are; `coco` reports them.
+  VOC counts pixels from 1, and a box includes its last pixels. `coco` reports
+  sides that are not numbers.
   """
   names = ('xmin', 'ymin', 'xmax', 'ymax')
   sides = [_number(x, f'bndbox/{name}') for name in names]

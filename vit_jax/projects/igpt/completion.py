@@ -29,17 +29,7 @@ def continued(
 
   The distribution of pixel i is p(pixel i | pixels before i)^(1 / temperature),
   normalised. The random key of pixel i depends on `key` and i, not on `given`.
-
-  Args:
-    model: a causal iGPT.
-    params: parameters of the model.
-    colours_BL: palette indices, int32; only the first `given` are used.
-    given: number of pixels to keep.
-    key: random key for sampling.
-    temperature: above 0; values below 1 favour likely pixels.
-
-  Returns:
-    Palette indices, int32 BL; the first `given` are unchanged.
+  Pixels are palette indices, int32 BL, of a causal model.
   """
   _, aux = model.apply({'params': params}, colours_BL, capture=('cache',))
   keys, values, _ = aux['cache']

@@ -5,11 +5,18 @@ start token is the last row of `wte.weight`, after the colour embeddings.
 """
 
 import os
+import re
 from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, image_configs, table, tensors
+from vit_jax.checkpoints.formats import (
+  archive,
+  image_configs,
+  table,
+  tensors,
+  torch_table,
+)
 from vit_jax.checkpoints.formats.json_config import JsonConfig, only
 
 # Values of config.json that are the same for every `IGPT`.
@@ -20,18 +27,15 @@ _CONFIG = {
   'scale_attn_by_inverse_layer_idx': False,
   'scale_attn_weights': True,
 }
-_BIASES = ('attn.c_attn', 'attn.c_proj', 'mlp.c_fc', 'mlp.c_proj')
-# Arrays of a layer that have the same shape in both formats, as pairs of the
-# name in the file and the name in our model.
-_SAME = (
-  ('ln_1.weight', 'ln_1/scale'),
-  ('ln_2.weight', 'ln_2/scale'),
-  ('mlp.c_fc.weight', 'mlp/Dense_0/kernel'),
-  ('mlp.c_proj.weight', 'mlp/Dense_1/kernel'),
-  ('attn.c_proj.bias', 'out/bias'),
-  ('mlp.c_fc.bias', 'mlp/Dense_0/bias'),
-  ('mlp.c_proj.bias', 'mlp/Dense_1/bias'),
-)
+# Names of a layer's modules in our model and in the file.
+_MODULES = {
+  'ln_1': 'ln_1',
+  'query': 'attn.c_attn',  # joins queries, keys and values
+  'out': 'attn.c_proj',
+  'ln_2': 'ln_2',
+  'mlp/Dense_0': 'mlp.c_fc',
+  'mlp/Dense_1': 'mlp.c_proj',
+}
 _QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
 # Causal masks that older versions of transformers saved; `read` ignores them.
@@ -70,7 +74,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
     'bias': any(
       np.any(x)
       for key, x in arrays.items()
-      if key.endswith(tuple(f'{name}.bias' for name in _BIASES))
+      if re.search(r'\.c_\w+\.bias$', key)
     ),
     'palette': _palette(images, rows - 1, place),
     'image_size': size,
@@ -88,15 +92,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   """Returns the image size (H, W), whose product is `positions`.
 
-  The image is square, unless preprocessor_config.json has a size that fits.
-
-  Args:
-    images: content of preprocessor_config.json.
-    positions: number of position embeddings.
-    path: the directory, for messages.
-
-  Raises:
-    ValueError: if no size fits and `positions` is not a square number.
+  It is a square, unless preprocessor_config.json, `images`, has a size that
+  fits.
   """
   for key in ('crop_size', 'size'):
     stated = images.get(key)
@@ -135,12 +132,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     ValueError: if transformers cannot represent the model.
   """
   fields = weights.fields
-  table.check_writable(
-    fields,
-    'transformers has no ImageGPT with',
-    ('igpt',),
-    'bias palette',
-  )
+  start = 'transformers has no ImageGPT with'
+  table.check_writable(fields, start, ('igpt',), 'bias palette')
   if fields['num_classes']:
     raise ValueError(
       f'A head of {fields["num_classes"]} classes cannot be written: '
@@ -184,59 +177,42 @@ def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
     lambda wte_KD, sos_D: (np.concatenate([wte_KD, sos_D[None]]),),
     lambda x: (x[:-1], x[-1]),
   )
+  wpe = (lambda x: x[0], lambda x: x[None])
   entries = [
     wte,
-    table.one(
-      f'{prefix}wpe.weight',
-      'pos_embedding',
-      (lambda x: x[0], lambda x: x[None]),
-    ),
+    table.one(f'{prefix}wpe.weight', 'pos_embedding', wpe),
     table.one(f'{prefix}ln_f.weight', 'ln_f/scale'),
     table.one(
       'lm_head.weight', 'prediction/kernel', (np.transpose, np.transpose)
     ),
   ]
-  layer = 0
-  while f'h{layer}/ln_1/scale' in shapes:
-    entries += _layer(shapes, f'h{layer}', f'{prefix}h.{layer}')
-    layer += 1
+  for name in shapes:
+    layer, _, rest = name.partition('/')
+    if rest.rpartition('/')[0] in _MODULES:
+      entries += _layer(shapes, layer, rest, f'{prefix}h.{layer[1:]}.')
   return entries
 
 
-def _layer(shapes: table.Shapes, ours: str, theirs: str) -> list[table.Entry]:
-  D, N, K = shapes[f'{ours}/query/kernel']
-  M = shapes[f'{ours}/mlp/Dense_0/kernel'][1]
-  entries = [
-    *(
-      table.one(f'{theirs}.{their}', f'{ours}/{our}')
-      for their, our in _SAME
-      if f'{ours}/{our}' in shapes
-    ),
-    table.joined(
-      f'{theirs}.attn.c_attn.weight',
-      tuple(f'{ours}/{x}/kernel' for x in _QKV),
-      (lambda x: x.reshape(D, D), lambda x: x.reshape(D, N, K)),
-      axis=1,
-    ),
-    table.one(
-      f'{theirs}.attn.c_proj.weight',
-      f'{ours}/out/kernel',
-      (lambda x: x.reshape(D, D), lambda x: x.reshape(N, K, D)),
-    ),
-  ]
-  if f'{ours}/out/bias' in shapes:
-    return [
-      *entries,
-      table.joined(
-        f'{theirs}.attn.c_attn.bias',
-        tuple(f'{ours}/{x}/bias' for x in _QKV),
-        (lambda x: x.reshape(D), lambda x: x.reshape(N, K)),
-      ),
-    ]
-  return entries + [
-    _zeros(f'{theirs}.{name}.bias', size)
-    for name, size in zip(_BIASES, (3 * D, D, M, D), strict=True)
-  ]
+def _layer(
+  shapes: table.Shapes, layer: str, rest: str, start: str
+) -> list[table.Entry]:
+  """Returns the entries of an array of a layer and, if missing, its bias."""
+  module, _, leaf = rest.rpartition('/')
+  ours, theirs = f'{layer}/{rest}', start + _MODULES[module]
+  key = theirs + torch_table.LEAVES[leaf]
+  torch_to_file, torch_to_ours = torch_table.layout(ours, shapes[ours])
+  # The file's kernels are the transposes of PyTorch's.
+  layout = (lambda x: torch_to_file(x).T, lambda x: torch_to_ours(x.T))
+  columns = shapes[ours][-1]
+  if module == 'query':
+    names = tuple(f'{layer}/{x}/{leaf}' for x in _QKV)
+    entries = [table.joined(key, names, layout, axis=-1)]
+    columns = 3 * shapes[ours][0]
+  else:
+    entries = [table.one(key, ours, layout)]
+  if leaf == 'kernel' and f'{layer}/out/bias' not in shapes:
+    entries.append(_zeros(f'{theirs}.bias', columns))
+  return entries
 
 
 def _zeros(key: str, size: int) -> table.Entry:

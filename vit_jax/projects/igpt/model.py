@@ -57,12 +57,10 @@ def grey_palette(count: int) -> tuple[float, ...]:
 class Block(nn.Module):
   """A pre-norm transformer layer: attention, then an MLP.
 
-  Attributes:
-    of: an object with the fields of `IGPT`.
-    capture: as in `IGPT.__call__`; 'cache' captures the keys and values.
+  `IGPT.__call__` documents `capture`; 'cache' captures the keys and values.
   """
 
-  of: Any
+  of: Any  # the fields of IGPT
   capture: tuple[str, ...] = ()
 
   @nn.compact
@@ -74,10 +72,8 @@ class Block(nn.Module):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens BLD after this layer, and the captured values.
 
-    Args:
-      x_BLD: all tokens, or with `kept` only the token at `position`.
-      kept: cached keys and values BLNK; `position` is then required.
-      position: index of the token among all L tokens, an int32 scalar.
+    With `kept`, the cached keys and values BLNK of all L tokens, `x_BLD` has
+    only the token at `position`, an int32 scalar.
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
@@ -123,19 +119,17 @@ class Block(nn.Module):
       )
     if 'cache' in self.capture:
       captured['cache'] = (k_BLNK, v_BLNK)
+    L = k_BLNK.shape[1]
+    query_Q = np.arange(L) if position is None else position[None]
     if 'attention' in self.capture:
-      weights_BNQL = attention.softmax(
-        attention.logits(q_BQNK, k_BLNK),
-        self._mask(0, q_BQNK.shape[1], k_BLNK.shape[1]),
+      captured['attention'] = attention.softmax(
+        attention.logits(q_BQNK, k_BLNK), self._mask(query_Q, L)
       )
-      captured['attention'] = weights_BNQL
-    if position is not None:
-      mask_BQL = (jnp.arange(k_BLNK.shape[1]) <= position)[None, None]
-      z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_BQL)
-    elif self.of.causal:
+    if self.of.causal and position is None:
       z_BQNK = self._causal(q_BQNK, k_BLNK, v_BLNK)
     else:
-      z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK)
+      mask_1QL = self._mask(query_Q, L)
+      z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_1QL)
     return Projection(
       (D,),
       axes=2,
@@ -154,22 +148,16 @@ class Block(nn.Module):
           q_BLNK[:, start:end],
           k_BLNK[:, :end],
           v_BLNK[:, :end],
-          self._mask(start, end, end),
+          self._mask(np.arange(start, end), end),
         )
       )
     return jnp.concatenate(parts, axis=1)
 
-  def _mask(self, start: int, end: int, keys: int) -> Array | None:
-    """Returns the attention mask of a chunk, bool 1QL; None for BERT.
-
-    Rows are the queries `start` to `end` - 1, columns the first `keys` keys. A
-    query sees the keys up to its own position.
-    """
+  def _mask(self, query_Q: np.ndarray | Array, keys: int) -> Array | None:
+    """Returns which keys the queries at these positions see, bool 1QL."""
     if not self.of.causal:
       return None
-    return jnp.asarray(
-      (np.arange(keys)[None] <= np.arange(start, end)[:, None])[None]
-    )
+    return jnp.asarray((np.arange(keys)[None] <= query_Q[:, None])[None])
 
 
 def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:

@@ -22,13 +22,7 @@ from vit_jax.projects.igpt.model import IGPT
 
 @dataclasses.dataclass(frozen=True)
 class Pixels(Reconstruction):
-  """Learns to predict the colours of pixels.
-
-  Attributes:
-    model: an iGPT, causal or BERT.
-    images: image preprocessing and augmentation.
-    class_names: always empty.
-  """
+  """Learns to predict the colours of pixels."""
 
   trained: ClassVar[type[IGPT]] = IGPT
 
@@ -56,12 +50,9 @@ class Pixels(Reconstruction):
     return found
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Normalises images and, for BERT, draws a random mask.
+    """Returns normalised `image` BHWC and, for BERT, `hidden` bool BL.
 
-    Each pixel is masked with probability `rate`.
-
-    Returns:
-      `image` float32 BHWC and, for BERT, `hidden` bool BL.
+    Each pixel is hidden with probability `rate`.
     """
     found = {'image': self.images.normalize(images_BHWC)}
     if not self.model.causal:
@@ -78,10 +69,9 @@ class Pixels(Reconstruction):
 
     For causal models it is the mean of -log p(pixel i | pixels before i) over
     all pixels. For BERT it is the mean of -log p(pixel i | visible pixels) over
-    the masked pixels; 0 if no pixel is masked. iGPT has no dropout, so the key
-    is unused.
+    the masked pixels; 0 if no pixel is masked.
     """
-    del key
+    del key  # iGPT has no dropout
     _, aux = self.model.apply(
       {'params': params},
       batch['image'],

@@ -76,17 +76,9 @@ def palette(
 
 
 def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
-  """Returns the cluster centres of pixels, from dark to bright.
+  """Returns the cluster centres, from dark to bright, float32 KC in [-1, 1].
 
-  Args:
-    pixels_NC: uint8 RGB.
-    colours: K, number of clusters.
-
-  Returns:
-    float32 KC in [-1, 1].
-
-  Raises:
-    ValueError: if the pixels have fewer than `colours` distinct colours.
+  Raises ValueError if the pixels have fewer than K distinct colours.
   """
   from sklearn.cluster import MiniBatchKMeans  # slow to import
 
@@ -114,12 +106,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
 
 
 def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
-  """Returns the nearest palette colour of each pixel, uint8 NC.
-
-  Args:
-    pixels_NC: uint8 RGB.
-    palette_KC: float32 in [-1, 1].
-  """
+  """Returns the nearest palette colour of each pixel, uint8 NC."""
   from sklearn.metrics import pairwise_distances_argmin
 
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
