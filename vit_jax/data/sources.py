@@ -32,7 +32,7 @@ SOURCES = Register(
   {
     '(arrayrecord|tfrecord):.*': 'vit_jax.data.shards:open_shards',
     '(hf://|parquet:|webdataset:).*': 'vit_jax.data.hub_source:HubSource',
-    'digits_canvas': 'vit_jax.projects.detr.canvas:open_canvas',
+    'digits_canvas': 'vit_jax.projects.detr.canvas:DigitsCanvas',
     '[.~].*|.*/.*': 'vit_jax.projects.detr.coco:open_annotated',
     '.*/.*|[.~].*': 'vit_jax.projects.segmentation.data:open_masks',
   },

@@ -76,8 +76,8 @@ def test_objects_are_as_large_as_they_are_and_apart():
     {'image': np.full((8, 8, 3), 70 + 9 * c, np.uint8), 'label': c}
     for c in range(20)
   ]
-  digits = {'train': squares[:10], 'test': squares[10:]}
-  source = canvas.DigitsCanvas(digits, 'train[-150:]+test[:150]', 0)
+  source = canvas.DigitsCanvas('digits_canvas', 'train[-150:]+test[:150]', 0)
+  source._digits = {'train': squares[:10], 'test': squares[10:]}
   sides, ends, counts = set(), set(), np.zeros(4)
   for i in range(300):
     record = source[i]

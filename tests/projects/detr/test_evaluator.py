@@ -230,7 +230,14 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
       boxes_BQ4[i, :n] = x['boxes'] / 48
       masks_BQHW[i, :n] = np.array(x['masks']) - 0.5
     size_B2 = np.full((16, 2), 48)
-    return index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, masks_BQHW
+    return {
+      'index': index_B,
+      'scores': scores_BQ,
+      'labels': labels_BQ,
+      'boxes': boxes_BQ4,
+      'size': size_B2,
+      'mask_logits': masks_BQHW,
+    }
 
   evaluator = coco_ap.CocoEvaluator(
     'coco', evaluator.objects, knowing, evaluator.batches, (48, 48)
@@ -276,14 +283,14 @@ def test_what_is_found_is_in_pixels_of_each_image():
   logits_B1HW[0, 0, 3] = 0  # as likely as not, which is not enough
   logits_B1HW[1, 0, 2:, :3] = 1  # and 8 x 4
   found = evaluator._found_in(
-    (
-      np.arange(2),
-      np.array([[0.9], [0.95]]),
-      np.array([[1], [2]]),
-      np.array([[[0, 0.25, 0.5, 1]]] * 2),
-      np.array([[4, 8], [8, 4]]),
-      logits_B1HW,
-    )
+    {
+      'index': np.arange(2),
+      'scores': np.array([[0.9], [0.95]]),
+      'labels': np.array([[1], [2]]),
+      'boxes': np.array([[[0, 0.25, 0.5, 1]]] * 2),
+      'size': np.array([[4, 8], [8, 4]]),
+      'mask_logits': logits_B1HW,
+    }
   )
   for i, (height, width) in enumerate(sizes):
     (rle,), (_, written) = found[i]['masks'], found[i]['segments']
@@ -316,20 +323,21 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
   evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
   assert [('masks' in x) for x in evaluator.objects] == [masks] * 3
   batch = {'index': np.array([2, 0]), 'size': np.array([[48, 40], [30, 48]])}
-  index_B, scores_BQ, labels_BQ, corners_BQ4, size_B2, *logits = (
-    evaluator.detect({}, batch)
-  )
-  assert index_B.tolist() == [2, 0]
-  np.testing.assert_array_equal(size_B2, batch['size'])
+  found = evaluator.detect({}, batch)
+  assert found['index'].tolist() == [2, 0]
+  np.testing.assert_array_equal(found['size'], batch['size'])
   p_BQC = np.exp(logits_BQC) / np.exp(logits_BQC).sum(-1, keepdims=True)
-  np.testing.assert_allclose(scores_BQ, p_BQC[..., :-1].max(-1), rtol=1e-5)
-  np.testing.assert_array_equal(labels_BQ, p_BQC[..., :-1].argmax(-1))
+  np.testing.assert_allclose(
+    found['scores'], p_BQC[..., :-1].max(-1), rtol=1e-5
+  )
+  want = p_BQC[..., :-1].argmax(-1)
+  np.testing.assert_array_equal(found['labels'], want)
   middle, sides = np.split(aux['boxes'][1], 2, axis=-1)
   want = np.concatenate([middle - sides / 2, middle + sides / 2], axis=-1)
-  np.testing.assert_allclose(corners_BQ4, want, rtol=1e-5)
-  assert len(logits) == masks
-  for x in logits:
-    np.testing.assert_array_equal(x, aux['mask_logits'])
+  np.testing.assert_allclose(found['boxes'], want, rtol=1e-5)
+  assert ('mask_logits' in found) == masks
+  if masks:
+    np.testing.assert_array_equal(found['mask_logits'], aux['mask_logits'])
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def folder(tmp_path):
     (
       'preprocessor_config.json',
       {'clusters': [[0, 0, 0]] * 5},
-      '`clusters` has 5 colours, and the model embeds 8',
+      r'of 8 colours, and it has the shape \(5, 3\)',
     ),
     ('preprocessor_config.json', {'clusters': None}, 'has no valid palette'),
     ('preprocessor_config.json', {'clusters': 'greys'}, 'has no valid palette'),

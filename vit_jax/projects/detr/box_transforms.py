@@ -23,9 +23,6 @@ Record = Mapping[str, Any]
 class BoxTransform(transforms.PerStep):
   """Turns a record with boxes into an example.
 
-  With a generator (training) and `crop_sides`, it takes the whole image or a
-  random crop, each with probability 1/2. Otherwise it takes the whole image.
-
   Attributes:
     image_size: (H, W) of the arrays.
     max_objects: M, the number of rows for objects.
@@ -34,8 +31,8 @@ class BoxTransform(transforms.PerStep):
       evaluation uses the last one. If empty, images are as large as the array
       allows.
     mask_stride: image pixels per mask pixel along a side; 0 for no masks.
-    crop_sides: possible short sides to scale an image to before a random crop;
-      if empty, images are never cropped.
+    crop_sides: possible short sides to scale an image to before a random crop.
+      Training crops an image with probability 1/2; if empty, never.
     crop: smallest and largest side of the random crop, in pixels of the scaled
       image.
     flip: whether to flip images horizontally with probability 1/2.
@@ -55,10 +52,7 @@ class BoxTransform(transforms.PerStep):
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Draws a bucket; returns the transform for all images of a batch.
-
-    Each short side is as likely as without buckets.
-    """
+    """Draws a bucket; each short side is as likely as without buckets."""
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
@@ -102,8 +96,7 @@ class BoxTransform(transforms.PerStep):
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: The record lacks boxes, more than `max_objects` objects are
-        left, or an object lacks its mask and `mask_stride` is set.
+      ValueError: The record lacks boxes or a mask, or has too many objects.
     """
     if 'boxes' not in record:
       raise ValueError(

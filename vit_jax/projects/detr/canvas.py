@@ -20,13 +20,6 @@ _INK = 64
 _ATTEMPTS = 100
 
 
-def open_canvas(name: str, split: str, split_seed: int) -> 'DigitsCanvas':
-  """Opens a split of `digits_canvas`; ignores the name."""
-  del name
-  digits = {part: Digits(part, split_seed) for part in ('train', 'test')}
-  return DigitsCanvas(digits, split, split_seed)
-
-
 class DigitsCanvas(Source):
   """Canvases of 48x48 pixels with one to three digits of random size and place.
 
@@ -37,10 +30,10 @@ class DigitsCanvas(Source):
 
   class_names = tuple('0123456789')
 
-  def __init__(self, digits: Mapping[str, Any], split: str, split_seed: int):
-    """Selects the canvases of a split; `digits` has `Digits` by split."""
-    self._positions = splits.select(split, _CANVASES, 'digits_canvas')
-    self._digits, self._seed = digits, split_seed
+  def __init__(self, name: str, split: str, split_seed: int):
+    self._positions = splits.select(split, _CANVASES, name)
+    self._digits = {part: Digits(part, split_seed) for part in _CANVASES}
+    self._seed = split_seed
 
   def __len__(self) -> int:
     return len(self._positions)

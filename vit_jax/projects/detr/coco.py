@@ -1,15 +1,6 @@
 """Reads folders of images with objects, annotated as COCO or as Pascal VOC.
 
-Annotations as COCO have one of three layouts:
-- COCO: `annotations/instances_train2017.json` with its images in `train2017/`,
-  `images/train2017/` or `images/`, and likewise for val2017 and other splits.
-- One file: `instances.json` with its images in `images/` or beside it. Label
-  Studio names the file `result.json`, CVAT
-  `annotations/instances_default.json`.
-- Roboflow: `train/_annotations.coco.json` with its images beside it, and
-  likewise for `valid/`.
-
-The module `voc` describes and reads the layout of Pascal VOC.
+docs/guides/data.md lists the layouts; `voc` reads Pascal VOC.
 """
 
 import collections
@@ -139,19 +130,17 @@ class CocoFolder(Source):
     return len(self._images)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    path = self._images[index]['file']
-    record = {'image': decode.read_file(path), 'name': path}
-    return {**record, **self.objects(index)}
+    objects = self.objects(index)
+    return {'image': decode.read_file(objects['name']), **objects}
 
   def objects(self, index: int) -> Mapping[str, Any]:
     """Returns the objects of a record; see `BoxedSource`."""
-    image = dict(self._images[index])
-    del image['file']
+    image = self._images[index]
     return image | {'masks': json.loads(image['masks'])}
 
   def fingerprint(self) -> str:
     """Returns a hash of the files' paths, sizes and modification times."""
-    files = (image['file'] for image in self._images)
+    files = (image['name'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
 
 
@@ -280,7 +269,7 @@ def _image_problem(x: dict[str, Any]) -> str:
     return 'needs an id and a file_name'
   sides = x.get('width', 1), x.get('height', 1)
   if not all(isinstance(side, int) and side > 0 for side in sides):
-    return f'is {sides[0]!r} wide and {sides[1]!r} high; give pixels above 0'
+    return f'is {sides[0]!r} wide and {sides[1]!r} high; both must be above 0'
   return ''
 
 
@@ -288,7 +277,7 @@ def _category_problem(x: dict[str, Any]) -> str:
   i = x.get('id')
   if type(i) is int and 0 <= i <= _HIGHEST_ID and 'name' in x:
     return ''
-  return f'needs a name, and as id a whole number from 0 to {_HIGHEST_ID:,}'
+  return f'needs a name, and an id that is an integer from 0 to {_HIGHEST_ID:,}'
 
 
 def _annotation_problem(
@@ -354,7 +343,7 @@ def _size(entry: Mapping[str, Any], file: str) -> tuple[int, int]:
 def _image(
   file: str, size: tuple[int, int], annotations: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """Returns `file` and the entries of `BoxedSource.objects`; `masks` is JSON.
+  """Returns `name` and the entries of `BoxedSource.objects`; `masks` is JSON.
 
   Python lists would take five times as much memory in every worker process.
   """
@@ -364,7 +353,7 @@ def _image(
   areas = [x.get('area', x['bbox'][2] * x['bbox'][3]) for x in annotations]
   masks = [x.get('segmentation') or None for x in annotations]
   return {
-    'file': file,
+    'name': file,
     'size': size,
     'boxes': boxes_N4,
     'labels': np.array([x['category_id'] for x in annotations], np.int32),

@@ -23,12 +23,8 @@ _LEAST_SIDE = 480
 class Detections(NamedTuple):
   """The objects detected in an image, likeliest first.
 
-  Attributes:
-    labels_N: class numbers, int32.
-    scores_N: probabilities of these classes, float32.
-    boxes_N4: (x0, y0, x1, y1) in pixels of the image, clipped to it.
-    masks_NHW: bool, at the resolution of the image; None if the checkpoint does
-      not predict masks.
+  Boxes are (x0, y0, x1, y1) in pixels of the image, clipped to it. Masks are
+  bool, at the resolution of the image; None if the model does not predict them.
   """
 
   labels_N: np.ndarray
@@ -88,23 +84,15 @@ class Detector:
   def _outputs(
     self, params: Any, image_HWC: jax.Array, size_2: jax.Array
   ) -> dict[str, jax.Array]:
-    """Returns `labels` Q, `scores` Q and `boxes` Q4 of the queries.
-
-    Boxes are corners as shares of the image without padding. A model with masks
-    adds `mask_logits` Qhw, which cover the padded canvas.
-    """
-    logits_1QC, aux = predicted(
+    """Returns `set_losses.likeliest` of one image."""
+    outputs = predicted(
       self._checkpoint.model,
       params,
       self._checkpoint.normalize,
       image_HWC[None],
       size_2[None],
     )
-    scores, labels, corners = set_losses.likeliest(logits_1QC, aux['boxes'][-1])
-    found = {'scores': scores, 'labels': labels, 'boxes': corners}
-    if 'mask_logits' in aux:
-      found['mask_logits'] = aux['mask_logits']
-    return {name: x[0] for name, x in found.items()}
+    return {k: x[0] for k, x in set_losses.likeliest(*outputs).items()}
 
 
 def find(
@@ -112,11 +100,10 @@ def find(
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
   """Yields for each file a list of (class name, probability, x0, y0, x1, y1).
 
-  The list has the objects whose probability is at least `threshold`, likeliest
-  first. Boxes are in pixels of the image, rounded to 0.1. For an unreadable
-  file, yields the error instead. With `out`, writes a picture of the detections
-  in each image into this folder, as `objects-NAME.png`. Raises the ValueError
-  of `Detector`.
+  The list has objects of at least probability `threshold`, likeliest first; the
+  boxes are in pixels, rounded to 0.1. Yields the error of an unreadable file.
+  With `out`, writes a picture of each image into this folder, as
+  `objects-NAME.png`. Raises the ValueError of `Detector`.
   """
   C = checkpoint.model.num_classes
   names = tuple(map(checkpoint.class_name, range(C)))

@@ -40,21 +40,17 @@ Objects = Mapping[str, Any]
 class CocoEvaluator(Evaluator):
   """Measures the detections of a model in every image of a split.
 
-  The metrics are average precision and recall of boxes. If masks are measured,
-  the same metrics of masks and panoptic quality are added.
-
   Attributes:
     objects: the annotated objects of each image.
-    detect: maps (params, batch) to image indices B (-1 for rows without an
-      image), scores BQ, classes BQ, corners BQ4 as shares of the image, image
-      sizes B2 without padding and, if masks are measured, mask logits BQhw of
-      the canvas.
+    detect: maps (params, batch) to the dict of `set_losses.likeliest` with
+      `index` B (-1 for rows without an image) and `size` B2 of the batch.
+      `mask_logits` are only present if masks are measured.
     canvas: (H, W) of the padded images.
   """
 
   name: str
   objects: Sequence[Objects]
-  detect: Callable[[Params, Batch], tuple[jax.Array, ...]]
+  detect: Callable[[Params, Batch], Batch]
   batches: Callable[[], Iterable[Batch]]
   canvas: tuple[int, int]
 
@@ -68,10 +64,7 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns COCO's rows for boxes, all with 'highest'.
-
-    If masks are measured, adds COCO's rows for masks and `segments.ROWS`.
-    """
+    """Returns COCO's rows for boxes and, with masks, more; all 'highest'."""
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
@@ -120,11 +113,11 @@ class CocoEvaluator(Evaluator):
         'object of that size. Choose another metric or split.'
       )
 
-    def detect(params: Params, batch: Batch) -> tuple[jax.Array, ...]:
-      logits_BQC, aux = objective.predict(params, batch)
-      found = set_losses.likeliest(logits_BQC, aux['boxes'][-1])
-      logits = (aux['mask_logits'],) if entry.masks else ()
-      return batch['index'], *found, batch['size'], *logits
+    def detect(params: Params, batch: Batch) -> Batch:
+      found = set_losses.likeliest(*objective.predict(params, batch))
+      if not entry.masks:
+        found.pop('mask_logits', None)
+      return found | {name: batch[name] for name in ('index', 'size')}
 
     return cls(
       name,
@@ -140,10 +133,7 @@ class CocoEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns the metrics, each named `{name}/{row}`; see `metrics`.
-
-    Rows for object sizes that the split lacks are left out.
-    """
+    """Returns `{name}/{row}` for rows whose object sizes the split has."""
     found: dict[int, dict[str, Any]] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
     # Computes only one batch ahead, because the mask logits of more batches
@@ -163,44 +153,40 @@ class CocoEvaluator(Evaluator):
     return {f'{self.name}/{row}': value for row, value in rows.items()}
 
   def _found_in(
-    self, outputs: tuple[np.ndarray, ...]
+    self, outputs: Mapping[str, np.ndarray]
   ) -> dict[int, dict[str, Any]]:
     """Returns the objects detected in each image of a batch, by image index.
 
     With masks, `segments` has the annotated and the detected segments.
     """
-    index_B, scores_BQ, labels_BQ, boxes_BQ4, size_B2, *masks = outputs
 
-    def of(i: int) -> tuple[int, dict[str, Any]]:
-      wanted = self.objects[index_B[i]]
+    def of(row: int) -> tuple[int, dict[str, Any]]:
+      found: dict[str, Any] = {name: x[row] for name, x in outputs.items()}
+      index, seen = int(found.pop('index')), found.pop('size')
+      wanted = self.objects[index]
       shown = wanted['size']
-      scale_4 = np.array([*shown[::-1]] * 2, np.float32)
-      found = {
-        'labels': labels_BQ[i],
-        'scores': scores_BQ[i],
-        'boxes': boxes_BQ4[i] * scale_4,
-      }
-      if masks:
-        logits_Qhw = masks[0][i]
+      found['boxes'] = found['boxes'] * np.float32([*shown[::-1]] * 2)
+      logits_Qhw = found.pop('mask_logits', None)
+      if logits_Qhw is not None:
 
         def logits_of(query: int) -> np.ndarray:
-          return segments.in_pixels(
-            logits_Qhw[query], self.canvas, size_B2[i], shown
-          )
+          return segments.in_pixels(logits_Qhw[query], self.canvas, seen, shown)
 
         found['masks'] = [
           segments.run_lengths(logits_of(q) > 0, shown)
           for q in range(len(logits_Qhw))
         ]
-        detected = segments.found(logits_of, scores_BQ[i], labels_BQ[i], shown)
+        detected = segments.found(
+          logits_of, found['scores'], found['labels'], shown
+        )
         found['segments'] = (
           segments.written(segments.wanted(wanted), background=True),
           segments.written(detected),
         )
-      return int(index_B[i]), found
+      return index, found
 
     with futures.ThreadPoolExecutor(cores.usable_cores()) as pool:
-      return dict(pool.map(of, np.flatnonzero(index_B >= 0)))
+      return dict(pool.map(of, np.flatnonzero(outputs['index'] >= 0)))
 
 
 def average_precision(
@@ -208,17 +194,11 @@ def average_precision(
   found: Mapping[int, Objects],
   kind: str = 'bbox',
 ) -> dict[str, float]:
-  """Computes COCO's rows from annotated and detected objects.
+  """Computes COCO's rows from annotated and detected objects by image.
 
-  Args:
-    objects: annotated objects by the index of the image.
-    found: detected objects; may lack images.
-    kind: 'bbox' for boxes, 'segm' for masks. For a crowd without a mask, the
-      whole box is the mask.
-
-  Returns:
-    The values of `ROWS`, without rows for object sizes that do not occur; {} if
-    there are no objects except crowds.
+  The kind is 'bbox' for boxes or 'segm' for masks; a crowd without a mask has
+  its whole box. Rows of object sizes that do not occur are left out; if all
+  objects are crowds, the result is empty.
   """
   from hotcoco import COCO, COCOeval
 

@@ -1,9 +1,7 @@
 """Read and write DETR directories of Hugging Face's transformers.
 
-The model is `DetrForObjectDetection` or, with masks, `DetrForSegmentation`. The
-arrays of the backbone have torchvision's names if it is timm's ResNet, else
-transformers' names. The panoptic head has the names of the original code. All
-other arrays have transformers' names.
+The arrays of timm's ResNet have torchvision's names. The panoptic head has the
+names of the original code. All other arrays have transformers' names.
 """
 
 import os
@@ -142,11 +140,7 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory; `config` is its config.json.
-
-  Raises:
-    ValueError: if the model is not supported.
-  """
+  """Reads a directory with this config.json; refuses unsupported models."""
   arrays = tensors.read_folder(path)
   naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)
@@ -233,11 +227,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens; returns warnings.
-
-  Raises:
-    ValueError: if transformers cannot represent the model.
-  """
+  """Writes a directory that transformers opens; see `table.Format.write`."""
   fields = weights.fields
   table.check_writable(
     fields,

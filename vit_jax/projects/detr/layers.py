@@ -1,7 +1,6 @@
 """DETR's backbone, and the layers of its encoder and decoder (2005.12872).
 
-LayerNorm follows each residual sum (post-norm, appendix A.3). Q is the number
-of queries. `models.layers` lists the other dimension letters.
+LayerNorm follows each residual sum (post-norm, appendix A.3).
 """
 
 from collections.abc import Sequence
@@ -34,9 +33,7 @@ class PostNormLayer(nn.Module):
   """Base of encoder and decoder layers: attention and MLP with post-norm.
 
   Dropout is applied to attention weights, to the hidden units of the MLP, and
-  to the output of every branch.
-
-  `DETR.__call__` documents `capture`.
+  to the output of every branch. `DETR.__call__` documents `capture`.
   """
 
   of: Any  # the fields of DETR

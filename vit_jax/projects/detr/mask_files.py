@@ -1,11 +1,8 @@
 """Convert mask files to COCO annotations.
 
-Files are paired by stem, as in the Penn-Fudan data: `images/a.png` belongs to
-`masks/a.png` or `masks/a_mask.png`. A mask pixel is 0 for background, or the
-number of its object. All objects have the same class.
-
-As in Pascal VOC, 255 marks a border, which is left out. But if any mask has an
-object 254, or if the masks have only 0 and 255, 255 is an object.
+A mask pixel is 0 for background, or the number of its object. As in Pascal VOC,
+255 marks a border, which is left out. But if any mask has an object 254, or if
+the masks have only 0 and 255, 255 is an object.
 """
 
 import logging
@@ -31,8 +28,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Raises:
     ImportError: hotcoco is not installed.
     UnreadableImage: an image or a mask cannot be decoded.
-    ValueError: there are no images, two files have the same stem, or a mask is
-      missing, invalid or not of its image's size.
+    ValueError: images are missing, or images and masks do not match.
   """
   segments.require_library('Converting masks to COCO')
   from hotcoco import mask as coco_mask
@@ -109,9 +105,7 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
 def numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the object number of each pixel of a mask file, int64 HW.
 
-  Raises:
-    UnreadableImage: The file cannot be decoded.
-    ValueError: The file is a JPEG, or is not one channel of integers.
+  Raises UnreadableImage, or ValueError unless it has one channel of integers.
   """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)

@@ -123,10 +123,9 @@ class MaskHead(nn.Module):
     for i, C in enumerate(channels(x_BhwD.shape[-1])):
       if i:
         map_BhwC = finer[i - 1]
-        side_BhwC = nn.Conv(y.shape[-1], (1, 1), name=f'adapter{i}', **init)(
-          map_BhwC
-        )
-        y = nearest(y, map_BhwC.shape[1:3], axis=2) + side_BhwC[:, None]
+        adapter = nn.Conv(y.shape[-1], (1, 1), name=f'adapter{i}', **init)
+        y = nearest(y, map_BhwC.shape[1:3], axis=2)
+        y += adapter(map_BhwC)[:, None]
       y = activated(nn.Conv(C, (3, 3), name=f'lay{i + 2}', **init)(y), i + 2)
     y = nn.Conv(1, (3, 3), name='out_lay', **init)(y)
     return y[..., 0].astype(jnp.float32)

@@ -1,9 +1,8 @@
 """DETR: detect the objects of an image as a set, with learned queries.
 
-The outputs are the outputs of the original code (2005.12872). A transformer
-encodes the last feature map of a backbone. A fixed number of learned queries
-attend to the encoded map. Each query predicts one object: its class or "no
-object", its box and, with `masks`, its mask.
+As in the original code (2005.12872), a transformer encodes the last feature map
+of a backbone, and learned queries attend to the encoded map. Each query
+predicts one object: its class or "no object", its box and its mask (`masks`).
 
 Q is the number of queries. `models.layers` lists the other dimension letters.
 """
@@ -33,6 +32,7 @@ Array = jax.Array
 
 ENCODER = Loop('encoder_layer', 0, 'encoder_layers')
 DECODER = Loop('decoder_layer', 0, 'decoder_layers')
+_SIZES = '[1, 1048576]'
 # U(-1 / sqrt(inputs), 1 / sqrt(inputs)), PyTorch's default.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
@@ -80,16 +80,10 @@ class DETR(Model):
   num_classes: int = field(
     REQUIRED, 'C, number of classes; 0: query tokens.', valid='[0, inf)'
   )
-  num_queries: int = field(100, 'Number of queries Q.', valid='[1, 1048576]')
-  width: int = field(
-    256, 'D, width of a token.', valid='[1, 1048576]', multiple=4
-  )
-  heads: int = field(
-    8, 'N, number of heads; must divide D.', valid='[1, 1048576]'
-  )
-  mlp_dim: int = field(
-    2048, 'M, hidden width of the MLP.', valid='[1, 1048576]'
-  )
+  num_queries: int = field(100, 'Number of queries Q.', valid=_SIZES)
+  width: int = field(256, 'D, width of a token.', valid=_SIZES, multiple=4)
+  heads: int = field(8, 'N, number of heads; must divide D.', valid=_SIZES)
+  mlp_dim: int = field(2048, 'M, hidden width of the MLP.', valid=_SIZES)
   encoder_layers: int = field(6, 'Number of encoder layers.', valid=DEPTHS)
   decoder_layers: int = field(6, 'Number of decoder layers.', valid=DEPTHS)
   dropout: float = field(
@@ -137,16 +131,8 @@ class DETR(Model):
   def parts(self) -> Mapping[str, Model]:
     if self.backbone != 'resnet':
       return {}
-    return {
-      'backbone': resnet.ResNet(
-        0,
-        self.backbone_layers,
-        self.backbone_width,
-        self.backbone_version,
-        scan=self.scan,
-        parent=None,
-      )
-    }
+    own = self.backbone_layers, self.backbone_width, self.backbone_version
+    return {'backbone': resnet.ResNet(0, *own, scan=self.scan, parent=None)}
 
   @property
   def stride(self) -> int:
@@ -242,9 +228,8 @@ class DETR(Model):
     memory_BLD, outputs_XBQD, captured = self._transform(
       x_BhwD.reshape(B, h * w, D), places_BLD, mask_B1L, capture, key
     )
-    outputs_XBQD = nn.LayerNorm(EPSILON, dtype=self.dtype, name='decoder_norm')(
-      outputs_XBQD
-    )
+    norm = nn.LayerNorm(EPSILON, dtype=self.dtype, name='decoder_norm')
+    outputs_XBQD = norm(outputs_XBQD)
     y_BQD = outputs_XBQD[-1]
     aux = captured | {
       'boxes': BoxHead(name='bbox_embed')(outputs_XBQD),

@@ -1,9 +1,8 @@
 """DETR's set-prediction objective (2005.12872).
 
-Every query predicts a class or "no object", a box and optionally a mask.
-Bipartite matching assigns each object to one query (equation 1). Matched
-queries learn the class, box and mask of their object, the other queries learn
-"no object" (equation 2). Each decoder layer is matched separately.
+Bipartite matching assigns each object to one query (equation 1), separately in
+each decoder layer. Matched queries learn the class, box and mask of their
+object, the other queries learn "no object" (equation 2).
 """
 
 import dataclasses
@@ -115,9 +114,8 @@ class Detection(Objective):
       self.buckets,
     )
 
-  def eval_transform(self) -> BoxTransform:
-    """Returns `train_transform()`; evaluation calls it without a generator."""
-    return self.train_transform()
+  # Evaluation calls it without a generator.
+  eval_transform = train_transform
 
   def batch_sizes(self) -> list[tuple[int, int]]:
     """Returns the possible (H, W) of a batch; see `BoxTransform.sizes`."""
@@ -140,8 +138,7 @@ class Detection(Objective):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Adds `objects` float32 B, the mean number of objects per image.
 
-    Every row has the mean over the whole batch, so that each microbatch can
-    divide its sums by it.
+    It is the mean over the whole batch; each microbatch divides its sums by it.
     """
     del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
@@ -240,8 +237,7 @@ class Detection(Objective):
   def _matches(self, outputs: Batch, objects: Batch) -> jax.Array:
     """Returns the query of each object in each layer, int32 XBM."""
     costs_XBQM = jax.vmap(set_losses.costs, (0, 0, None, None, None, None))(
-      jax.lax.stop_gradient(outputs['logits']),
-      jax.lax.stop_gradient(outputs['boxes']),
+      *jax.lax.stop_gradient((outputs['logits'], outputs['boxes'])),
       objects['labels'],
       objects['boxes'],
       self.l1,
@@ -274,20 +270,18 @@ class Detection(Objective):
     )
     size_B12 = batch['size'][:, None].astype(jnp.float32)
     middle_BL2 = jnp.stack([x_L, y_L], axis=-1)[None] / size_B12[..., ::-1]
+    none = logits_BLC.shape[-1] - 1
     wanted_BL = jax.vmap(dense_classes, (0, 0, 0, None))(
-      middle_BL2, batch['boxes'], batch['labels'], logits_BLC.shape[-1] - 1
+      middle_BL2, batch['boxes'], batch['labels'], none
     )
-    weights_BL = jnp.where(
-      wanted_BL == logits_BLC.shape[-1] - 1, self.no_object, 1.0
-    )
+    weights_BL = jnp.where(wanted_BL == none, self.no_object, 1.0)
     weights_BL *= jnp.all(middle_BL2 < 1, axis=-1)
     nats_BL = optax.softmax_cross_entropy_with_integer_labels(
       logits_BLC, wanted_BL
     )
     total_B = jnp.sum(weights_BL, axis=1)
-    return jnp.sum(weights_BL * nats_BL, axis=1) / jnp.where(
-      total_B > 0, total_B, 1.0
-    )
+    total_B = jnp.where(total_B > 0, total_B, 1.0)
+    return jnp.sum(weights_BL * nats_BL, axis=1) / total_B
 
 
 def dense_classes(

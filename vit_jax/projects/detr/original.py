@@ -13,10 +13,8 @@ from vit_jax.projects.detr import hf_format
 
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from DETR's original code."""
-  return any(
-    f'{prefix}transformer.decoder.norm.weight' in arrays
-    for prefix in ('', 'detr.')
-  )
+  key = 'transformer.decoder.norm.weight'
+  return key in arrays or f'detr.{key}' in arrays
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:

@@ -1,15 +1,11 @@
-"""Masks, COCO's segmentations and panoptic quality.
+"""Masks, COCO's segmentations and panoptic quality (1801.00868).
 
 COCO's `segmentation` of an object is a list of polygons (x and y alternate, in
-pixels) or RLE. RLE lists the lengths of runs of zeros and ones, column by
-column, as numbers or compressed to text. hotcoco rasterises polygons as
-pycocotools does.
+pixels) or RLE: the lengths of runs of zeros and ones, column by column, as
+numbers or compressed to text.
 
-Panoptic quality (1801.00868) is defined for segments that do not overlap. SQ is
-the mean IoU of matched segments, RQ the F1 score of the matches, and PQ = SQ RQ
-(equation 1). hotcoco counts as COCO's panopticapi does. But this module turns
-unannotated pixels into a background segment, so they count against a detected
-segment that covers them.
+Panoptic quality is counted as in COCO's panopticapi, but unannotated pixels are
+a background segment, so they count against a detected segment that covers them.
 """
 
 import importlib.util
@@ -39,10 +35,7 @@ def require_library(what: str) -> None:
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
-  """Describes the error in a COCO segmentation; empty if it is valid.
-
-  `size` is the (height, width) of its image.
-  """
+  """Describes the error in a segmentation of an image of `size`, or ''."""
   if isinstance(segmentation, Mapping):
     found, counts = segmentation.get('size'), segmentation.get('counts')
     if found != list(size):
@@ -52,7 +45,9 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
     if not isinstance(counts, list) or not all(
       isinstance(x, int) and x >= 0 for x in counts
     ):
-      return 'segmentation is RLE whose counts are neither text nor numbers'
+      return (
+        'segmentation is RLE whose counts are neither text nor integers >= 0'
+      )
     if sum(counts) != math.prod(size):
       return (
         f'segmentation is RLE of {sum(counts)} pixels, but the image has '
@@ -61,15 +56,14 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
     return ''
   for x in segmentation if isinstance(segmentation, list) else [None]:
     if not are_numbers(x) or len(x) < 6 or len(x) % 2:
-      return f'segmentation has {x!r:.60}, which is not x and y of 3+ points'
+      return (
+        f'segmentation has {x!r:.50}, which is not x and y of 3 or more points'
+      )
   return ''
 
 
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
-  """Whether x is a list of numbers that float can hold.
-
-  JSON may have integers that are too large for float.
-  """
+  """Whether x is a list of numbers, each small enough for float."""
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
   )
@@ -80,8 +74,7 @@ def run_lengths(
 ) -> dict[str, Any]:
   """Returns COCO's `segmentation`, or a mask bool HW, as compressed RLE.
 
-  Its entries are `size`, the image's (height, width), and `counts`, bytes or
-  str.
+  It has the image's `size` (height, width), and `counts`, bytes or str.
   """
   from hotcoco import mask as coco_mask
 
@@ -115,19 +108,12 @@ def in_pixels(
 ) -> np.ndarray:
   """Resizes mask logits from the padded canvas to the original image.
 
-  As in DETR's code (2005.12872), logits are interpolated bilinearly to the size
-  of the canvas, and then by nearest neighbour to the size of the image.
-
-  Args:
-    logits_hw: float32, at any resolution; they cover the canvas.
-    canvas: (height, width) of the model's input, with padding.
-    size: (height, width) of the image inside the canvas.
-    shown: (height, width) of the original image, and of the result.
+  As in DETR's code (2005.12872), logits float32 are interpolated bilinearly to
+  the size of the canvas, and then by nearest neighbour from the `size` of the
+  image inside the canvas to the `shown` size. Sizes are (height, width).
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
-  rows, columns = (
-    nearest(old, new) for old, new in zip(size, shown, strict=True)
-  )
+  rows, columns = map(nearest, size, shown)
   return fine_HW[rows[:, None], columns[None]]
 
 
@@ -144,10 +130,7 @@ def nearest(old: int, new: int) -> np.ndarray:
 class Segments(NamedTuple):
   """Non-overlapping objects of an image.
 
-  Attributes:
-    index_HW: the index of each pixel's object, from 0; -1 for background.
-    labels_N: class of each object.
-    crowd_N: whether each object is a crowd.
+  `index_HW` is the index of each pixel's object, from 0; -1 for background.
   """
 
   index_HW: np.ndarray
@@ -177,12 +160,9 @@ def found(
 ) -> Segments:
   """Assigns each pixel to the query with the highest positive logit.
 
-  Unlikely objects and tiny segments are dropped, as in DETR's code. Pixels
-  without a positive logit stay background. DETR's code leaves no background,
-  because its panoptic classes cover every pixel.
-
-  `logits_of` returns the logits HW of a query. It is called query by query,
-  because all logits of a photograph would take gigabytes.
+  Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike
+  there, pixels without a positive logit stay background. `logits_of` returns
+  the logits HW of a query; all logits of a photograph would take gigabytes.
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):

@@ -49,17 +49,21 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
   return both_X / either_X - (around_X - either_X) / around_X
 
 
-def likeliest(
-  logits_BQC: jax.Array, boxes_BQ4: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def likeliest(logits_BQC: jax.Array, aux: Batch) -> Batch:
   """Finds the likeliest class of each query, except "no object".
 
-  Returns probabilities float32 BQ, classes int32 BQ, and the corners BQ4 of the
-  boxes (cx, cy, w, h).
+  The arguments are the outputs of `DETR`. Returns probabilities `scores` BQ,
+  classes `labels` BQ, corners `boxes` BQ4 and, if given, `mask_logits` BQhw.
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))[..., :-1]
-  labels_BQ = jnp.argmax(p_BQC, axis=-1)
-  return jnp.max(p_BQC, axis=-1), labels_BQ, corners(boxes_BQ4)
+  found = {
+    'scores': jnp.max(p_BQC, axis=-1),
+    'labels': jnp.argmax(p_BQC, axis=-1),
+    'boxes': corners(aux['boxes'][-1]),
+  }
+  if 'mask_logits' in aux:
+    found['mask_logits'] = aux['mask_logits']
+  return found
 
 
 # Replaces costs that are not finite, because the search would never end with
@@ -146,12 +150,8 @@ def box_losses(
 ) -> Batch:
   """Returns sums of class and box losses for each image, float32 B.
 
-  Args:
-    logits_BQC: logits of C - 1 classes and "no object".
-    boxes_BQ4: predicted (cx, cy, w, h).
-    query_BM: the query of each object.
-    objects: `labels` int32 BM, -1 for an empty row, and `boxes` float32 BM4.
-    no_object: weight of the cross-entropy of queries without an object.
+  `objects` has `labels` int32 BM, -1 in empty rows, and `boxes` float32 BM4.
+  `no_object` is the weight of the cross-entropy of queries without an object.
 
   Returns:
     cross_entropy: weighted, in nats, summed over all queries.

@@ -1,8 +1,5 @@
 """Read folders in Pascal VOC's format: one XML file per image.
 
-The layout is `Annotations/NAME.xml`, `JPEGImages/NAME.jpg` and optionally
-`ImageSets/Main/train.txt` and other splits, with one NAME per line. Layouts of
-labelImg are read too: `annotations/` and `images/`, or all files in one folder.
 `read` returns the lists of COCO's JSON, and the module `coco` checks them.
 """
 
@@ -79,10 +76,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   Classes are collected from all splits and sorted by name. Objects marked
   difficult become COCO's crowds, which are neither learned nor measured.
 
-  Raises:
-    ValueError: an XML file is not valid XML; a name of the split has no XML
-      file; or several images have the stem of an XML file, and its `<filename>`
-      names none of them.
+  Raises ValueError if an XML file is invalid, missing, or fits several images.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)
@@ -97,18 +91,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
         f'{path} lists {len(lacking)} images without annotations, such as '
         f'{", ".join(lacking[:5])}. Add their XML files, or remove the lines.'
       )
-  of_stem = image_files.by_stem(image_folder(root))
-  there = {name for found in of_stem.values() for name in found}
-  said = {stem: _text(files[stem], 'filename') for stem in stems}
-  images = {x: _image_name(x, said[x], of_stem.get(x, [])) for x in stems}
-  # Some tools rename files without updating `<filename>`.
-  others = [x for x in stems if said[x] in there and said[x] != images[x]]
-  if others:
-    _log.warning(
-      f'{root}: in {len(others)} of {len(stems)} XML files, <filename> names '
-      f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
-      'The image with the name of the XML file is used instead.'
-    )
+  images = _image_names(root, {x: _text(files[x], 'filename') for x in stems})
   names = {_text(x, 'name') for t in files.values() for x in t.iter('object')}
   categories = {name: i for i, name in enumerate(sorted(names - {''}))}
   return {
@@ -116,8 +99,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
       {
         'id': stem,
         'file_name': str(image_folder(root).absolute() / images[stem]),
-        'width': _number(files[stem], 'size/width'),
-        'height': _number(files[stem], 'size/height'),
+        'width': _text(files[stem], 'size/width'),
+        'height': _text(files[stem], 'size/height'),
       }
       for stem in stems
     ],
@@ -136,20 +119,32 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   }
 
 
-def _image_name(stem: str, said: str, names: list[str]) -> str:
-  """Returns the file name of the image of `stem`.xml.
+def _image_names(root: pathlib.Path, said: dict[str, str]) -> dict[str, str]:
+  """Returns the file name of the image of each annotation file, by stem.
 
-  `names` are the images with this stem. The `<filename>` in the file, `said`,
-  decides only if there are several images or none.
+  The `<filename>` in a file, `said`, decides only if several images have the
+  file's stem or none.
   """
-  if len(names) == 1:
-    return names[0]
-  if names and said not in names:
-    raise ValueError(
-      f'{" and ".join(names)} have the same stem, and <filename> in '
-      f'{stem}.xml names none of them. Remove all but one of these images.'
+  of_stem = image_files.by_stem(image_folder(root))
+  images = {}
+  for stem, name in said.items():
+    names = of_stem.get(stem, [])
+    if len(names) > 1 and name not in names:
+      raise ValueError(
+        f'{" and ".join(names)} have the same stem, and <filename> in '
+        f'{stem}.xml names none of them. Remove all but one of these images.'
+      )
+    images[stem] = names[0] if len(names) == 1 else name or f'{stem}.jpg'
+  there = {name for names in of_stem.values() for name in names}
+  # Some tools rename files without updating `<filename>`.
+  others = [x for x in said if said[x] in there and said[x] != images[x]]
+  if others:
+    _log.warning(
+      f'{root}: in {len(others)} of {len(said)} XML files, <filename> names '
+      f"another file's image, such as {said[others[0]]} in {others[0]}.xml. "
+      'The image with the name of the XML file is used instead.'
     )
-  return said or f'{stem}.jpg'
+  return images
 
 
 def _parsed(path: pathlib.Path) -> _Element:
@@ -166,15 +161,6 @@ def _text(x: _Element, path: str) -> str:
   return (x.findtext(path) or '').strip()
 
 
-def _number(x: _Element, path: str) -> Any:
-  """Returns the number at a path, or its text if it is not a number."""
-  text = _text(x, path)
-  try:
-    return float(text)
-  except ValueError:
-    return text
-
-
 def _box(x: _Element) -> list[Any]:
   """Returns x, y, width and height of an object's box.
 
@@ -182,8 +168,9 @@ def _box(x: _Element) -> list[Any]:
   sides that are not numbers.
   """
   names = ('xmin', 'ymin', 'xmax', 'ymax')
-  sides = [_number(x, f'bndbox/{name}') for name in names]
-  if not all(isinstance(side, float) for side in sides):
+  sides = [_text(x, f'bndbox/{name}') for name in names]
+  try:
+    x0, y0, x1, y1 = map(float, sides)
+  except ValueError:
     return sides
-  x0, y0, x1, y1 = sides
   return [x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1]

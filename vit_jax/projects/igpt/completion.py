@@ -37,19 +37,14 @@ def continued(
 
   def step(carry: Any, i: jax.Array) -> tuple[Any, None]:
     colours_BL, cache = carry
-    before_B1 = jax.lax.dynamic_slice_in_dim(
-      colours_BL, jnp.maximum(i - 1, 0), 1, axis=1
-    )
+    before_B1 = colours_BL[:, jnp.maximum(i - 1, 0)][:, None]
     _, aux = model.apply(
       {'params': params}, before_B1, capture=('pixels',), cache=cache
     )
     drawn_B = jax.random.categorical(
       jax.random.fold_in(key, i), aux['pixels'][:, 0] / temperature
     )
-    colours_BL = jax.lax.dynamic_update_slice_in_dim(
-      colours_BL, drawn_B[:, None].astype(jnp.int32), i, axis=1
-    )
-    return (colours_BL, aux['cache']), None
+    return (colours_BL.at[:, i].set(drawn_B), aux['cache']), None
 
   carry = (colours_BL, (keys, values, jnp.int32(given)))
   (colours_BL, _), _ = jax.lax.scan(step, carry, jnp.arange(given, L))
@@ -68,11 +63,8 @@ def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
 class Completed(NamedTuple):
   """A photograph and its completions, at the model's image size.
 
-  Attributes:
-    own_HWC: the photograph in the colours of the palette, uint8.
-    samples_SHWC: S completions, uint8.
-    kept: number of rows at the top that were kept.
-    bits: bits per pixel of the photograph.
+  `own_HWC` is the photograph in the colours of the palette, uint8, `kept` the
+  number of rows that were kept, and `bits` the photograph's bits per pixel.
   """
 
   own_HWC: np.ndarray

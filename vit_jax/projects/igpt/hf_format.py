@@ -43,12 +43,7 @@ _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory; `config` is its config.json.
-
-  Raises:
-    ValueError: if the palette is missing or invalid, its size differs from the
-      number of colour embeddings, or the model is not supported.
-  """
+  """Reads a directory with this config.json; refuses unsupported models."""
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(
@@ -112,25 +107,17 @@ def _palette(
     found = np.array(images.get('clusters'), np.float64)
   except (OverflowError, TypeError, ValueError):
     found = np.empty(0)
-  if found.ndim != 2 or found.shape[1] != 3 or not np.isfinite(found).all():
+  if found.shape != (colours, 3) or not np.isfinite(found).all():
     raise ValueError(
-      f'{place} has no valid palette. `clusters` must list red, green and blue '
-      f'of {colours:,} colours.'
-    )
-  if len(found) != colours:
-    raise ValueError(
-      f'{place}: `clusters` has {len(found):,} colours, and the model embeds '
-      f'{colours:,}. Use the preprocessor_config.json of this model.'
+      f'{place} has no valid palette: `clusters` must list red, green and blue '
+      f'of {colours:,} colours, and it has the shape {found.shape}. Use the '
+      'preprocessor_config.json of this model.'
     )
   return tuple(found.ravel().tolist())
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens.
-
-  Raises:
-    ValueError: if transformers cannot represent the model.
-  """
+  """Writes a directory that transformers opens; see `table.Format.write`."""
   fields = weights.fields
   start = 'transformers has no ImageGPT with'
   table.check_writable(fields, start, ('igpt',), 'bias palette')
@@ -196,7 +183,7 @@ def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
 def _layer(
   shapes: table.Shapes, layer: str, rest: str, start: str
 ) -> list[table.Entry]:
-  """Returns the entries of an array of a layer and, if missing, its bias."""
+  """Returns the entries of an array and, if our layers lack biases, a bias."""
   module, _, leaf = rest.rpartition('/')
   ours, theirs = f'{layer}/{rest}', start + _MODULES[module]
   key = theirs + torch_table.LEAVES[leaf]
@@ -211,12 +198,7 @@ def _layer(
   else:
     entries = [table.one(key, ours, layout)]
   if leaf == 'kernel' and f'{layer}/out/bias' not in shapes:
-    entries.append(_zeros(f'{theirs}.bias', columns))
+    zeros = np.zeros(columns, np.float32)
+    bias = (f'{theirs}.bias',)
+    entries.append(table.Entry(bias, (), lambda: (zeros,), lambda x: ()))
   return entries
-
-
-def _zeros(key: str, size: int) -> table.Entry:
-  """Returns the entry of a bias that our model lacks; it writes zeros."""
-  return table.Entry(
-    (key,), (), lambda: (np.zeros(size, np.float32),), lambda x: ()
-  )

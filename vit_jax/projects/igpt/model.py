@@ -1,9 +1,9 @@
 """iGPT, a transformer whose tokens are pixels.
 
-This follows "Generative Pretraining from Pixels" (ICML 2020) and
-openai/image-gpt. Pixels are quantised to K colours. The tokens are the pixels
-in raster order. The model predicts the colour of each pixel: a causal model
-from the pixels before it, a BERT model from all pixels that are not masked.
+This follows "Generative Pretraining from Pixels" (ICML 2020). The tokens are
+the pixels in raster order, quantised to K colours. The model predicts each
+pixel's colour: a causal model from the pixels before it, a BERT model from all
+pixels that are not masked.
 
 `models.layers` lists the dimension letters. L is H W. K is the width of a head
 after N, as in BLNK, and the number of colours elsewhere.
@@ -254,7 +254,6 @@ class IGPT(Model):
 
     Args:
       images_BHWC: images in [-1, 1], or palette indices BL.
-      train: unused, because iGPT has no dropout.
       capture: names of more values to return:
         pixels: returns `pixels`, colour logits BLK in float32, and `colours`,
           the palette indices int32 BL.
@@ -277,7 +276,7 @@ class IGPT(Model):
         pre_logits: BD, the mean token, which the head reads.
         cache: the updated `Cache`; only with the argument `cache`.
     """
-    del train
+    del train  # iGPT has no dropout
     D, K = self.width, len(self.palette) // 3
     colours_BL = (
       images_BHWC if images_BHWC.ndim == 2 else self.quantised(images_BHWC)
@@ -342,8 +341,7 @@ class IGPT(Model):
   def quantised(self, images_BHWC: Array) -> Array:
     """Returns the index of the nearest palette colour of every pixel, int32 BL.
 
-    Images are in [-1, 1]. The distance is Euclidean; ties go to the first
-    colour of the palette.
+    Images are in [-1, 1]. Ties go to the first colour of the palette.
     """
     palette_11KC = jnp.asarray(self.colours_KC)[None, None]
     pixels_BLC = images_BHWC.reshape(images_BHWC.shape[0], -1, 3)

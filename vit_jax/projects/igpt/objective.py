@@ -1,8 +1,4 @@
-"""Pixel prediction of "Generative Pretraining from Pixels" (ICML 2020).
-
-A causal iGPT predicts each pixel from the pixels before it. A BERT model
-predicts masked pixels from the visible pixels.
-"""
+"""Pixel prediction of "Generative Pretraining from Pixels" (ICML 2020)."""
 
 import dataclasses
 from typing import Any, ClassVar

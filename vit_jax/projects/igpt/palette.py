@@ -23,12 +23,9 @@ _STEP = 8_192
 class Palette(NamedTuple):
   """Colours of a data set.
 
-  Attributes:
-    colours_KC: float32 in [-1, 1], from dark to bright.
-    rmse: root mean square difference between the clustered pixels and their
-      nearest colours, over all channels; pixel values are from 0 to 255.
-    images: number of images that pixels were taken from.
-    pixels: number of pixels that were clustered.
+  `colours_KC` is float32 in [-1, 1], from dark to bright. `rmse` is the root
+  mean square difference between `pixels` pixels of `images` images and their
+  nearest colours, over all channels; pixel values are from 0 to 255.
   """
 
   colours_KC: np.ndarray
@@ -52,13 +49,12 @@ def palette(
   Args:
     data: name of the data set, or a dict; see `sources.data_config`.
     colours: K, number of colours.
-    split: split of the data.
+    split: see `splits`.
     image_size: (H, W) that images are resized to.
 
   Raises:
     OSError: if the data are missing.
-    ValueError: if the data or the split are invalid, an image is unreadable, or
-      the images have fewer than `colours` distinct colours.
+    ValueError: if the data are invalid or have fewer than K distinct colours.
   """
   source = bad_images.open_checked(sources.data_config(data), split)
   transform = transforms.EvalTransform(image_size)
@@ -118,12 +114,8 @@ def read(path: str) -> tuple[float, ...]:
   """Reads a palette from a .npy file, as the values of `IGPT.palette`.
 
   The array has the shape (colours, 3), or (colours, 1) for greys, and values in
-  [-1, 1]. If no value is negative, the range is taken to be [0, 1], as in
-  teddykoker/image-gpt, and a warning is logged.
-
-  Raises:
-    FileNotFoundError: if the file is missing.
-    ValueError: if the file does not hold such an array of two or more colours.
+  [-1, 1]; ValueError otherwise. If no value is negative, the range is taken to
+  be [0, 1], as in teddykoker/image-gpt, and a warning is logged.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
