@@ -277,7 +277,7 @@ def _category_problem(x: dict[str, Any]) -> str:
   i = x.get('id')
   if type(i) is int and 0 <= i <= _HIGHEST_ID and 'name' in x:
     return ''
-  return f'needs a name, and an id that is an integer from 0 to {_HIGHEST_ID:,}'
+  return f'needs a name and, as id, a whole number from 0 to {_HIGHEST_ID:,}'
 
 
 def _annotation_problem(
