@@ -249,7 +249,7 @@ def _refuse(
   entries: Sequence[Any],
   check: Callable[[dict[str, Any]], str],
 ) -> None:
-  """Lists the entries for which `check` describes a problem in a ValueError."""
+  """Raises ValueError with the entries for which `check` returns a problem."""
   problems = []
   for x in entries:
     if not isinstance(x, dict):

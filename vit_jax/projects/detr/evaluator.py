@@ -196,9 +196,9 @@ def average_precision(
 ) -> dict[str, float]:
   """Computes COCO's rows from annotated and detected objects by image.
 
-  The kind is 'bbox' for boxes or 'segm' for masks; a crowd without a mask has
-  its whole box. Rows of object sizes that do not occur are left out; if all
-  objects are crowds, the result is empty.
+  The kind is 'bbox' for boxes or 'segm' for masks. The mask of a crowd may be
+  None, which means its whole box. Rows of object sizes that do not occur are
+  left out; if all objects are crowds, the result is empty.
   """
   from hotcoco import COCO, COCOeval
 

@@ -109,8 +109,8 @@ def in_pixels(
   """Resizes mask logits from the padded canvas to the original image.
 
   As in DETR's code (2005.12872), logits float32 are interpolated bilinearly to
-  the size of the canvas, and then by nearest neighbour from the `size` of the
-  image inside the canvas to the `shown` size. Sizes are (height, width).
+  the canvas, and then by nearest neighbour from the `size` of the image inside
+  the canvas to the size `shown`. Sizes are (height, width).
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = map(nearest, size, shown)

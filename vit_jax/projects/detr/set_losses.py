@@ -53,7 +53,7 @@ def likeliest(logits_BQC: jax.Array, aux: Batch) -> Batch:
   """Finds the likeliest class of each query, except "no object".
 
   The arguments are the outputs of `DETR`. Returns probabilities `scores` BQ,
-  classes `labels` BQ, corners `boxes` BQ4 and, if given, `mask_logits` BQhw.
+  classes `labels` BQ, corners `boxes` BQ4 and, with masks, `mask_logits` BQhw.
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))[..., :-1]
   found = {

@@ -114,8 +114,8 @@ def read(path: str) -> tuple[float, ...]:
   """Reads a palette from a .npy file, as the values of `IGPT.palette`.
 
   The array has the shape (colours, 3), or (colours, 1) for greys, and values in
-  [-1, 1]; ValueError otherwise. If no value is negative, the range is taken to
-  be [0, 1], as in teddykoker/image-gpt, and a warning is logged.
+  [-1, 1]. Other arrays raise ValueError. If no value is negative, the range is
+  taken to be [0, 1], as in teddykoker/image-gpt, and a warning is logged.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
