@@ -275,8 +275,8 @@ def _index(
 ) -> tuple[np.ndarray, list[Any], np.ndarray]:
   """Indexes all shards, or reads their index from the cache.
 
-  Returns the number of records of each shard; the number or name of each
-  record's class, or None; and its start and end in bytes, int64 [N, 2].
+  Returns the number of records of each shard; the class of each record (a
+  number, a name or None); and its start and end in bytes, int64 [N, 2].
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'

@@ -41,7 +41,7 @@ class Task:
   num_classes: int
   test_examples: int
   label: str | Label = 'label'  # the TFDS field of the class, or a rule
-  values: int = 0  # of the field, if adjacent values share a class
+  values: int = 0  # number of values, if adjacent values share a class
   val: _Start = ('validation', 0)
   test: _Start = ('test', 0)  # ends where the TFDS split ends
   scale: int = 1  # factor that scales pixels to 0..255

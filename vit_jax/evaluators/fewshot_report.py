@@ -63,7 +63,7 @@ def csv_text(curve: Curve) -> str:
 def read_csv(path: str, label: str) -> Curve:
   """Reads a file with the text of `csv_text`.
 
-  Raises FileNotFoundError, or ValueError that names a line in another format.
+  Raises FileNotFoundError, or a ValueError that names the first invalid line.
   """
   place = epath.Path(path)
   if not place.is_file():

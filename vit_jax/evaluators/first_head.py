@@ -17,8 +17,7 @@ from vit_jax.training import features
 def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
-  Raises ValueError if an image has several classes or none, or the head is not
-  linear.
+  Raises ValueError unless each image has one class and the head is linear.
   """
   labels_N = sources.labelled(source, parts.config.data.name).labels()
   head = params.get('head', {})

@@ -156,7 +156,7 @@ class TrainedModel:
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    `of` is the name or number of the class to explain; None explains no class.
+    If `of` is the name or number of a class, the maps explain this class.
 
     Raises:
       UnreadableImage: if an image is unreadable.

@@ -146,8 +146,8 @@ def choose_l2(
   """Returns the penalty with the best leave-one-out accuracy.
 
   Among penalties of equal accuracy, the lowest leave-one-out squared error
-  decides. At most `LEFT_OUT` evenly spaced examples are left out in turn. The
-  targets of `ridge` must be those of `one_vs_rest`.
+  decides. At most `LEFT_OUT` evenly spaced examples are left out in turn.
+  `ridge` must have the targets of `one_vs_rest`.
   """
   count = len(labels_N)
   rows_M = np.arange(min(count, LEFT_OUT)) * count // min(count, LEFT_OUT)

@@ -117,9 +117,9 @@ class Shots:
   ) -> list[Result]:
     """Fits a linear classifier to every draw and measures its accuracy.
 
-    `features_RD` are those of the images `rows_R`. Leaves out images that the
-    `Extractor` could not read. Raises ValueError if a feature of another image
-    is not finite.
+    `features_RD` has the features of the images `rows_R`. Leaves out images
+    that the `Extractor` could not read. Raises ValueError if a feature of
+    another image is not finite.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
