@@ -147,10 +147,8 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path, capfd):
   assert 'chosen for all runs: lr=0.3, the best of 2' in capfd.readouterr().out
   accuracies = [r['val/accuracy'] for r in table(tmp_path / 'tune.csv')]
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
-  done = {'status': 'done'}
-  equal = [done | {'metrics': {'val/accuracy': x}} for x in (0.2, 0.7, 0.7)]
-  assert choosing.best(equal, 'val/accuracy', 'highest') == 1
-  assert choosing.best(equal[::-1], 'val/accuracy', 'highest') == 0
+  assert choosing.best({0: 0.2, 1: 0.7, 2: 0.7}, 'highest') == 1
+  assert choosing.best({0: 0.7, 1: 0.7, 2: 0.2}, 'highest') == 0
 
 
 def test_several_labels_are_compared_by_average_precision(
