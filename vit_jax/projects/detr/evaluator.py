@@ -165,7 +165,8 @@ class CocoEvaluator(Evaluator):
       index, seen = int(found.pop('index')), found.pop('size')
       wanted = self.objects[index]
       shown = wanted['size']
-      found['boxes'] = found['boxes'] * np.float32([*shown[::-1]] * 2)
+      scale_4 = np.array([*shown[::-1]] * 2, np.float32)
+      found['boxes'] = found['boxes'] * scale_4
       logits_Qhw = found.pop('mask_logits', None)
       if logits_Qhw is not None:
 
