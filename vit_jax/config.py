@@ -361,22 +361,13 @@ def choose_model(config: ConfigDict, variant: str) -> None:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-  """Sets the objective of a config, with its fields at their defaults.
-
-  Raises:
-    ValueError: if the objective is unknown.
-  """
+  """Sets the objective of a config, with its fields at their defaults."""
   defaults = OBJECTIVES.load(name).defaults
   config.objective = ConfigDict({'name': name, **defaults})
 
 
 def check_ranges(config: ConfigDict) -> None:
-  """Checks the fields in `VALID`, and that every field has a value.
-
-  Raises:
-    ValueError: if a value is invalid or missing. The message names the field,
-      the value and the valid range.
-  """
+  """Raises ValueError if a field lacks a value, or `VALID` forbids the value."""
   known = flatten(config)
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
@@ -407,10 +398,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `total` with `extend` is allowed and logs a warning.
 
   Args:
-    saved: `meta` of the workdir, with `config`, its length in `steps`, the
-      data's `examples`, `class_names` and identity (`data`), and the checksums
-      of `fixed` parameters.
-    given: the same for the config given now.
+    saved: `meta` of the workdir; see `train`.
+    given: `meta` for the config given now.
 
   Raises:
     ValueError: if a change prevents resuming. The message lists all of them.
@@ -494,12 +483,8 @@ def parse_argument(
 ) -> tuple[list[str], dict]:
   """Splits the argument of `--config=FILE:ARGUMENT`.
 
-  Args:
-    argument: positional values, then key=value pairs, separated by commas.
-    defaults: defaults of the positional values.
-
-  Returns:
-    The positional values, and the pairs for `override`.
+  Returns the positional values, with `defaults` for missing ones, and the
+  key=value pairs for `override`.
 
   Raises:
     ValueError: if there are more positional values than defaults, or if a

@@ -1,8 +1,7 @@
 """The parts of a training run. Building an `Experiment` allocates no arrays.
 
-Training, `plan`, `bench` and the checks of sweeps build the same experiment
-from a config and the facts of its data. So they make the same checks and
-compile the same step.
+Training, `plan`, `bench` and the checks of sweeps build the same experiment. So
+they make the same checks and compile the same step.
 """
 
 import dataclasses
@@ -39,8 +38,6 @@ class TrainState:
   The attributes are also the names of the items in a checkpoint.
 
   Attributes:
-    params: the model's parameters.
-    opt_state: the optimizer's state.
     average: Polyak average of the parameters; {} if it is off.
     objective_state: state that the objective updates; {} if it has no state.
   """
@@ -72,26 +69,15 @@ class CheckedConfig:
   """A config that passed all checks that do not need its data.
 
   These checks run first, because opening and checking data can take long.
-
-  Attributes:
-    config: from a file in `configs/`.
-    mesh: the device mesh.
-    image_size: (H, W) in pixels.
-    objective: the objective, before it knows its data.
   """
 
   def __init__(
     self, config: ConfigDict, devices: Sequence[jax.Device] | None = None
   ):
-    """Checks a config.
-
-    Args:
-      config: from a file in `configs/`.
-      devices: devices of the mesh; None for all devices.
+    """Checks a config for a mesh of `devices`, by default all.
 
     Raises:
-      ValueError: if a field is invalid. The message names the field, the value
-        and a way out.
+      ValueError: if a field is invalid.
       FileNotFoundError: if the teacher's checkpoint is missing.
     """
     config_lib.check_ranges(config)
@@ -106,14 +92,9 @@ class Experiment:
   """A config together with the facts of its data and a device mesh.
 
   Attributes:
-    config: from a file in `configs/`.
-    facts: facts of the data.
-    mesh: the device mesh.
     image_size: (H, W) in pixels.
-    objective: the objective on this data.
     durations: durations in steps.
     lr: learning rate schedule.
-    optimizer: optimizer of the trained parameters.
     has_adapters: whether LoRA adapters are trained.
   """
 
@@ -195,10 +176,8 @@ class Experiment:
   def all_fixed(self, fixed: Params, params: Params | None) -> Params:
     """Returns all parameters that a training step uses and does not change.
 
-    Args:
-      fixed: the objective's fixed parameters.
-      params: the model's parameters. Only needed with adapters, since the
-        parameters of the body are then fixed.
+    `fixed` has the objective's fixed parameters. With adapters, the body of the
+    model's parameters `params` is fixed too.
     """
     if not self.has_adapters:
       return fixed
@@ -215,9 +194,7 @@ class Experiment:
   def all_params(self, params: Params, fixed: Params) -> Params:
     """Returns all parameters of the model, with any adapters merged.
 
-    Args:
-      params: the trained parameters.
-      fixed: result of `all_fixed`.
+    `params` are the trained parameters, `fixed` the result of `all_fixed`.
     """
     if not self.has_adapters:
       return params
@@ -401,12 +378,7 @@ class Experiment:
 
 
 def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
-  """Returns the objective of a config, before its data are opened.
-
-  Raises:
-    ValueError: if a field is set that the objective ignores, or if
-      `Objective.from_config` finds an invalid field.
-  """
+  """Returns the objective, after refusing set fields that it ignores."""
   kind = objective_type(config)
   on = [
     f'{field}={value!r} (off: {off!r})'
@@ -422,11 +394,7 @@ def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """Checks that devices and microbatches divide the batch size.
-
-  Raises:
-    ValueError: if they do not. The message suggests a batch size that works.
-  """
+  """Raises ValueError if devices or microbatches do not divide the batch."""
   shards = sharding.shards(mesh)
   unit = shards * config.accum_steps
   if config.batch_size % unit:

@@ -55,8 +55,7 @@ def train(
       are damaged.
 
   Returns:
-    The metrics of the last row of metrics.csv in the first process, {} in other
-    processes.
+    The last row of metrics.csv in the first process, {} in other processes.
 
   Raises:
     ValueError: if the config or data are invalid, if another run uses the
@@ -261,13 +260,10 @@ def _summarise(experiment: Experiment, workdir: str) -> None:
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Evaluates the checkpoint `config.init`, or by default the workdir's.
+  """Returns the metrics of the checkpoint `config.init`, or else the workdir's.
 
   Images are resized to the checkpoint's image size. DETR takes any size, so it
   uses the config's image size.
-
-  Returns:
-    The evaluators' metrics.
 
   Raises:
     ValueError: if the config or data are invalid, or do not fit the checkpoint.

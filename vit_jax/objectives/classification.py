@@ -29,9 +29,6 @@ class Classification(Objective):
   """Learns `batch['label']` from `batch['image']`.
 
   Attributes:
-    model: model that returns logits BC.
-    images: image preprocessing and augmentation.
-    class_names: C names.
     loss_name: 'softmax' (cross-entropy) or 'sigmoid' (binary cross-entropies
       summed over the classes, the loss of the ImageNet-21k checkpoints). Both
       are averaged over examples.
@@ -99,8 +96,8 @@ class Classification(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: if the data have fewer than two classes, or several classes
-        per image although the objective or a field needs one per image.
+      ValueError: if the data have fewer than two classes, or several per image
+        although the objective or a field needs one.
     """
     names, several = facts.class_names, facts.several_labels
     check_classes(config, facts, self.one_class)
@@ -151,15 +148,7 @@ class Classification(Objective):
     return {'image': self.images.batch_shape(size), 'label': label}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Normalises, augments and mixes images.
-
-    Works on the whole batch, before it is split for gradient accumulation, so
-    that mixing does not depend on `accum_steps`.
-
-    Returns:
-      `image`: normalised images, float32 BHWC; `label`: smoothed and mixed
-      labels, float32 BC.
-    """
+    """Returns augmented, mixed images float32 BHWC and labels float32 BC."""
     key_flip, key_mixup = jax.random.split(key)
     images = self.images.augmented(
       self.images.normalize(batch['image']), key_flip
@@ -194,11 +183,10 @@ class Classification(Objective):
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the examples of a batch whose `mask` is 1.
+    """Returns sums over examples, and `rows` if images have several labels.
 
     Labels are neither smoothed nor mixed, so that losses of different recipes
-    can be compared. For images with several labels, also returns `rows` for
-    `measure_rows`.
+    can be compared.
     """
     del fixed
     logits_BC, _ = self.model.apply(
@@ -214,21 +202,14 @@ class Classification(Objective):
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns the metrics `map` and `f1` of images with several labels.
-
-    `map` is mean average precision over classes, `f1` the mean F1 at a
-    probability of 0.5.
-    """
+    """Returns mean average precision `map`, and mean F1 at probability 0.5."""
     found = several_labels.measures(rows['labels'], rows['scores'], 0.0)
     return {'map': found.mean_ap, 'f1': found.mean_f1}
 
   def _outputs(
     self, params: Params, images: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, Batch]:
-    """Returns logits NC and the model's other outputs.
-
-    The axes of `images` before HWC are flattened to N.
-    """
+    """Returns logits NC and other outputs; flattens axes before HWC to N."""
     apply: Any = self.model.apply
     return apply(
       {'params': params},

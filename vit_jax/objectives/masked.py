@@ -31,14 +31,8 @@ from vit_jax.objectives.reconstruction import Reconstruction
 class MaskedPatches(Reconstruction):
   """Learns to predict the colours of corrupted patches.
 
-  Attributes:
-    model: model that predicts every patch.
-    images: image preprocessing and augmentation.
-    rate: share of the patches that are corrupted.
-    mask: share of the corrupted patches that the mask token replaces.
-    other: share of the corrupted patches that another patch replaces. The
-      remaining corrupted patches stay unchanged; the model predicts them too.
-    class_names: always empty.
+  Corrupted patches that neither the mask token nor another patch replaces stay
+  unchanged; the model predicts them too.
   """
 
   trained: ClassVar[type[MaskedViT]] = MaskedViT
@@ -67,12 +61,7 @@ class MaskedPatches(Reconstruction):
     return super()._arguments(config, image_size)
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Normalises images and draws their corruption.
-
-    Returns:
-      `image`: normalised images, float32 BHWC; `kind` and `other`: results of
-      `corruption`, BL; `target`: result of `target`.
-    """
+    """Returns normalised images BHWC, their `corruption` BL and `target`."""
     h, w = self.model.grid(self.images.size)
     kind_BL, other_BL = jax.vmap(lambda key: self.corruption(key, h * w))(
       keys_B
@@ -90,10 +79,9 @@ class MaskedPatches(Reconstruction):
   ) -> tuple[jax.Array, jax.Array]:
     """Draws the corruption of one image of at least two patches.
 
-    Returns:
-      The kind of each patch, and the index of the patch that replaces it if its
-      kind is `OTHER`; both int32 L. The kind is `MASKED`, `OTHER` or `SAME` for
-      the share `rate` of the patches (at least one), and `KEPT` for the rest.
+    Returns the kind of each patch, and the index of the patch that replaces it
+    if its kind is `OTHER`; both int32 L. The kind is `MASKED`, `OTHER` or
+    `SAME` for the share `rate` of the patches (at least one), else `KEPT`.
     """
     key_rank, key_kind, key_other = jax.random.split(key, 3)
     count = max(1, round(self.rate * patches))
@@ -140,18 +128,11 @@ def target(
 ) -> jax.Array:
   """Returns the prediction targets of every patch.
 
-  A colour is the integer 64 r + 8 g + b. Here r, g and b are the upper three
-  bits of the mean red, green and blue. Integer arithmetic gives the same
-  targets on all machines.
-
-  Args:
-    model: model that defines the target and the grid.
-    images_BHWC: uint8 images, for colours.
-    normalized_BHWC: normalised images, for pixels.
-
-  Returns:
-    For 'mean_colour' int32 BL; for 'downsized' int32 BLS, with S = 16 parts in
-    raster order; for 'pixels' float32 BLX, with the RGB pixels in raster order.
+  The target is 'mean_colour', int32 BL; 'downsized', int32 BLS for S = 16
+  parts; or 'pixels', float32 BLX. Parts and RGB pixels are in raster order. A
+  colour of the uint8 images is the integer 64 r + 8 g + b, where r, g and b are
+  the upper three bits of the mean red, green and blue. Integer arithmetic gives
+  the same targets on all machines.
   """
   _, H, W, _ = images_BHWC.shape
   h, w = model.grid((H, W))

@@ -63,10 +63,9 @@ OF_CLASSES: Mapping[str, Any] = {
 
 
 class Objective:
-  """Base class of objectives.
+  """Base class of objectives, for images without labels by default.
 
-  By default an objective uses images without labels, one image per example, and
-  has neither a teacher nor a state. Subclasses are frozen dataclasses.
+  Subclasses are frozen dataclasses.
 
   Attributes:
     defaults: fields of `config.objective` except `name`, with their defaults.
@@ -84,7 +83,6 @@ class Objective:
       metric that `evaluate` sums, except `examples`. The first metric is the
       main metric.
     model: the model that checkpoints are opened with.
-    images: image preprocessing and augmentation.
     class_names: C names; empty if the objective does not classify.
   """
 
@@ -126,16 +124,6 @@ class Objective:
     return {f.name: f for f in model.own_fields() if f.name not in inherited}
 
   @classmethod
-  def options(cls, config: ConfigDict) -> dict[str, Any]:
-    """Returns the fields of `config.objective` that are arguments of `cls`."""
-    names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return {
-      name: tuple(value) if isinstance(value, list) else value
-      for name, value in config.objective.items()
-      if name in names & cls.defaults.keys()
-    }
-
-  @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     """Returns the objective of a config, before its data are opened.
 
@@ -164,8 +152,14 @@ class Objective:
     model = variants.build(
       num_classes=cls._classes, image_size=image_size, **fields
     )
+    names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    options = {
+      name: tuple(value) if isinstance(value, list) else value
+      for name, value in config.objective.items()
+      if name in names & cls.defaults.keys()
+    }
     images = Images.from_config(config.data, image_size)
-    return {'model': model, 'images': images} | cls.options(config)
+    return {'model': model, 'images': images} | options
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data, if it classifies.
@@ -202,17 +196,13 @@ class Objective:
     return {'image': self.images.batch_shape(size)}
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the possible sizes (H, W) of images in a training batch.
-
-    All sizes are equally likely.
-    """
+    """Returns the equally likely sizes (H, W) of images in training batches."""
     *_, H, W, _ = self.batch_shapes(1)['image'].shape
     return [(H, W)]
 
   def fixed(self) -> Params:
     """Returns the parameters of a frozen model such as a teacher, or {}.
 
-    These parameters are sharded like the model's parameters and never updated.
     They must depend only on the config, so that a resumed run has the same
     values.
     """
@@ -221,8 +211,8 @@ class Objective:
   def new_state(self, params: Params) -> ObjectiveState:
     """Returns the initial state of the objective, which every step updates.
 
-    Examples of state are a momentum teacher and the centre of DINO. Arrays with
-    the names and shapes of parameters are sharded like the parameters.
+    Arrays with the names and shapes of parameters, as of a momentum teacher,
+    are sharded like the parameters.
     """
     del params
     return {}
@@ -237,10 +227,7 @@ class Objective:
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean training loss of an augmented batch, and mean metrics.
-
-    The metrics include `loss`.
-    """
+    """Returns the mean loss of an augmented batch, and metrics with `loss`."""
     raise NotImplementedError
 
   def loss_and_seen(
@@ -265,10 +252,7 @@ class Objective:
   ) -> ObjectiveState:
     """Returns the state after a step.
 
-    Args:
-      state: state before the step.
-      params: parameters after the step.
-      seen: from `loss_and_seen`, averaged over microbatches.
+    `params` are the parameters after the step; `seen` is from `loss_and_seen`.
     """
     del params, seen
     return state
@@ -285,9 +269,7 @@ class Objective:
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns metrics that are not means over examples.
 
-    Args:
-      rows: the arrays of `rows` from `evaluate`, except `mask`, concatenated
-        over all examples: NX.
+    `rows` has the `rows` of `evaluate` for all examples, NX, without `mask`.
     """
     del rows
     return {}
@@ -301,11 +283,6 @@ def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
 
 def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
   """Checks that classes can be learned from the data.
-
-  Args:
-    config: config of the run, for messages.
-    facts: facts of its data.
-    one_class: whether an image must have exactly one class.
 
   Raises:
     ValueError: if the data have fewer than two classes, or several classes per

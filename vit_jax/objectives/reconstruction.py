@@ -17,12 +17,7 @@ class Reconstruction(Objective):
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Returns normalised images, and arrays that describe the hidden parts.
-
-    Args:
-      images_BHWC: uint8 images.
-      keys_B: random keys, one per image.
-    """
+    """Normalises uint8 images; adds arrays that describe the hidden parts."""
     raise NotImplementedError
 
   def losses(
@@ -30,15 +25,12 @@ class Reconstruction(Objective):
   ) -> jax.Array:
     """Returns the mean loss over the predicted parts of each image, B.
 
-    Args:
-      params: parameters of the model.
-      batch: the result of `hide`.
-      key: random key for dropout; None disables it.
+    `batch` is the result of `hide`. Without a key, dropout is off.
     """
     raise NotImplementedError
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Flips images at random, and hides random parts of them; see `hide`."""
+    """Flips images at random, and hides random parts of them."""
     key_flip, key_hidden = jax.random.split(key)
     images_BHWC = self.images.flipped(batch['image'], key_flip)
     return self.hide(

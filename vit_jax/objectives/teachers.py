@@ -11,10 +11,7 @@ STAGES = 'stages/'
 
 
 def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
-  """Opens the checkpoint `config.teacher`.
-
-  Returns:
-    The checkpoint, or None if a stage of the run trains it first.
+  """Opens `config.teacher`; returns None if a stage of the run trains it first.
 
   Raises:
     ValueError: if the field is empty or not the path of a checkpoint.

@@ -46,12 +46,7 @@ class Dashboard:
   def __init__(
     self, name: str, open_writer: 'Callable[[], EventFile | WandbRun]'
   ):
-    """Starts the thread, which opens the writer.
-
-    Args:
-      name: name of the dashboard in messages.
-      open_writer: function that opens the writer. It may raise any error.
-    """
+    """Starts the thread, which calls `open_writer`; it may raise any error."""
     self._name, self._open, self._is_closed = name, open_writer, False
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]
     self._queue = queue.SimpleQueue()
@@ -99,17 +94,9 @@ class EventFile:
   """A new event file of TensorBoard, on disk or in a bucket."""
 
   def __init__(self, folder: str, first_step: int):
-    """Opens the file.
+    """Opens a file of a run that starts or resumes at `first_step`.
 
     TensorBoard hides events of older files at `first_step` and later steps.
-
-    Args:
-      folder: the log folder of TensorBoard.
-      first_step: the first step of this run.
-
-    Raises:
-      ImportError: if the extra `tensorboard` is not installed.
-      OSError: if the folder cannot be written to.
     """
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import record_writer
@@ -165,11 +152,7 @@ class EventFile:
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Checks that wandb is installed if the config names a project.
-
-  Raises:
-    ImportError: if it is not installed.
-  """
+  """Raises ImportError if the config names a project and wandb is missing."""
   if not config['wandb']:
     return
   try:
@@ -191,13 +174,7 @@ class WandbRun:
   def __init__(
     self, project: str, workdir: str, config: dict[str, Any], is_new: bool
   ):
-    """Starts or resumes the run.
-
-    Args:
-      project: name of the project.
-      workdir: the workdir; its last part is the name of the run.
-      config: the run's config.
-      is_new: True to start a new run, False to resume.
+    """Starts or resumes the run, which is named like the workdir.
 
     Raises:
       ConnectionError: if Weights & Biases rejects the run.

@@ -83,14 +83,10 @@ def steps_of(
   examples: int,
   total_steps: int | None = None,
 ) -> int:
-  """Returns the steps of a duration such as '90 epochs'.
+  """Returns the steps of a duration.
 
-  Args:
-    duration: a number and a unit: '10000 steps' (the unit may be left out),
-      '90 epochs', '1e6 examples', or '5%' of the whole run.
-    batch_size: examples per step.
-    examples: examples per epoch.
-    total_steps: length of the run, which a percentage refers to.
+  Durations are '10000 steps' (the unit may be left out), '90 epochs' of
+  `examples`, '1e6 examples', and '5%' of `total_steps`.
 
   Raises:
     ValueError: if the duration is invalid.

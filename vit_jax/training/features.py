@@ -167,15 +167,7 @@ class Extractor:
     mesh: jax.sharding.Mesh,
     workers: int = 0,
   ):
-    """Wraps the function in `jax.jit`.
-
-    Args:
-      function: a function of normalised images, as from `layer` or `top_k`.
-      images: the preprocessing.
-      batch_size: global batch size.
-      mesh: the device mesh.
-      workers: number of processes that read and decode.
-    """
+    """Compiles the function; `batch_size` is over all devices and hosts."""
 
     def forward(
       params: Any, batch: dict[str, jax.Array]

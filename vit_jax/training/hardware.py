@@ -65,13 +65,11 @@ def compiler_options(device: jax.Device) -> dict[str, bool | int]:
 def peak_flops(device: jax.Device) -> float | None:
   """Returns the peak dense bfloat16 FLOP/s of a JAX device, or None if unknown.
 
-  TPU figures are Google's "peak compute per chip (bf16)" from the pages under
-  https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, divided by the
-  JAX devices of a chip. NVIDIA figures are for BFLOAT16 Tensor Cores, from the
-  data sheets (nvidia.com/en-us/data-center: a100, h100, h200, gh200, hgx,
-  l4, l40s). They are without sparsity, so most sheets print twice as much.
-  Some TPUs have two entries: the kind that the device reports, and its alias in
-  JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
+  TPU figures are from the pages under `TPU_CHIPS`, divided by the JAX devices
+  of a chip. NVIDIA figures are from the data sheets
+  (nvidia.com/en-us/data-center), without sparsity: most sheets print twice as
+  much. Some TPUs have two entries: the kind that the device reports, and its
+  alias in JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).
   """
   return _PEAK_FLOPS.get(device.device_kind)
 
@@ -80,9 +78,8 @@ def cores_per_device(device: jax.Device) -> int:
   """Returns the cores of one JAX device, the unit of "core-days".
 
   A core is a TPU's TensorCore, as in the tables of the paper, or one whole
-  GPU or CPU device. The number is 2 for TPU v4 and v5p, whose two cores run as
-  one device ("megacore"), and 1 for all other devices. On TPU v2, v3 and 7x
-  each core is a separate device. The v5e and v6e chips have a single core.
+  GPU or CPU device. The two cores of a TPU v4 or v5p run as one device
+  ("megacore"); on other TPUs each core is a device.
   """
   return 2 if device.device_kind in ('TPU v4', 'TPU v5', 'TPU v5p') else 1
 
@@ -118,10 +115,8 @@ class TpuChip:
   def sent_bytes_per_s(self, axes: Sequence[int]) -> float:
     """Returns the total bandwidth, one way, of the chip with the fewest links.
 
-    A chip has two links along a ring. At the end of any other axis it has one.
-
-    Args:
-      axes: number of chips along each axis.
+    `axes` has the number of chips along each axis. A chip has two links along a
+    ring. At the end of any other axis it has one.
     """
     if self.is_3d:
       is_ring = [all(n % self.ring == 0 for n in axes)] * len(axes)

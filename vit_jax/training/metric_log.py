@@ -24,10 +24,6 @@ class MetricLog:
 
   The table has a row per step and a column per metric; a cell is empty if the
   step lacks the metric. `write` returns once the file has the row.
-
-  Attributes:
-    path: the CSV file.
-    columns: names of the metrics.
   """
 
   def __init__(
@@ -45,7 +41,7 @@ class MetricLog:
       resume_step: the step from which a run resumes; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
       enabled: whether to write anything; False in all processes except one.
-      config: the run's config; its `wandb` may name a project.
+      config: its `wandb` may name a project.
 
     Raises:
       ConnectionError: if Weights & Biases rejects the run.

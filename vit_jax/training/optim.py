@@ -80,13 +80,8 @@ def kernels(params: Any) -> Any:
 def first_match(params: Any, patterns: Sequence[str]) -> Any:
   """Returns the index of the first pattern that matches each parameter's path.
 
-  Args:
-    params: parameters, or a tree of the same structure.
-    patterns: regular expressions for paths joined by '/'.
-
-  Returns:
-    A tree of indices. The index is the number of patterns for parameters
-    without a match.
+  Patterns are regular expressions for paths joined by '/'. Parameters without a
+  match get the number of patterns.
 
   Raises:
     ValueError: if a pattern matches no path, or is not a regular expression.
@@ -213,17 +208,13 @@ def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
 
 
 def hidden_matrices(model: Model) -> Callable[[Any], Any]:
-  """Returns the function that finds hidden kernels, and their matrix axes.
+  """Returns the function that finds the kernels of the model's equal layers.
 
-  Hidden kernels are the kernels of the model's equal layers. Muon treats each
-  kernel as a matrix from inputs to outputs. For queries, keys and values, the
-  axes N and K together are outputs; for the output projection they are inputs.
-  For a convolution, rows, columns and input channels are inputs. Layers stacked
-  for a scan are separate matrices.
-
-  Returns:
-    A function from parameters to a tree with `MuonDimensionNumbers` for hidden
-    kernels, and None for other parameters.
+  It maps parameters to a tree with the matrix axes of these kernels, and None
+  for other parameters. Muon treats each kernel as a matrix from inputs to
+  outputs. For queries, keys and values, the axes N and K together are outputs;
+  for the output projection they are inputs. For a convolution, rows, columns
+  and input channels are inputs. Layers stacked for a scan are separate.
   """
 
   def axes_of(path: tuple[Any, ...], x: Any) -> Any:
@@ -242,9 +233,8 @@ def new_adapters(
 ) -> Any:
   """Returns the parameters that LoRA trains: adapters and task parameters.
 
-  Adapters replace their kernel: the kernel's path leads to A and B (see
-  `adapters.merged`). As in peft, A is uniform in (-D^-0.5, D^-0.5), where D is
-  the number of inputs, and B is 0.
+  The path of a kernel leads to its A and B (see `adapters.merged`). As in peft,
+  A is uniform in (-D^-0.5, D^-0.5) for D inputs, and B is 0.
 
   Raises:
     ValueError: if the pattern matches no kernel of the layers.
@@ -280,11 +270,7 @@ def new_adapters(
 def _muon(
   model: Model, momentum: float, dtype: str, adam: Any
 ) -> optax.GradientTransformation:
-  """Returns Muon for hidden matrices, and Adam for all other parameters.
-
-  Muon uses Nesterov momentum. The update of every matrix is scaled to the root
-  mean square `MUON_RMS`.
-  """
+  """Returns Muon with Nesterov momentum; Adam updates non-hidden parameters."""
   find = hidden_matrices(model)
 
   def label(axes: MuonDimensionNumbers | None) -> str:
@@ -316,12 +302,11 @@ def _muon(
 
 
 def _trust_ratio(model: Model) -> optax.GradientTransformation:
-  """Returns LAMB's scaling of updates by the norm of their kernels.
+  """Scales updates u of kernels w to u |w| / |u|, as LAMB does.
 
-  An update u of a kernel w becomes u |w| / |u| (1904.00962, algorithm 2 with
-  the identity as phi). It stays u if |u| or |w| is 0. As in the code of DeiT
-  III, only parameters with weight decay are scaled. Layers stacked for a scan
-  have separate norms.
+  This is algorithm 2 of 1904.00962 with the identity as phi. As in the code of
+  DeiT III, parameters without weight decay are not scaled. Layers stacked for a
+  scan are separate.
   """
 
   def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
@@ -342,10 +327,10 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
 
 
 def sharpest(params: Any, grads: Any, rho: float) -> Any:
-  """Returns the parameters at which SAM takes its gradient.
+  """Moves parameters by the distance `rho` along the gradient, as SAM does.
 
-  Moves the parameters by the distance `rho` in the direction of the gradient
-  (2010.01412, equation 2). This approximates the worst point at that distance.
+  The result approximates the worst point at that distance (2010.01412,
+  equation 2).
   """
   norm = jnp.maximum(optax.tree.norm(grads), 1e-12)
   return jax.tree.map(lambda w, g: w + rho / norm * g, params, grads)
@@ -356,25 +341,15 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the optax chain of `config.optimizer`.
 
-  Adam's weight decay is decoupled and multiplied by the learning rate, as in
-  AdamW. big_vision multiplies weight decay only by the schedule: decay 0.1 of
-  table 3 at learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD
-  is the gradient of an L2 penalty, as in BiT, so momentum accumulates it.
+  Weight decay is decoupled and multiplied by the learning rate, as in AdamW.
+  big_vision multiplies it only by the schedule: decay 0.1 of table 3 at
+  learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD is the
+  gradient of an L2 penalty, as in BiT, so momentum accumulates it.
 
-  LAMB and Muon apply weight decay like Adam. LAMB is Adam with `_trust_ratio`
-  after the weight decay. Muon (Jordan et al. 2024) orthogonalises the momentum
-  of `hidden_matrices`; Adam updates all other parameters.
-
-  A first moment or momentum in bfloat16 takes half the memory, as in "Scaling
-  Vision Transformers" (2106.04560, section 3.4). The second moment is always
-  float32. Frozen parameters have no decay and no state, and the global norm
-  excludes their gradients.
-
-  Args:
-    o: `config.optimizer`.
-    lr: learning rate at each step, from `schedule`.
-    model: the model whose parameters are trained.
-    total_steps: length of the run, for the schedule of the weight decay.
+  LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.
+  2024) orthogonalises the momentum of `hidden_matrices`; Adam updates all other
+  parameters. The second moment is always float32. Frozen parameters have no
+  decay and no state, and the global norm excludes their gradients.
 
   Raises:
     ValueError: if `lr_scales` is invalid, or layer decay does not apply to the

@@ -31,10 +31,9 @@ class Preempted(Exception):
 
 
 def end_evaluation() -> None:
-  """Ends an evaluation after SIGTERM or Ctrl-C; all processes must call it.
+  """Raises Preempted after SIGTERM or Ctrl-C inside a `preemption_notice`.
 
-  Raises:
-    Preempted: if a signal was received inside `preemption_notice`.
+  All processes must call it.
   """
   if _open and _open():
     raise Preempted('Preempted in an evaluation; resuming repeats it.')

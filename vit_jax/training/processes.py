@@ -72,20 +72,15 @@ def _lost(number: int) -> None:
 def refuse_unlike(
   see: Callable[[], Sequence[int]], refusal: str, patience_s: int = 0
 ) -> None:
-  """Raises in all processes if their `see` results differ.
+  """Raises ValueError(refusal) in all processes if their `see` results differ.
 
   Otherwise the processes would take different steps next, and all would wait
   for each other without end.
 
   Args:
-    see: function that returns numbers of at most 32 bits, equally many in each
-      process.
-    refusal: the message of the error.
+    see: returns numbers of at most 32 bits, equally many in each process.
     patience_s: seconds to repeat `see` until all results agree, because NFS may
       show files late.
-
-  Raises:
-    ValueError: if the numbers differ.
   """
   for second in range(patience_s + 1):
     each = multihost_utils.process_allgather(np.array(see(), np.int64))
@@ -125,11 +120,7 @@ def failing_together() -> Iterator[None]:
 
 
 class Watch:
-  """Ends the process if no step, evaluation or save finishes in time.
-
-  Attributes:
-    timeout_s: maximum seconds without progress.
-  """
+  """Ends the process after `timeout_s` without a step, evaluation or save."""
 
   timeout_s: ClassVar[float] = 1800.0
 

@@ -23,16 +23,14 @@ class Progress:
   The time of compilations counts in core-days, but not in rates.
 
   Attributes:
-    total_steps: the last step of the run.
     start_step: step from which the run resumes; 0 for a new run.
     batch_size: images per step, over all devices.
     cores: cores in use, over all devices (see `hardware`).
     train_flops_per_image: FLOPs of one image's forward and backward pass, about
-      three times the forward pass; None to omit MFU.
+      three times the forward pass.
     peak_flops: peak FLOP/s of all devices together; None to omit MFU.
     prior_s: wall seconds of the run before it was resumed.
     enabled: whether to print; totals are computed in any case.
-    stream: stream to print to.
     clock: a monotonic clock in seconds.
   """
 
@@ -78,11 +76,7 @@ class Progress:
   ) -> None:
     """Prints the status line after a step.
 
-    Args:
-      step: number of the step.
-      scalars: metrics; the line shows 'train/loss' and 'train/accuracy'.
-      data_wait_s: seconds that the loop waited for data since the last update
-        (or since the first step).
+    `data_wait_s` is how long the loop waited for data since the last update.
     """
     if self._first is None:
       self.first_step_done(step)
@@ -153,13 +147,9 @@ class Progress:
   ) -> str:
     """Returns the summary at the end of a run.
 
-    Args:
-      log: the run's metrics.
-      metrics: which value is best ('highest' or 'lowest'), by column of the
-        log. The summary shows the best value of these columns, the first step
-        that reached it, and the final value.
-      checkpoint: path of the last checkpoint.
-      files: paths of other written files.
+    `metrics` says which value is best ('highest' or 'lowest'), by column of the
+    log. The summary shows the best value of these columns, the first step that
+    reached it, and the final value.
     """
     lines: list[tuple[str, str]] = []
     for name in log.columns:
@@ -235,19 +225,11 @@ _SHOWN: dict[str, Callable[[float], str]] = {
 def plot_curves(
   log: metric_log.MetricLog, png_path: str, metrics: Iterable[str] = ()
 ) -> bool:
-  """Draws loss, other metrics and learning rate of a run against steps.
+  """Draws loss, `metrics` and learning rate of a run against steps.
 
-  Each quantity, such as `accuracy`, has a panel with the curves of training and
-  of all evaluators. A quantity without values is left out.
-
-  Args:
-    log: the run's metrics.
-    png_path: path of the picture.
-    metrics: names of the other metrics, such as `test/accuracy`. The last part
-      of a name is the quantity.
-
-  Returns:
-    Whether a picture was written. It is not written if the log is empty.
+  Each quantity, such as `accuracy` of `test/accuracy`, has a panel with the
+  curves of training and of all evaluators. Returns False, and writes nothing,
+  if the log is empty.
   """
   named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [

@@ -39,10 +39,6 @@ class Run:
   """The log, evaluations, checkpoints and summary of one run.
 
   Attributes:
-    workdir: folder for metrics and curves.
-    mesh: the mesh on which batches are placed.
-    durations: the run's durations in steps.
-    checkpoints: the checkpoints of the workdir.
     evaluators: functions from parameters to metrics and pictures by name.
     shown: which value is best ('highest' or 'lowest'), by metric in the curves
       and the summary.
@@ -141,8 +137,7 @@ class Run:
     """Adds the metrics of a step, which may still be running.
 
     Raises:
-      Diverged: if an earlier step's loss, gradient or parameters are not
-        finite.
+      Diverged: if the metrics of an earlier step are not finite.
     """
     self._in_flight.append((step, metrics))
     self._wait(MAX_IN_FLIGHT)
@@ -150,9 +145,7 @@ class Run:
   def _wait(self, in_flight: int) -> None:
     """Waits until at most `in_flight` steps are running; logs finished steps.
 
-    Raises:
-      Diverged: if the loss, the gradient or the parameters are not finite. The
-        message names the first such step.
+    Raises Diverged if the loss, the gradient or the parameters are not finite.
     """
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
@@ -202,11 +195,10 @@ class Run:
     """Runs the evaluators on the result of training up to this step.
 
     The result is the part of the objective's state that `meta['result']` names,
-    such as a momentum teacher. Otherwise it is the Polyak average if there is
-    an average, else the parameters.
+    such as a momentum teacher, or the Polyak average, or the parameters.
 
     Raises:
-      Diverged: if the loss, the gradient or the parameters are not finite.
+      Diverged: if the metrics of a step are not finite.
       Preempted: after SIGTERM or Ctrl-C, once the state is saved. The resumed
         run starts with this evaluation.
     """
@@ -251,11 +243,7 @@ class Run:
     self.checkpoints.add_metrics(step, self._eval_metrics)
 
   def save(self, step: int, state: Any, evaluation_due: bool = False) -> None:
-    """Saves a checkpoint, after checking that the metrics are finite.
-
-    Raises:
-      Diverged: if the loss, the gradient or the parameters are not finite.
-    """
+    """Saves a checkpoint; raises Diverged if a metric is not finite."""
     self._wait(0)
     is_evaluated = self.is_eval_step(step) and not evaluation_due
     metrics = self._eval_metrics if is_evaluated else {}
@@ -272,9 +260,7 @@ class Run:
   def finish(self) -> dict[str, float]:
     """Waits for the last checkpoint, draws the curves and prints a summary.
 
-    Returns:
-      The metrics of the last row of metrics.csv in the first process, {} in
-      other processes.
+    Returns the last row of metrics.csv; {} in other processes than the first.
     """
     self.checkpoints.wait()
     self._close(dashboards.CLOSE_S)
@@ -292,8 +278,7 @@ class Run:
   def close(self) -> None:
     """Closes the log after an error or a signal, if `finish` did not close it.
 
-    Waits only a few seconds for dashboards, because the machine may stop soon,
-    and other processes wait only `processes.MEET_S`.
+    Waits only a few seconds for dashboards, because the machine may stop soon.
     """
     self._close(dashboards.BRIEF_S)
 

@@ -48,18 +48,17 @@ def make_mesh(
   devices: Sequence[jax.Device] | None = None,
   width: int = 1,
 ) -> Mesh:
-  """Arranges all devices in a mesh with the axes `AXES`.
+  """Arranges devices (by default all) in a mesh with the axes `AXES`.
 
   Args:
     sizes: devices along each axis. If `slice` is -1 or missing, it is the
       number of TPU slices. If one other axis is -1, it gets the remaining
-      devices of a slice. If `data` and `fsdp` are both -1, `width` decides
-      their sizes.
-    devices: the devices; by default all.
-    width: width of the model. The shard of a kernel has at least 16 rows,
-      because TPUs gather smaller shards by all-reduce. With eight or more
-      devices in a slice, `fsdp` covers at most half of them. If it covers all,
-      the TPU compiler all-reduces gradients instead of reduce-scattering them.
+      devices of a slice.
+    width: width of the model, which decides `data` and `fsdp` if both are -1.
+      The shard of a kernel has at least 16 rows, because TPUs gather smaller
+      shards by all-reduce. With eight or more devices in a slice, `fsdp` covers
+      at most half of them. If it covers all, the TPU compiler all-reduces
+      gradients instead of reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.
@@ -154,12 +153,7 @@ def tree_shardings(tree: Any, mesh: Mesh, partitions: Partitions = ()) -> Any:
   Paths of optimizer state and averages end with the parameters' names, so the
   same rules apply. A mesh axis that does not divide an array's dimension does
   not shard it. Dimensions sharded over `fsdp` may be sharded over `data` too
-  (see `_over_data`).
-
-  Args:
-    tree: arrays or their shapes.
-    mesh: from `make_mesh`.
-    partitions: the model's own rules, which come before `RULES`.
+  (see `_over_data`). The model's own rules, `partitions`, come before `RULES`.
   """
 
   def place(path: tuple[Any, ...], x: Any) -> NamedSharding:
@@ -280,11 +274,9 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 
 
 def place(tree: Any, shardings: Any) -> Any:
-  """Places host arrays, equal in all processes, on the devices.
+  """Places NumPy arrays, equal in all processes, on the devices.
 
-  Args:
-    tree: NumPy arrays.
-    shardings: a tree with a sharding for each array, or one for all arrays.
+  `shardings` has a sharding for each array, or is one for all arrays.
 
   Raises:
     ValueError: if the arrays differ between processes.

@@ -1,8 +1,7 @@
 """Allows only one run at a time in a workdir.
 
 On disks, including NFS, the kernel holds the lock and releases it when the
-process ends in any way. (An NFS server may take a minute or two to notice that
-a machine is gone.) Buckets do not support locks. In a bucket, a run only warns
+process ends in any way. Buckets do not support locks: there, a run only warns
 if the previous run did not end normally.
 """
 
