@@ -56,10 +56,6 @@ def get_config(argument='hybrid'):
     raise ValueError(
       f'{recipe!r} is not a recipe. {config_lib.nearest(recipe, recipes)}'
     )
-  if not minutes.isdecimal() or int(minutes) < 1:
-    raise ValueError(
-      f'The minutes are {minutes!r}; give a whole number of 1 or more.'
-    )
   config = config_lib.base()
   config.data.update(name=folder, image_size='32')
   config.eval_every = '10%'
@@ -67,13 +63,17 @@ def get_config(argument='hybrid'):
   if recipe == 'full':
     full(config)
   else:
-    timed(config, recipe, int(minutes))
+    timed(config, recipe, minutes)
   config_lib.override(config, pairs)
   return config
 
 
 def timed(config, recipe, minutes):
-  config.total = f'{minutes * IMAGES_PER_MINUTE[recipe]} examples'
+  if not minutes.isdecimal() or int(minutes) < 1:
+    raise ValueError(
+      f'The minutes are {minutes!r}; give a whole number of 1 or more.'
+    )
+  config.total = f'{int(minutes) * IMAGES_PER_MINUTE[recipe]} examples'
   config.batch_size = 128
   config.data.crop_min_area = 0.5
   config.model.update(
@@ -94,7 +94,7 @@ def timed(config, recipe, minutes):
     config_lib.choose_objective(config, 'distillation')
     config.model.update(name='deit', pool='cls')
     config.teacher = 'stages/teacher'
-    total = {'total': f'{minutes * TEACHER_IMAGES_PER_MINUTE} examples'}
+    total = {'total': f'{int(minutes) * TEACHER_IMAGES_PER_MINUTE} examples'}
     config.stages = (('teacher', TEACHER | total),)
 
 

@@ -91,8 +91,7 @@ def base() -> ConfigDict:
       'total': '90 epochs',
       # Examples per step, over all devices and hosts.
       'batch_size': 4096,
-      # Gradient accumulation: number of microbatches that a batch is split
-      # into.
+      # Gradient accumulation: number of microbatches of a batch.
       'accum_steps': 1,
       # Checkpoint to start from, in any supported format. Its position
       # embeddings are resized and its head is replaced by a new one.
@@ -137,11 +136,10 @@ def base() -> ConfigDict:
         # Seed that draws a missing test split, and that shuffles examples
         # before slices such as 'train[:90%]' (except in TFDS).
         'split_seed': 0,
-        # Order of classes whose names are numbers: 'text' (1, 10, 2, as
-        # torchvision sorts folders) or 'number' (1, 2, 10, as timm and TFDS
-        # sort). Empty keeps the data's order, which is 'text' for folders. If
-        # that differs from 'number', training logs a warning, and checkpoints
-        # without class names are refused.
+        # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
+        # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
+        # the data's order. If it differs from 'number', as in folders, training
+        # logs a warning, and checkpoints without class names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -164,12 +162,10 @@ def base() -> ConfigDict:
         'erasing': 0.0,
         # 0 draws each image once per epoch, 1 draws all classes equally often.
         'balance': 0.0,
-        # Fraction of the training images that get a fixed wrong label, for
-        # experiments with label noise.
+        # Fraction of the training images that get a fixed wrong label.
         'wrong_labels': 0.0,
-        # Repeated augmentation (1901.09335): number of copies of each image in
-        # a batch, augmented differently. The number of distinct images in an
-        # epoch is divided by this number.
+        # Repeated augmentation (1901.09335): number of differently augmented
+        # copies of each image in a batch. It divides the images of an epoch.
         'repeats': 1,
         # For evaluation: resize the short side to this many pixels, then crop
         # the centre. 0 resizes directly to the image size.
@@ -312,10 +308,10 @@ def base() -> ConfigDict:
         # Layer-wise decay: each layer's learning rate is the next layer's
         # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
-        # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
-        # Step t, counted from 0, uses min(polyak, (1 + t) / (10 + t)), so that
-        # the initial parameters do not dominate short runs. Evaluators measure
-        # the average.
+        # Decay of the Polyak average (EMA) of the parameters, which evaluators
+        # measure; 0 disables it. Step t, counted from 0, uses
+        # min(polyak, (1 + t) / (10 + t)), so that short runs forget the initial
+        # parameters.
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
@@ -367,7 +363,7 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 
 
 def check_ranges(config: ConfigDict) -> None:
-  """Raises ValueError if a field lacks a value, or `VALID` forbids the value."""
+  """Raises ValueError if a value is missing, or not allowed by `VALID`."""
   known = flatten(config)
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(

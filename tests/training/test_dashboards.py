@@ -143,7 +143,6 @@ def test_a_bucket_gets_the_file_once_a_minute(
   file = dashboards.EventFile('gs://bucket/run', 0)
   for step in (1, 2, 3):
     file.write(step, {'loss': step})
-    file.flush()
     now_s[0] += 40
   file.close()
   paths, contents = zip(*objects, strict=True)
@@ -163,7 +162,6 @@ class Recorder:
     self.gate = threading.Event()
     self.fail_at_step = None
     self.calls = []
-    self.flushed = threading.Event()
 
   def open(self):
     # Not an endless wait, should the loop's own thread ever come here.
@@ -176,10 +174,6 @@ class Recorder:
     if step == self.fail_at_step:
       raise OSError('disk full')
     self.calls.append((step, values))
-
-  def flush(self):
-    self.calls.append('flush')
-    self.flushed.set()
 
   def close(self):
     self.calls.append('close')
@@ -194,27 +188,14 @@ def test_the_loop_never_waits():
   assert not recorder.calls
   recorder.gate.set()
   dashboard.close(dashboards.CLOSE_S)
-  # What waits is written in one go.
-  written = ['open', (1, {'loss': 0.5}), (2, {'loss': 0.25})]
-  assert recorder.calls[:3] == written and recorder.calls[-1] == 'close'
+  written = [(1, {'loss': 0.5}), (2, {'loss': 0.25})]
+  assert recorder.calls == ['open', *written, 'close']
 
 
-def test_what_was_written_is_shown_while_nothing_else_comes():
-  recorder = Recorder()
-  recorder.gate.set()
-  dashboard = dashboards.Dashboard('Board', recorder.open)
-  dashboard.write(1, {'loss': 0.5})
-  assert recorder.flushed.wait(60)
-  assert recorder.calls == ['open', (1, {'loss': 0.5}), 'flush']
-  dashboard.close(dashboards.CLOSE_S)
-  assert recorder.calls[3:] == ['close']
-
-
-def test_a_file_on_a_disk_shows_every_flush(tmp_path, tensorboard):
+def test_a_file_on_a_disk_shows_every_write(tmp_path, tensorboard):
   file = dashboards.EventFile(str(tmp_path), 0)
   for step in (1, 2):
     file.write(step, {'loss': step})
-    file.flush()
     assert list(read(tmp_path)[0]['loss']) == list(range(1, step + 1))
   file.close()
 
@@ -224,8 +205,7 @@ def test_a_stuck_writer_does_not_hold_up_the_end(warned):
   dashboard = dashboards.Dashboard('Board', recorder.open)
   # Nor does it, where nobody closes it, that of Python.
   assert dashboard._thread.daemon
-  for _ in range(2):  # at the end of a run, and once more around it
-    dashboard.close(0.1)
+  dashboard.close(0.1)
   assert len(warned) == 1 and 'did not write everything' in warned[0]
   recorder.gate.set()
 

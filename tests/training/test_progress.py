@@ -68,6 +68,7 @@ def test_the_whole_line(clock):
   out = io.StringIO()
   shown = _progress(clock, out)
   clock.now_s += 60  # Compiling.
+  shown.first_step_done(1)
   shown.update(1, {'train/loss': 6.9}, 55.0)
   clock.now_s += 200
   scalars = {'train/loss': np.float32(0.8123), 'train/accuracy': 0.7131}
@@ -145,6 +146,7 @@ def test_a_terminal_has_one_line_as_wide_as_it(clock, monkeypatch):
   monkeypatch.setenv('COLUMNS', '30')
   out = Terminal()
   shown = _progress(clock, out)
+  shown.first_step_done(1)
   shown.update(1, {'train/loss': 6.9}, 0.0)
   assert out.screen() == ['step 1/10,000 0% | loss 6.90']
   clock.now_s += 1
@@ -167,6 +169,7 @@ def test_a_file_has_whole_lines_only(clock, monkeypatch):
   monkeypatch.setenv('COLUMNS', '20')
   out = io.StringIO()
   shown = _progress(clock, out)
+  shown.first_step_done(1)
   shown.update(1, {'train/loss': 6.9}, 0.0)
   with shown.pause('evaluating'):
     pass

@@ -33,9 +33,8 @@ class Classification(Objective):
       summed over the classes, the loss of the ImageNet-21k checkpoints). Both
       are averaged over examples.
     label_smoothing: share of each label that is spread evenly over all classes.
-    mixup: alpha of mixup's Beta distribution; 0 disables mixup.
-    cutmix: alpha of CutMix's Beta distribution; 0 disables CutMix. If both are
-      on, each batch uses one of them.
+    mixup, cutmix: alphas of the Beta distributions; 0 disables. If both are on,
+      each batch uses one of them.
     several_labels: whether `label` is uint8 BC, with 1 for each class of an
       image, instead of int32 B. The metrics are then mean average precision and
       F1 instead of accuracy.

@@ -4,7 +4,7 @@ Once a run has started, a failing dashboard never stops it, and delays only its
 end.
 """
 
-import importlib
+import importlib.util
 import io
 import logging
 import os
@@ -47,7 +47,7 @@ class Dashboard:
     self, name: str, open_writer: 'Callable[[], EventFile | WandbRun]'
   ):
     """Starts the thread, which calls `open_writer`; it may raise any error."""
-    self._name, self._open, self._is_closed = name, open_writer, False
+    self._name, self._open = name, open_writer
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]
     self._queue = queue.SimpleQueue()
     # A daemon, so that a crashed run does not hang on a stuck import.
@@ -61,9 +61,6 @@ class Dashboard:
 
   def close(self, wait_s: float) -> None:
     """Waits until everything is written, for at most `wait_s`."""
-    if self._is_closed:
-      return
-    self._is_closed = True
     self._queue.put(None)
     self._thread.join(wait_s)
     if self._thread.is_alive():
@@ -78,8 +75,6 @@ class Dashboard:
       writer = self._open()
       while (item := self._queue.get()) is not None:
         writer.write(*item)
-        if self._queue.empty():
-          writer.flush()
       writer.close()
     except Exception as e:
       _log.warning(
@@ -116,7 +111,7 @@ class EventFile:
     self._add(step=first_step, session_log=start)
 
   def write(self, step: int, values: Values) -> None:
-    """Adds numbers and pictures."""
+    """Adds numbers and pictures; a bucket shows them at most once a minute."""
     summary = self._summary_pb2.Summary()
     for name, value in values.items():
       entry = summary.value.add(tag=name)
@@ -127,9 +122,6 @@ class EventFile:
       else:
         entry.simple_value = value
     self._add(step=step, summary=summary)
-
-  def flush(self) -> None:
-    """Makes written values visible; in a bucket at most once a minute."""
     waited_s = time.monotonic() - self._flushed_at_s
     if self._is_local or waited_s > _BUCKET_FLUSH_S:
       self._flush()
@@ -153,15 +145,11 @@ class EventFile:
 
 def check(config: Mapping[str, Any]) -> None:
   """Raises ImportError if the config names a project and wandb is missing."""
-  if not config['wandb']:
-    return
-  try:
-    importlib.import_module('wandb')
-  except ImportError as e:
+  if config['wandb'] and not importlib.util.find_spec('wandb'):
     raise ImportError(
       f'config.wandb is {config["wandb"]!r}, but wandb is not installed: pip '
-      f"install -e '.[wandb]', or leave config.wandb empty. ({e})"
-    ) from e
+      "install -e '.[wandb]', or leave config.wandb empty."
+    )
 
 
 class WandbRun:
@@ -212,9 +200,6 @@ class WandbRun:
         for name, value in values.items()
       }
       self._run.log(shown, step=step)
-
-  def flush(self) -> None:
-    """Does nothing: wandb sends continuously."""
 
   def close(self) -> None:
     """Waits until everything is sent."""

@@ -105,17 +105,12 @@ def steps_of(
       'epochs, examples, %, as in "90 epochs"'
       + (' (total cannot use %).' if '%' in str(duration) else '.')
     )
-  number = float(match[1])
-  steps = {
-    'step': lambda: number,
-    '': lambda: number,
-    'epoch': lambda: number * examples / batch_size,
-    'example': lambda: number / batch_size,
+  if match[2] == '%':
     # Rounds up, because rounding down would add a sixth, short period to five
     # periods of '20%'. Fractions are exact; in floating point, 1.1 * 100000 is
     # slightly above 110000 and would be rounded up to one step more.
-    '%': lambda: math.ceil(
-      fractions.Fraction(match[1]) * (total_steps or 0) / 100
-    ),
-  }[match[2]]()
-  return round(steps)
+    return math.ceil(fractions.Fraction(match[1]) * (total_steps or 0) / 100)
+  number = float(match[1])
+  if match[2] == 'epoch':
+    return round(number * examples / batch_size)
+  return round(number / batch_size if match[2] == 'example' else number)

@@ -94,8 +94,8 @@ class MetricLog:
 
   def close(self, wait_s: float = dashboards.CLOSE_S) -> None:
     """Waits for the dashboards; the table is always complete."""
-    for dashboard in self._dashboards:
-      dashboard.close(wait_s)
+    while self._dashboards:  # a second call has nothing to wait for
+      self._dashboards.pop().close(wait_s)
 
   def _write_row(self, step: int, row: dict[str, str]) -> None:
     new_columns = [name for name in row if name not in self.columns]

@@ -4,6 +4,7 @@ The paper uses Adam and SGD (tables 3 and 4). LAMB, Muon and SAM are additions.
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,9 +122,10 @@ def stop_frozen(params: Any, patterns: Sequence[str]) -> Any:
   )
 
 
-def _scale_by_path(
+def _path_factors(
   lr_scales: Sequence[tuple[str, float]],
-) -> optax.GradientTransformation:
+) -> Callable[[Any], Any]:
+  """Returns the function that maps parameters to their `lr_scales`."""
   try:
     patterns, factors = zip(*lr_scales, strict=True)
     if not all(0 <= factor < float('inf') for factor in factors):
@@ -134,20 +136,9 @@ def _scale_by_path(
       "factor of 0 or more, as in (('^head/', 10.0),)."
     ) from e
 
-  def init(params: Any) -> optax.EmptyState:
-    first_match(params, patterns)  # raises for an invalid pattern
-    return optax.EmptyState()
-
-  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    del params
-    updates = jax.tree.map(
-      lambda x, i: x if i == len(factors) else x * factors[i],
-      updates,
-      first_match(updates, patterns),
-    )
-    return updates, state
-
-  return optax.GradientTransformation(init, update)
+  return lambda params: jax.tree.map(
+    lambda i: (*factors, 1.0)[i], first_match(params, patterns)
+  )
 
 
 def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
@@ -183,13 +174,16 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   return lambda params: jax.tree_util.tree_map_with_path(factor, params)
 
 
-def _scale_by_layer(model: Model, decay: float) -> optax.GradientTransformation:
-  factors = layer_factors(model, decay)
-  return optax.stateless(
-    lambda updates, params: jax.tree.map(
-      lambda x, factor: x * factor, updates, factors(updates)
-    )
-  )
+def _scale_by(factors: Callable[[Any], Any]) -> optax.GradientTransformation:
+  def init(params: Any) -> optax.EmptyState:
+    factors(params)  # raises for an invalid pattern
+    return optax.EmptyState()
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    del params
+    return jax.tree.map(operator.mul, updates, factors(updates)), state
+
+  return optax.GradientTransformation(init, update)
 
 
 def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
@@ -380,12 +374,16 @@ def make(
     'lamb': lambda: (adam, decayed, _trust_ratio(model)),
     'muon': lambda: (_muon(model, o.momentum, o.momentum_dtype, adam), decayed),
   }[o.name]
+  factors = []
+  if o.lr_scales:
+    factors.append(_path_factors(o.lr_scales))
+  if o.layer_decay != 1:
+    factors.append(layer_factors(model, o.layer_decay))
   chain = optax.chain(
     optax.clip_by_global_norm(o.clip_norm) if o.clip_norm else optax.identity(),
     *direction(),
     optax.scale_by_learning_rate(lr),
-    *([_scale_by_path(o.lr_scales)] if o.lr_scales else []),
-    *([_scale_by_layer(model, o.layer_decay)] if o.layer_decay != 1 else []),
+    *map(_scale_by, factors),
   )
   if not o.frozen:
     return chain

@@ -49,8 +49,6 @@ class Progress:
     """Starts the clock."""
     self._started_at = self.clock()
     self._step = self.start_step
-    # The first step and its end time; None until it ends.
-    self._first: tuple[int, float] | None = None
     # Time of the last update (or first step), and seconds of pauses since then.
     self._updated_at = 0.0
     self._paused_s = 0.0
@@ -66,7 +64,7 @@ class Progress:
     )
 
   def first_step_done(self, step: int) -> None:
-    """Starts measuring rates. Without this call, the first `update` does so."""
+    """Starts measuring rates; call it before the first `update`."""
     now = self.clock()
     self._first = (step, now)
     self._step, self._updated_at, self._paused_s = step, now, 0.0
@@ -78,8 +76,6 @@ class Progress:
 
     `data_wait_s` is how long the loop waited for data since the last update.
     """
-    if self._first is None:
-      self.first_step_done(step)
     now = self.clock()
     steps = step - self._step
     seconds = now - self._updated_at - self._paused_s
@@ -192,7 +188,6 @@ class Progress:
     return [*parts, f'data wait {min(1.0, data_wait_s / seconds):.0%}']
 
   def _time_left(self, step: int, now: float) -> str:
-    assert self._first is not None
     first_step, first_at = self._first
     # Includes pauses, because the rest of the run has pauses too.
     seconds_per_step = (now - first_at) / (step - first_step)

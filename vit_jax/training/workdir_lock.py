@@ -64,7 +64,7 @@ def held(workdir: str) -> Iterator[None]:
       take = _noted if '://' in workdir else _locked
       try:
         stack.enter_context(take(absolute(workdir) / FILE))
-      except _Held as e:
+      except BlockingIOError as e:  # from `_locked`
         refusal = str(e)
       except Exception as e:  # any error must reach all processes
         refusal = (
@@ -81,10 +81,6 @@ def held(workdir: str) -> Iterator[None]:
       processes.SEEN_S,
     )
     yield
-
-
-class _Held(Exception):
-  """Another run holds the lock."""
 
 
 def _of_process_0(text: str) -> str:
@@ -105,10 +101,10 @@ def _holder() -> str:
 
 @contextlib.contextmanager
 def _locked(path: epath.Path) -> Iterator[None]:
-  """Holds a kernel lock on a file.
+  """Holds a kernel lock on a file; raises BlockingIOError if another run does.
 
-  The file stays and names its last holder. If the file were removed, a run that
-  had opened it before could lock a file that other runs do not see.
+  The file stays: if it were removed, a run that had opened it before could lock
+  a file that other runs do not see.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   with open(path, 'a+') as f:
@@ -117,7 +113,7 @@ def _locked(path: epath.Path) -> Iterator[None]:
       fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):  # POSIX allows both errors
       f.seek(0)
-      raise _Held(
+      raise BlockingIOError(
         f'Another run is in the workdir {path.parent}: {f.readline().strip()}. '
         'Wait for its end or stop it, then repeat the command; or give another '
         '--workdir.'
