@@ -96,13 +96,12 @@ def base() -> ConfigDict:
       # Checkpoint to start from, in any supported format. Its position
       # embeddings are resized and its head is replaced by a new one.
       'init': '',
-      # Whether to fit the new head as a linear classifier on frozen features of
-      # `init` before training. Otherwise the head starts at zero.
+      # Whether to first fit the new head as a linear classifier on frozen
+      # features of `init`. Otherwise the head starts at zero.
       'head_first': False,
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
-      # Whether to only evaluate the checkpoint `init` or, if it is empty, the
-      # workdir.
+      # Whether to only evaluate the checkpoint `init`, by default the workdir.
       'eval_only': False,
       # Whether to continue the workdir's run to a longer `total`, with the
       # learning rates of the longer run.
@@ -116,9 +115,8 @@ def base() -> ConfigDict:
       'best_metric': 'test/accuracy',
       # Weights & Biases project to log to; empty to disable.
       'wandb': '',
-      # Whether the result of a run is the evaluated step with the best
-      # `best_metric` instead of the last step. The metric should then come from
-      # a validation split.
+      # Whether the result of a run is the step with the best `best_metric`
+      # instead of the last step. The metric should be of a validation split.
       'early_stopping': False,
       # Training ends after this many evaluations in a row without a better
       # `best_metric`; 0 disables this.
@@ -164,8 +162,9 @@ def base() -> ConfigDict:
         'balance': 0.0,
         # Fraction of the training images that get a fixed wrong label.
         'wrong_labels': 0.0,
-        # Repeated augmentation (1901.09335): number of differently augmented
-        # copies of each image in a batch. It divides the images of an epoch.
+        # Repeated augmentation (1901.09335): number of copies of each image in
+        # a batch, augmented differently. The number of distinct images in an
+        # epoch is divided by this number.
         'repeats': 1,
         # For evaluation: resize the short side to this many pixels, then crop
         # the centre. 0 resizes directly to the image size.
@@ -192,19 +191,16 @@ def base() -> ConfigDict:
       'evaluators': {
         # Means of the objective's metrics.
         'test': {'type': 'mean', 'on': True, 'split': 'test'},
-        # Accuracy on ImageNet's validation images with the ReaL labels.
-        # `labels` is the path of real.json.
+        # Accuracy on ImageNet with the ReaL labels; `labels` is real.json.
         'real': {
           'type': 'real',
           'on': False,
           'labels': '',
           'split': 'validation',
         },
-        # Accuracy on ObjectNet, for ImageNet classifiers. `data` is the folder
-        # of its images.
+        # Accuracy of ImageNet classifiers on ObjectNet's images in `data`.
         'objectnet': {'type': 'objectnet', 'on': False, 'data': ''},
-        # Few-shot accuracy: least squares on frozen features of a few examples
-        # per class.
+        # Accuracy of least squares on frozen features of a few examples.
         'fewshot': {
           'type': 'fewshot',
           'on': False,
@@ -220,8 +216,7 @@ def base() -> ConfigDict:
           'l2': 'choose',
           'layer': 'pre_logits',
         },
-        # k-nearest-neighbour accuracy, by cosine similarity. Fields have the
-        # same meaning as for fewshot.
+        # k-nearest-neighbour accuracy, by cosine similarity; see fewshot.
         'knn': {
           'type': 'knn',
           'on': False,
@@ -309,9 +304,8 @@ def base() -> ConfigDict:
         # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
         # Decay of the Polyak average (EMA) of the parameters, which evaluators
-        # measure; 0 disables it. Step t, counted from 0, uses
-        # min(polyak, (1 + t) / (10 + t)), so that short runs forget the initial
-        # parameters.
+        # measure; 0 disables it. To soon forget the initial parameters, step t,
+        # counted from 0, uses min(polyak, (1 + t) / (10 + t)).
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
@@ -393,9 +387,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   because defaults keep the behaviour of versions without the field. A longer
   `total` with `extend` is allowed and logs a warning.
 
-  Args:
-    saved: `meta` of the workdir; see `train`.
-    given: `meta` for the config given now.
+  Both arguments are metadata of checkpoints: of the workdir, and of a new run.
 
   Raises:
     ValueError: if a change prevents resuming. The message lists all of them.

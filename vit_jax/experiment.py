@@ -93,8 +93,6 @@ class Experiment:
 
   Attributes:
     image_size: (H, W) in pixels.
-    durations: durations in steps.
-    lr: learning rate schedule.
     has_adapters: whether LoRA adapters are trained.
   """
 
@@ -162,10 +160,7 @@ class Experiment:
     )
 
   def start(self, params: Params) -> TrainState:
-    """Returns the initial training state.
-
-    Donates `params`, unless adapters are trained.
-    """
+    """Returns the initial state; donates `params`, except with adapters."""
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     donated = () if self.has_adapters else (0,)
     new_state = jax.jit(

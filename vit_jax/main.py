@@ -2,22 +2,19 @@
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
-The same command resumes from the newest checkpoint; damaged checkpoints are
-skipped. If all checkpoints are damaged, the command stops, unless --start_over
-tells it to start from step 0. A workdir takes one run at a time.
---config.FIELD=VALUE sets a field of the config; vit_jax/config.py explains all
-fields. --config.init=CHECKPOINT starts from pre-trained weights.
---config.eval_only=True only evaluates.
+The same command resumes from the newest checkpoint that is not damaged. A
+workdir takes one run at a time. --config.FIELD=VALUE sets a field of the
+config; vit_jax/config.py explains all fields. --config.init=CHECKPOINT starts
+from pre-trained weights. --config.eval_only=True only evaluates.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
 This is a sweep. It runs every combination, each in its own folder under
-WORKDIR/runs/, and writes results.csv and table.md. The second axis
-gives the columns of the table, all others the rows; cells are means over seeds.
-The same command resumes the sweep. If you add values, it runs only the new
-combinations. A config can define axes too, as configs/ablation.py does; --sweep
-then replaces the values of an axis or adds an axis.
+WORKDIR/runs/, and writes results.csv and table.md. The second axis gives the
+columns of the table, all others the rows; cells are means over seeds. The same
+command resumes the sweep. If you add values, it runs only the new combinations.
+A config such as configs/ablation.py defines axes; --sweep adds or replaces one.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2

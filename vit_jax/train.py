@@ -19,12 +19,7 @@ from vit_jax.checkpoints import classes, from_init, opening, saving
 from vit_jax.data import atomic_files, bad_images, loader, sources
 from vit_jax.evaluators import build, first_head
 from vit_jax.evaluators.evaluator import Evaluator, Parts
-from vit_jax.experiment import (
-  CheckedConfig,
-  Experiment,
-  TrainState,
-  facts_of,
-)
+from vit_jax.experiment import CheckedConfig, Experiment, TrainState, facts_of
 from vit_jax.models import variants
 from vit_jax.models.model import Params
 from vit_jax.objectives import several_labels

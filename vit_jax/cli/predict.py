@@ -173,11 +173,11 @@ def texts(
     yield json.dumps(list(rows), indent=2) + '\n'
     return
   if format_name == 'csv':
-    yield metric_log.csv_line(columns)
+    yield metric_log.csv_text([columns])
     for row in rows:
       cells = (row[name] for name in columns)
-      yield metric_log.csv_line(
-        [flags.cell(x) if isinstance(x, str) else x for x in cells]
+      yield metric_log.csv_text(
+        [[flags.cell(x) if isinstance(x, str) else x for x in cells]]
       )
     return
   file_width = max(len(flags.printable(path)) for path in paths)

@@ -15,13 +15,7 @@ from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives import several_labels
-from vit_jax.objectives.objective import (
-  Best,
-  Facts,
-  Objective,
-  check_classes,
-  sums,
-)
+from vit_jax.objectives.objective import Best, Facts, Objective, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Classification(Objective):
         although the objective or a field needs one.
     """
     names, several = facts.class_names, facts.several_labels
-    check_classes(config, facts, self.one_class)
+    self._check_classes(config, facts)
     for field, value, needed in (
       ('loss.name', self.loss_name, 'sigmoid'),
       ('loss.class_weights', config.loss.class_weights, ''),
@@ -124,6 +118,23 @@ class Classification(Objective):
       several_labels=several,
       class_weights=weights,
     )
+
+  def _check_classes(self, config: ConfigDict, facts: Facts) -> None:
+    names, learned = facts.class_names, config.objective.name
+    if len(names) < 2:
+      found = f'one class, {names[0]!r}' if names else 'no labels'
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has {found}, but '
+        f'objective.name={learned} needs at least two classes. Put the images '
+        'of each class into a separate folder, or write the classes, such as '
+        'yes and no, in the column label of a CSV file.'
+      )
+    if facts.several_labels and self.one_class:
+      raise ValueError(
+        f'{config.data.name} has several classes per image, but '
+        f'objective.name={learned} learns one class per image. Use the '
+        'objective classification.'
+      )
 
   def train_transform(self) -> Any:
     """Returns the function from a record to a training 'image' and 'label'."""

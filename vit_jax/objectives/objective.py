@@ -1,7 +1,6 @@
 """The interface of objectives.
 
-An objective is one file, here or in a project, with a line in `OBJECTIVES`. It
-defines the model, the transforms of records, the loss and the metrics. The
+An objective is one file, here or in a project, with a line in `OBJECTIVES`. The
 training loop, the data pipeline, checkpoints and evaluators only use this
 interface.
 """
@@ -258,11 +257,10 @@ class Objective:
     return state
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns sums over the examples of a batch whose `mask` is 1.
+    """Returns the sums of `metrics` over the rows of a batch whose `mask` is 1.
 
-    The sums have names from `metrics`, and `examples` is the number of
-    examples. An objective with `measure_rows` also returns `rows`, a dict of
-    arrays BX that includes `mask`.
+    `examples` is their number. An objective with `measure_rows` also returns
+    `rows`, a dict of arrays BX that includes `mask`.
     """
     raise NotImplementedError
 
@@ -279,27 +277,3 @@ def sums(mask_B: jax.Array, found: Mapping[str, jax.Array]) -> Metrics:
   """Sums per-example values B over the rows whose mask is 1."""
   kept = {k: jnp.sum(jnp.where(mask_B > 0, x, 0.0)) for k, x in found.items()}
   return {'examples': jnp.sum(mask_B)} | kept
-
-
-def check_classes(config: ConfigDict, facts: Facts, one_class: bool) -> None:
-  """Checks that classes can be learned from the data.
-
-  Raises:
-    ValueError: if the data have fewer than two classes, or several classes per
-      image although `one_class` is true.
-  """
-  names, learned = facts.class_names, config.objective.name
-  if len(names) < 2:
-    found = f'one class, {names[0]!r}' if names else 'no labels'
-    raise ValueError(
-      f'{config.data.name} {config.data.split} has {found}, but '
-      f'objective.name={learned} needs at least two classes. Put the images of '
-      'each class into a separate folder, or write the classes, such as yes '
-      'and no, in the column label of a CSV file.'
-    )
-  if facts.several_labels and one_class:
-    raise ValueError(
-      f'{config.data.name} has several classes per image, but '
-      f'objective.name={learned} learns one class per image. Use the objective '
-      'classification.'
-    )

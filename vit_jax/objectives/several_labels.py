@@ -12,10 +12,8 @@ class Measures(NamedTuple):
     ap_C: average precision of each class; 0 if no image has the class.
     f1_C: F1 of each class at the threshold; 0 if F1 is undefined (0 / 0).
     images_C: number of images that have the class.
-    mean_ap: mean of `ap_C` (scikit-learn's `macro`).
-    mean_f1: mean of `f1_C`.
-    micro_ap: average precision over all pairs of image and class.
-    micro_f1: F1 over all pairs of image and class.
+    mean_ap, mean_f1: means of `ap_C` and `f1_C` (scikit-learn's `macro`).
+    micro_ap, micro_f1: metrics over all pairs of image and class.
   """
 
   ap_C: np.ndarray

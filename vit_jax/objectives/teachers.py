@@ -27,7 +27,5 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
   return _opened(config.teacher)
 
 
-@functools.lru_cache(maxsize=1)
-def _opened(path: str) -> opening.Checkpoint:
-  """Opens a teacher; cached, because checks open it before training does."""
-  return opening.open_checkpoint(path)
+# Cached, because checks open a teacher before training does.
+_opened = functools.lru_cache(maxsize=1)(opening.open_checkpoint)

@@ -118,7 +118,9 @@ class EventFile:
       if isinstance(value, np.ndarray):
         entry.image.height, entry.image.width, _ = value.shape
         entry.image.colorspace = 3  # RGB
-        entry.image.encoded_image_string = _png(value)
+        png = io.BytesIO()
+        Image.fromarray(value).save(png, 'png')
+        entry.image.encoded_image_string = png.getvalue()
       else:
         entry.simple_value = value
     self._add(step=step, summary=summary)
@@ -162,7 +164,7 @@ class WandbRun:
   def __init__(
     self, project: str, workdir: str, config: dict[str, Any], is_new: bool
   ):
-    """Starts or resumes the run, which is named like the workdir.
+    """Starts or resumes the run, named by the last part of `workdir`.
 
     Raises:
       ConnectionError: if Weights & Biases rejects the run.
@@ -204,9 +206,3 @@ class WandbRun:
   def close(self) -> None:
     """Waits until everything is sent."""
     self._run.finish()
-
-
-def _png(picture_HWC: np.ndarray) -> bytes:
-  data = io.BytesIO()
-  Image.fromarray(picture_HWC).save(data, 'png')
-  return data.getvalue()

@@ -28,8 +28,7 @@ def global_batches(
 ) -> Iterator[dict[str, jax.Array]]:
   """Yields the batches of `loader.eval_batches` as global arrays.
 
-  Raises:
-    Preempted: after SIGTERM or Ctrl-C inside a `preemption_notice`.
+  Raises Preempted after SIGTERM or Ctrl-C inside a `preemption_notice`.
   """
   from vit_jax.data import loader  # imports Grain; `predict` does not need it
 
@@ -130,10 +129,8 @@ def check_classifies(model: Model) -> None:
 def top_k(model: Model, k: int) -> Function:
   """Returns the function that computes the k likeliest classes, int32 Bk.
 
-  The row of an image is -2 if one of its logits is not finite.
-
-  Raises:
-    ValueError: if the model does not classify images.
+  The row of an image is -2 if one of its logits is not finite. Raises
+  ValueError if the model does not classify images.
   """
   check_classifies(model)
 

@@ -41,7 +41,7 @@ class MetricLog:
       resume_step: the step from which a run resumes; rows of later steps are
         dropped, because the run writes them again. None starts a new table.
       enabled: whether to write anything; False in all processes except one.
-      config: its `wandb` may name a project.
+      config: the run's config; its `wandb` may name a project.
 
     Raises:
       ConnectionError: if Weights & Biases rejects the run.
@@ -105,19 +105,18 @@ class MetricLog:
     is_local = '://' not in os.fspath(self.path)
     if is_next and not new_columns and is_local and self.path.exists():
       with open(self.path, 'a', newline='') as f:
-        f.write(self._row_text(step))
+        f.write(csv_text([self._cells(step)]))
     else:
       self._rewrite()
 
   def _rewrite(self) -> None:
     self._rows = dict(sorted(self._rows.items()))
-    lines = [csv_line(['step', *self.columns])]
-    lines += map(self._row_text, self._rows)
-    atomic_files.replace(self.path, ''.join(lines).encode())
+    text = csv_text([['step', *self.columns], *map(self._cells, self._rows)])
+    atomic_files.replace(self.path, text.encode())
 
-  def _row_text(self, step: int) -> str:
+  def _cells(self, step: int) -> list[str]:
     row = self._rows[step]
-    return csv_line([str(step), *(row.get(c, '') for c in self.columns)])
+    return [str(step), *(row.get(c, '') for c in self.columns)]
 
 
 def read_table(path: epath.Path) -> tuple[list[str], Rows]:
@@ -147,16 +146,11 @@ def read_table(path: epath.Path) -> tuple[list[str], Rows]:
   return header[1:], rows
 
 
-def csv_line(cells: Sequence[Any]) -> str:
-  """Returns a line of a CSV file, with its line break."""
-  line = io.StringIO()
-  csv.writer(line, lineterminator='\n').writerow(cells)
-  return line.getvalue()
-
-
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-  """Returns the text of a CSV file."""
-  return ''.join(map(csv_line, rows))
+  """Returns rows as lines of a CSV file."""
+  text = io.StringIO()
+  csv.writer(text, lineterminator='\n').writerows(rows)
+  return text.getvalue()
 
 
 def numbers(found: dashboards.Values) -> dict[str, float]:

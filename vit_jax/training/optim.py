@@ -36,11 +36,6 @@ def schedule(
 ) -> Schedule:
   """Returns the learning-rate schedule: linear warm-up times a decay.
 
-  Let t be the step, w the warm-up steps, T the total steps, and
-  p = clip((t - w) / (T - w), 0, 1). The warm-up is min(1, (t + 1) / w). The
-  decay is 1 - p (linear), (1 + cos(pi p)) / 2 (cosine), 0.1^k after k
-  milestones (staircase), or 1 (constant).
-
   Raises:
     ValueError: if the warm-up is not shorter than the run, or milestones and
       decay contradict each other.
@@ -125,7 +120,7 @@ def stop_frozen(params: Any, patterns: Sequence[str]) -> Any:
 def _path_factors(
   lr_scales: Sequence[tuple[str, float]],
 ) -> Callable[[Any], Any]:
-  """Returns the function that maps parameters to their `lr_scales`."""
+  """Returns the function that maps parameters to the factors of `lr_scales`."""
   try:
     patterns, factors = zip(*lr_scales, strict=True)
     if not all(0 <= factor < float('inf') for factor in factors):
@@ -145,9 +140,8 @@ def layer_factors(model: Model, decay: float) -> Callable[[Any], Any]:
   """Returns the function that maps parameters to learning-rate factors.
 
   With L layers, the factor of layer i (from 0) is decay^(L - i). It is
-  decay^(L + 1) for parameters before the layers and 1 for parameters after the
-  layers (BEiT, 2106.08254). Layers stacked for a scan get an array with a
-  factor per layer.
+  decay^(L + 1) before the layers and 1 after them (BEiT, 2106.08254). Layers
+  stacked for a scan get an array with a factor per layer.
 
   Raises:
     ValueError: if the model does not have a sequence of equal layers.
@@ -267,9 +261,6 @@ def _muon(
   """Returns Muon with Nesterov momentum; Adam updates non-hidden parameters."""
   find = hidden_matrices(model)
 
-  def label(axes: MuonDimensionNumbers | None) -> str:
-    return 'adam' if axes is None else 'muon'
-
   def is_leaf(x: Any) -> bool:
     return x is None or isinstance(x, MuonDimensionNumbers)
 
@@ -291,16 +282,18 @@ def _muon(
   )
   return optax.partition(
     {'muon': muon, 'adam': adam},
-    lambda params: jax.tree.map(label, find(params), is_leaf=is_leaf),
+    lambda params: jax.tree.map(
+      lambda x: 'muon' if x else 'adam', find(params), is_leaf=is_leaf
+    ),
   )
 
 
 def _trust_ratio(model: Model) -> optax.GradientTransformation:
   """Scales updates u of kernels w to u |w| / |u|, as LAMB does.
 
-  This is algorithm 2 of 1904.00962 with the identity as phi. As in the code of
-  DeiT III, parameters without weight decay are not scaled. Layers stacked for a
-  scan are separate.
+  This is algorithm 2 of 1904.00962 with the identity as phi. If a norm is 0, u
+  stays. As in the code of DeiT III, parameters without weight decay are not
+  scaled. Layers stacked for a scan are separate.
   """
 
   def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:

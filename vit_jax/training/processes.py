@@ -40,11 +40,8 @@ def join() -> None:
   """Connects this process with the other processes.
 
   JAX finds them itself on TPU and under Slurm. Elsewhere it reads only the
-  coordinator's address from the environment, so this function reads the number
-  of processes and the index of this process.
-
-  Raises:
-    ValueError: if the environment lacks the coordinator's address.
+  coordinator's address from the environment, and raises ValueError if it is
+  missing. This function reads the number of processes and the process's index.
   """
 
   def number(variable: str) -> int | None:

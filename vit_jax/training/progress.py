@@ -24,14 +24,11 @@ class Progress:
 
   Attributes:
     start_step: step from which the run resumes; 0 for a new run.
-    batch_size: images per step, over all devices.
     cores: cores in use, over all devices (see `hardware`).
-    train_flops_per_image: FLOPs of one image's forward and backward pass, about
-      three times the forward pass.
+    train_flops_per_image: FLOPs of one image's forward and backward pass.
     peak_flops: peak FLOP/s of all devices together; None to omit MFU.
     prior_s: wall seconds of the run before it was resumed.
     enabled: whether to print; totals are computed in any case.
-    clock: a monotonic clock in seconds.
   """
 
   total_steps: int

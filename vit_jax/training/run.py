@@ -47,8 +47,6 @@ class Run:
       steps since the last logged row; `evaluation_due`, whether a signal
       interrupted the evaluation of the step; and `evaluated`, the value of
       `best_metric` in every evaluation.
-    start_step: step from which the run resumes; 0 for a new run.
-    batch_size: examples per step.
     forward_flops: FLOPs of one example's forward pass.
     profiled: steps whose trace is written to WORKDIR/profile; the same for all
       runs of the process.
@@ -136,8 +134,7 @@ class Run:
   def add_metrics(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Adds the metrics of a step, which may still be running.
 
-    Raises:
-      Diverged: if the metrics of an earlier step are not finite.
+    Raises Diverged if the metrics of an earlier step are not finite.
     """
     self._in_flight.append((step, metrics))
     self._wait(MAX_IN_FLIGHT)
@@ -263,7 +260,7 @@ class Run:
     Returns the last row of metrics.csv; {} in other processes than the first.
     """
     self.checkpoints.wait()
-    self._close(dashboards.CLOSE_S)
+    self.close(dashboards.CLOSE_S)
     if jax.process_index() != 0:
       return {}
     png_path = os.path.join(self.workdir, 'curves.png')
@@ -275,14 +272,8 @@ class Run:
     print(self._progress.summary(self._log, self.shown, checkpoint, files))
     return self._log.last()
 
-  def close(self) -> None:
-    """Closes the log after an error or a signal, if `finish` did not close it.
-
-    Waits only a few seconds for dashboards, because the machine may stop soon.
-    """
-    self._close(dashboards.BRIEF_S)
-
-  def _close(self, patience_s: float) -> None:
+  def close(self, patience_s: float = dashboards.BRIEF_S) -> None:
+    """Closes the log; after an error or a signal, waits only `BRIEF_S`."""
     self._watch.stop()
     self._trace.close()
     self._log.close(patience_s)

@@ -9,7 +9,7 @@ Parameters sharded over `fsdp` are gathered before use: once per step (ZeRO-1,
 2004.13336) or in each layer (FSDP, ZeRO-3). Gradients are reduce-scattered, and
 every device updates its shard of the parameters. Between steps, arrays sharded
 over `fsdp` are sharded over `data` too, if the shards are whole tiles of TPU
-memory. The sharding rules do not depend on the sizes of the axes.
+memory.
 """
 
 import contextlib
@@ -252,12 +252,10 @@ def _names(axes: Axes) -> tuple[str, ...]:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-  """Returns (index, count): this process's part among the parts of a batch.
+  """Returns the index of this process's part of a batch, and their number.
 
-  Processes whose devices differ only along `tensor` load the same part.
-
-  Raises:
-    ValueError: if the rows of two processes overlap partially.
+  Processes whose devices differ only along `tensor` load the same part. Raises
+  ValueError if the parts of two processes overlap partially.
   """
   rows: dict[int, set[tuple[int, ...]]] = {}
   for (*row, _), device in np.ndenumerate(mesh.devices):
@@ -274,9 +272,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 
 
 def place(tree: Any, shardings: Any) -> Any:
-  """Places NumPy arrays, equal in all processes, on the devices.
-
-  `shardings` has a sharding for each array, or is one for all arrays.
+  """Places NumPy arrays on the devices by a sharding for each, or one for all.
 
   Raises:
     ValueError: if the arrays differ between processes.

@@ -1,8 +1,9 @@
 """Allows only one run at a time in a workdir.
 
 On disks, including NFS, the kernel holds the lock and releases it when the
-process ends in any way. Buckets do not support locks: there, a run only warns
-if the previous run did not end normally.
+process ends in any way. (An NFS server may take a minute or two to notice that
+a machine is gone.) Buckets do not support locks: there, a run only warns if the
+previous run did not end normally.
 """
 
 import contextlib
@@ -30,23 +31,15 @@ FILE = 'lock'
 
 
 def check(workdir: str) -> None:
-  """Checks that a run could write to a workdir, without creating it.
-
-  Raises:
-    ValueError: if a path prevents writing. The message names the path.
-  """
+  """Raises ValueError if a run could not write to a workdir, new or not."""
   if '://' in workdir:
     return
   place = pathlib.Path(absolute(workdir))
   there = next(p for p in (place, *place.parents) if os.path.lexists(p))
-  if not there.is_dir():
+  if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
     raise ValueError(
-      f'--workdir={workdir}: {there} is not a folder. Give another --workdir.'
-    )
-  if not os.access(there, os.W_OK | os.X_OK):
-    raise ValueError(
-      f'--workdir={workdir}: {there} is not writable. Make it writable, or '
-      'give another --workdir.'
+      f'--workdir={workdir}: {there} is not a writable folder. Make it '
+      'writable, or give another --workdir.'
     )
 
 
@@ -54,9 +47,8 @@ def check(workdir: str) -> None:
 def held(workdir: str) -> Iterator[None]:
   """Locks a workdir; process 0 holds the lock for all processes.
 
-  Raises:
-    ValueError: in every process, if another run holds the lock, or if process 0
-      cannot write the lock file, or if a process cannot see it.
+  Raises ValueError in every process if another run holds the lock, process 0
+  cannot write the lock file, or a process cannot see it.
   """
   with contextlib.ExitStack() as stack:
     refusal = ''
