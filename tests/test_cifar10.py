@@ -34,3 +34,9 @@ def test_the_recipes_of_cifar10(recipe, tmp_path):
   assert steps == (
     117_188 if recipe == 'full' else pytest.approx(60 * in_one, 0.02)
   )
+
+
+def test_minutes_are_checked_where_they_count():
+  with pytest.raises(ValueError, match="minutes are 'ten'; give a whole number"):
+    cifar10.get_config('vit,/data/mine,ten')
+  assert cifar10.get_config('full,/data/mine,ten').total == '300 epochs'
