@@ -22,7 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import adapters, opening, transfer
 from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
-from vit_jax.models.model import Batch, Metrics, Params, Partitions
+from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts, Objective
 from vit_jax.training import hardware, optim, sharding
@@ -107,6 +107,7 @@ class Experiment:
     config = self.config
     self.image_size = checked.image_size
     self.objective = checked.objective.on_data(config, facts)
+    self._partitions = self.objective.model.partitions
     self.durations = durations_of(config, facts.examples)
     o = config.optimizer
     self.lr = optim.schedule(
@@ -217,10 +218,6 @@ class Experiment:
       average=params if self.config.optimizer.polyak else {},
       objective_state=self.objective.new_state(params),
     )
-
-  @property
-  def _partitions(self) -> Partitions:
-    return self.objective.model.partitions
 
   def placed(self, shapes: Any) -> Any:
     """Attaches shardings to shapes."""

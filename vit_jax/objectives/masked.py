@@ -1,8 +1,7 @@
 """Masked patch prediction (section 4.6 and appendix B.1.2 of the paper).
 
-The model predicts the colours of corrupted patches. The paper reports results
-for the target 'mean_colour'. 'downsized' was as good, and 'pixels' slightly
-worse.
+The paper reports results for the target 'mean_colour'. 'downsized' was as good,
+and 'pixels' slightly worse.
 """
 
 import dataclasses

@@ -46,9 +46,8 @@ def preemption_notice(
   """Yields a function that tells whether SIGTERM or Ctrl-C was received.
 
   Call the yielded function after every step. All processes get the same answer
-  at the same step. A second Ctrl-C raises KeyboardInterrupt. If a notice is
-  opened inside another notice, as by a run in a sweep, both yield the same
-  function.
+  at the same step. A second Ctrl-C raises KeyboardInterrupt. Nested notices, as
+  of a sweep and its runs, yield the same function.
 
   Args:
     between_runs: whether the code inside is a sweep, whose runs have their own
