@@ -262,10 +262,10 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
     rows.setdefault(device.process_index, set()).add(tuple(row))
   parts = sorted({tuple(sorted(found)) for found in rows.values()})
   if sum(map(len, parts)) != shards(mesh):
+    each = mesh.size // len(rows)
     raise ValueError(
       f'mesh.tensor is {mesh.shape["tensor"]}, and each of the {len(rows)} '
-      f'processes has {mesh.size // len(rows)} devices. Choose mesh.tensor '
-      'as a divisor or multiple of that number.'
+      f'processes has {each} devices. Choose a divisor or multiple of {each}.'
     )
   mine = tuple(sorted(rows[jax.process_index()]))
   return parts.index(mine), len(parts)
