@@ -29,10 +29,8 @@ def body_of(model: Model, params: Params) -> Params:
 def merged(body: Params, trained: Params) -> Params:
   """Returns all parameters of the model, with adapters added to their kernels.
 
-  Args:
-    body: result of `body_of`.
-    trained: the trained parameters: a dict of `lora_a` and `lora_b` for each
-      adapted kernel, and the task's parameters.
+  `body` is the result of `body_of`. `trained` has `lora_a` and `lora_b` for
+  each adapted kernel, and the task's parameters.
   """
   found, trained = flatten_dict(body), flatten_dict(trained)
   for path, x in trained.items():
@@ -53,19 +51,15 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
     meta: result of `saving.read_meta`.
     model: the model of the checkpoint.
 
-  Raises:
-    FileNotFoundError: if the checkpoint `config.init` does not exist.
-    ValueError: if the adapters are damaged, or the checkpoint `config.init` has
-      changed.
+  Raises FileNotFoundError if the checkpoint `config.init` does not exist, and
+  ValueError if it has changed or the adapters are damaged.
   """
   config, size = meta['config'], tuple(meta['image_size'])
   item = 'average' if config['optimizer']['polyak'] else 'params'
   trained = jax.tree.map(
     np.asarray, ocp.PyTreeCheckpointer().restore(step_dir / item)
   )
-  kept = saving.read_checksums(step_dir, item)
-  if not np.array_equal(saving.checksums(trained), kept):
-    raise ValueError(f'the arrays of {item} differ from their checksums')
+  saving.check_sums(trained, saving.read_checksums(step_dir, item), item)
   start = opening.open_checkpoint(os.fspath(config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}
   fresh = flops.param_shapes(model, size) | task

@@ -14,17 +14,10 @@ _log = logging.getLogger(__name__)
 def same_classes(
   checkpoint: Checkpoint, names: tuple[str, ...], class_order: str = ''
 ) -> np.ndarray:
-  """Returns the checkpoint's class index for each class of the data.
+  """Returns the checkpoint's class index for each class of the data, int [N].
 
   Matches classes by name, or by position if the checkpoint has no names.
-
-  Args:
-    checkpoint: the checkpoint.
-    names: class names of the data.
-    class_order: `config.data.class_order` of the data.
-
-  Returns:
-    Integers [N], for the N classes of the data.
+  `class_order` is the field of `config.data`.
 
   Raises:
     ValueError: if the checkpoint has no head or lacks a class, if a name fits
@@ -69,13 +62,7 @@ def check_same(
   Therefore different names at one position match, unless the checkpoint's name
   is another class of the data, or vice versa.
 
-  Args:
-    checkpoint: the checkpoint.
-    names: class names of the data.
-    class_order: `config.data.class_order` of the data.
-
-  Raises:
-    ValueError: if the classes differ, or their order is ambiguous.
+  Raises ValueError if the classes differ, or their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
@@ -102,25 +89,19 @@ def _match_by_position(
 ) -> None:
   """Logs which class name belongs to which class index of the checkpoint.
 
-  Raises:
-    ValueError: if the names are numbers whose order as text differs from their
-      order by value, and `class_order` is empty.
+  Raises ValueError if the names have two orders and `class_order` is empty.
   """
   if sources.has_two_orders(names) and not class_order:
     by_value = sorted(names, key=int)
     raise ValueError(
       f'{checkpoint.path} does not have these class names, and the names have '
-      f'two orders: as text {_some(names)} (torchvision) or by value '
-      f'{_some(by_value)} (timm, TFDS). Choose the order that the checkpoint '
-      'was trained with: --class_order=text or number; in a config, '
-      'data.class_order.'
+      f'two orders: as text {", ".join(names[:4])}, ... (torchvision) or by '
+      f'value {", ".join(by_value[:4])}, ... (timm, TFDS). Choose the order '
+      'that the checkpoint was trained with: --class_order=text or number; in '
+      'a config, data.class_order.'
     )
   _log.info(
     '%s lacks class names of the data. Classes match by position: %.500s.',
     checkpoint.path,
     ', '.join(f'{i} is {name!r}' for i, name in enumerate(names)),
   )
-
-
-def _some(names: list[str] | tuple[str, ...]) -> str:
-  return f'{", ".join(names[:4])}, ...'

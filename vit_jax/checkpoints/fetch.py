@@ -46,10 +46,9 @@ def local(source: str) -> str:
       returned unchanged.
 
   Raises:
-    ConnectionError: if the download fails; the message says how to download by
-      hand.
+    ConnectionError: if the download fails.
     FileNotFoundError: if the file, model or revision does not exist.
-    ImportError: if a library is not installed; the message names it.
+    ImportError: if a library is not installed.
     PermissionError: if the model on the hub is gated.
     ValueError: if the name is invalid.
   """
@@ -121,11 +120,9 @@ def _published(source: str) -> str:
 
 
 def _from_bucket(source: str, copy_to: Callable) -> str:
-  """Returns the path of the local copy of a file; fetches it if necessary.
+  """Returns the local copy of gs://BUCKET/FILE; fetches it if necessary.
 
-  Args:
-    source: the address gs://BUCKET/FILE.
-    copy_to: `_copy` or `_download`.
+  `copy_to` is `_copy` or `_download`.
   """
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):

@@ -26,12 +26,8 @@ _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 def choose(config: ConfigDict, path: str) -> None:
   """Makes a config take its model and image fields from a checkpoint.
 
-  If the config file or flags set some of these fields later, their values take
-  precedence.
-
-  Args:
-    config: the config to change.
-    path: the checkpoint, as in `opening.open_checkpoint`.
+  Fields that the config file or flags set later take precedence. `path` is as
+  in `opening.open_checkpoint`.
   """
   open_fields: dict[str, Any] = {'dtype': placeholder(str)}
   for name in variants.ARCHITECTURES:
@@ -54,10 +50,8 @@ def resolve(config: ConfigDict) -> None:
 
   Rounds square image sizes to the nearest size that the model supports.
 
-  Raises:
-    FileNotFoundError: as in `opening.open_checkpoint`.
-    ValueError: as in `opening.open_checkpoint`, or if the config sets a field
-      that the checkpoint's model lacks.
+  Raises the errors of `opening.open_checkpoint`, and ValueError if the config
+  sets a field that the checkpoint's model lacks.
   """
   if config.model.name != NAME:
     return

@@ -63,12 +63,11 @@ class Checkpoints:
       workdir: any path that `etils.epath` understands, including gs://.
       keep_last: number of newest checkpoints to keep.
       best_metric: metric that decides which checkpoint is the best.
-      best: whether the 'highest' or the 'lowest' value of the metric is best.
+      best: 'highest' or 'lowest'.
       start_over: whether training may start at step 0 if all checkpoints are
         damaged.
 
-    Raises:
-      OSError: if a checkpoint's metrics cannot be read at present.
+    Raises OSError if a checkpoint's metrics cannot be read at present.
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
@@ -93,11 +92,11 @@ class Checkpoints:
   def _best_step(self) -> int | None:
     """Returns the step with the best metric, or None; ties go to the first."""
     values = {
-      step: self._sign * metrics.get(self._best_metric, np.nan)
+      step: self._sign * value
       for step, metrics in self._metrics.items()
+      if not np.isnan(value := metrics.get(self._best_metric, np.nan))
     }
-    known = [step for step, value in values.items() if not np.isnan(value)]
-    return max(known, key=values.__getitem__, default=None)
+    return max(values, key=values.__getitem__, default=None)
 
   def _open(self) -> ocp.CheckpointManager:
     return _Manager(
@@ -133,14 +132,8 @@ class Checkpoints:
   ) -> None:
     """Starts saving, and returns once the arrays are copied from the devices.
 
-    Does nothing if a checkpoint of this step exists.
-
-    Args:
-      step: number of training steps so far.
-      state: trees of arrays by item name; empty trees are left out.
-      meta: values that JSON can store.
-      metrics: metrics of the evaluators at this step; empty if they did not
-        run.
+    Does nothing if a checkpoint of this step exists. `state` maps item names to
+    trees of arrays. `metrics` is empty if no evaluator ran at this step.
     """
     if step in self._manager.all_steps():
       return
@@ -167,10 +160,7 @@ class Checkpoints:
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Returns `meta` of the newest undamaged checkpoint, or None.
-
-    Renames damaged checkpoints and raises errors, as `restore` does.
-    """
+    """Like `restore`, but returns only `meta` of the checkpoint, or None."""
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
     found = self._newest(args, lambda step, got: _verified(got[META], step))
     return found and found[1][META]['meta']
@@ -189,8 +179,8 @@ class Checkpoints:
 
     Raises:
       OSError: if a checkpoint cannot be read at present.
-      ValueError: if all checkpoints are damaged and `start_over` is not set. In
-        this case, no checkpoint is renamed.
+      ValueError: if all checkpoints are damaged and `start_over` is not set.
+        Then no checkpoint is renamed.
     """
     like = {name: tree for name, tree in like.items() if tree}
     leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
@@ -204,9 +194,7 @@ class Checkpoints:
     def check(step: int, restored: Any) -> None:
       del step
       for name in like:
-        sums = checksums(restored[name])
-        if not np.array_equal(sums, restored[CHECKSUMS][name]):
-          raise ValueError(f'the arrays of {name} differ from their checksums')
+        check_sums(restored[name], restored[CHECKSUMS][name], name)
 
     trees = like | {CHECKSUMS: sums_like}
     args = {
@@ -256,11 +244,8 @@ class Checkpoints:
   ) -> tuple[Any, str]:
     """Calls `work(*args)` to read or check the checkpoint of a step.
 
-    Returns:
-      The result, and a description of damage; '' if no process found damage.
-
-    Raises:
-      OSError: if any process cannot read the checkpoint at present.
+    Returns its result, and a description of damage that any process found.
+    Raises OSError if any process cannot read the checkpoint at present.
     """
     folder = self.directory / str(step)
     result, damage, failure = None, '', ''
@@ -341,11 +326,8 @@ class _Best(checkpoint_managers.PreservationPolicy):
   best_step: Callable[[], int | None]
 
   def should_preserve(
-    self,
-    checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
-    *,
-    context: checkpoint_managers.PreservationContext,
-  ) -> Sequence[bool]:
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
     del context
     best = self.best_step()
     return [x.step == best for x in checkpoints]
@@ -358,9 +340,7 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   about their content. The error's type is not enough: orbax also raises
   FileNotFoundError for a folder that it cannot read.
 
-  Returns:
-    A description of the damage, and a description of the read failure. One of
-    the two is empty.
+  Returns descriptions of the damage and of the failure; one of them is ''.
   """
   try:
     _read_all(folder)
@@ -395,12 +375,9 @@ def first_line(error: BaseException) -> str:
 
 
 def steps(folder: epath.Path) -> list[int]:
-  """Returns the steps of the checkpoints in a folder, in order.
+  """Returns the steps of the finished checkpoints in a folder, in order.
 
-  Ignores other names, such as 50.damaged, and unfinished checkpoints.
-
-  Raises:
-    OSError: if an existing folder cannot be listed.
+  Raises OSError if an existing folder cannot be listed.
   """
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
@@ -424,17 +401,10 @@ def is_step(path: epath.Path) -> bool:
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
   """Writes a new workdir that has only parameters, as `checkpoints/0`.
 
-  Unlike `Checkpoints.save`, this function does not copy the arrays.
-
-  Args:
-    workdir: the new workdir.
-    params: tree of NumPy arrays.
-    meta: values that JSON can store.
+  Unlike `Checkpoints.save`, does not copy the arrays, which are NumPy arrays.
   """
   handler = ocp.CompositeCheckpointHandler(
-    params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False),
-    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
-    **{META: ocp.JsonCheckpointHandler()},
+    params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False)
   )
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
@@ -471,11 +441,7 @@ def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
 
 
 def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
-  """Returns `meta` from the content of its file, after checking it.
-
-  Raises:
-    ValueError: if the checksum or the step is wrong.
-  """
+  """Returns `meta` if its checksum and its step are right."""
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
     raise ValueError('its metadata differ from their checksum')
@@ -490,8 +456,8 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
 def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   """Returns `meta` of a checkpoint, verified by its checksum.
 
-  Raises:
-    OSError, ValueError, LookupError, TypeError: if it is missing or damaged.
+  Raises OSError, ValueError, LookupError or TypeError if it is missing or
+  damaged.
   """
   # A checkpointer would wait for all processes, even if one of them fails here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
@@ -521,9 +487,7 @@ def read_checksums(step_dir: epath.Path, item: str) -> np.ndarray:
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
   """Returns the metrics of a checkpoint, verified by their checksum.
 
-  Raises:
-    OSError, ValueError, LookupError, TypeError, AttributeError: if `meta` is
-      missing or damaged.
+  Raises the errors of `read_meta`, and AttributeError.
   """
   metrics = read_meta(step_dir).get('metrics')
   if metrics is None:  # saved by an earlier version
@@ -541,28 +505,39 @@ def checksums(tree: Any) -> jax.Array | np.ndarray:
   """Returns one checksum for each array, uint32, in tree order.
 
   A checksum is the sum of the array's elements modulo 2^32, with their bits
-  read as unsigned integers. The order of the elements does not matter, so the
-  sharding does not matter either. NumPy arrays are summed on the host, without
-  a copy to a device.
+  read as unsigned integers. It does not depend on the sharding, because the
+  order of the elements does not matter.
   """
-  if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(tree)):
-    sums = [
-      np.sum(x.view(f'uint{8 * x.dtype.itemsize}'), dtype=np.uint32)
-      for x in jax.tree.leaves(tree)
-    ]
-    return np.array(sums, np.uint32)
-  return _device_checksums(tree)
+  arrays = jax.tree.leaves(tree)
+  if not all(isinstance(x, np.ndarray) for x in arrays):
+    return _device_checksums(arrays)
+  # Sums on the host, without a copy to a device.
+  sums = [
+    np.sum(x.view(f'uint{8 * x.dtype.itemsize}'), dtype=np.uint32)
+    for x in arrays
+  ]
+  return np.array(sums, np.uint32)
+
+
+def check_sums(tree: Any, kept: Any, item: str, is_part: bool = False) -> None:
+  """Raises ValueError if checksums of a tree differ from the saved ones.
+
+  `is_part` means that the saved ones include checksums of other arrays.
+  """
+  ours = checksums(tree)
+  same = np.isin(ours, kept).all() if is_part else np.array_equal(ours, kept)
+  if not same:
+    raise ValueError(f'the arrays of {item} differ from their checksums')
 
 
 @jax.jit
-def _device_checksums(tree: Any) -> jax.Array:
-  sums = []
-  for x in jax.tree.leaves(tree):
-    bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')
-    sums.append(
-      jnp.sum(jax.lax.bitcast_convert_type(x, bits).astype(jnp.uint32))
-    )
-  return jnp.stack(sums)
+def _device_checksums(arrays: list[jax.Array]) -> jax.Array:
+  return jnp.stack(
+    [
+      jnp.sum(x.view(f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32))
+      for x in arrays
+    ]
+  )
 
 
 def absolute(path: str) -> epath.Path:

@@ -34,11 +34,8 @@ def to_new_task(
     image_size: (H, W) that the model is built for.
     fresh: initial parameters of the model, kept for the new head.
 
-  Returns:
-    Parameters for `model`, as NumPy arrays.
-
-  Raises:
-    ValueError: if the bodies differ; the message names all different fields.
+  Returns parameters for `model`, as NumPy arrays. Raises ValueError if the
+  bodies differ; the message names all different fields.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -46,12 +43,11 @@ def to_new_task(
       body = to_new_task(checkpoint, part, image_size, fresh[name])
       return _on_host(fresh) | {name: body}
   _check_same_body(checkpoint, model)
-  params = dict(checkpoint.params)
-  if checkpoint.model.scan and not model.scan:
+  old, params = checkpoint.model, dict(checkpoint.params)
+  if old.scan and not model.scan:
     params = model.unstack_layers(params)
-  if model.scan and not checkpoint.model.scan:
+  if model.scan and not old.scan:
     params = jax.device_get(model.stack_layers(params))
-  old = checkpoint.model
   other = [
     name
     for field, names in model.optional_params.items()
@@ -63,7 +59,7 @@ def to_new_task(
   named = (*model.task_params, *other)
   task = {name: fresh[name] for name in named if name in fresh}
   body = {name: x for name, x in fresh.items() if name not in task}
-  grids = (checkpoint.model.grid(checkpoint.image_size), model.grid(image_size))
+  grids = (old.grid(checkpoint.image_size), model.grid(image_size))
   return posemb.resize_all(params, body, *grids) | _on_host(task)
 
 
@@ -109,8 +105,7 @@ def at_size(
   Interpolates position embeddings (section 3.2 of the ViT paper). With JAX
   arrays, works under `jax.jit` and `jax.grad`.
 
-  Raises:
-    ValueError: if other parameters of the model depend on the image size.
+  Raises ValueError if other parameters depend on the image size.
   """
   like = flops.param_shapes(model, new)
   # By default, TPUs round matrix products to bfloat16.
@@ -126,37 +121,29 @@ def at_size(
 
 
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
-  """Converts a checkpoint to another image size.
+  """Converts a checkpoint to another image size (H, W), as `at_size` does.
 
-  Interpolates position embeddings (section 3.2 of the ViT paper). Also scales
-  `preprocessing.resize_small`, the side before the crop.
+  Also scales `preprocessing.resize_small`, the side before the crop.
 
-  Raises:
-    ValueError: if the model does not support this image size.
+  Raises ValueError if the model does not support this image size.
   """
-  model = checkpoint.model
+  model, old = checkpoint.model, checkpoint.image_size
   model.check(image_size)
-  params = at_size(model, checkpoint.params, checkpoint.image_size, image_size)
   return dataclasses.replace(
     checkpoint,
-    params=params,
+    params=at_size(model, checkpoint.params, old, image_size),
     image_size=image_size,
-    preprocessing=checkpoint.preprocessing.scaled(
-      checkpoint.image_size, image_size
-    ),
+    preprocessing=checkpoint.preprocessing.scaled(old, image_size),
   )
 
 
 def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   """Returns a checkpoint with its whole head, a part of it, or no head.
 
-  Args:
-    checkpoint: checkpoint to start from.
-    head: 'keep' keeps the head, 'representation' drops the classifier and keeps
-      the representation layer, 'drop' drops both.
+  'keep' keeps the head, 'representation' drops the classifier and keeps the
+  representation layer, 'drop' drops both.
 
-  Raises:
-    ValueError: if `head` is 'representation' and the model lacks this layer.
+  Raises ValueError if there is no representation layer to keep.
   """
   if head == 'keep':
     return checkpoint

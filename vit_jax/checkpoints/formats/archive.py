@@ -22,14 +22,9 @@ def is_archive(path: str) -> bool:
 
 
 def load(path: str) -> Flat:
-  """Returns all arrays of an archive.
+  """Returns all arrays of an archive, two-byte void arrays as bfloat16.
 
-  Reads two-byte void arrays as bfloat16, because .npz files cannot declare
-  bfloat16.
-
-  Raises:
-    ValueError: if an array is damaged or not numeric; the message names the
-      file and the array.
+  Raises ValueError if an array is damaged or not numeric.
   """
   part = 'the archive'
   flat: Flat = {}
@@ -52,11 +47,7 @@ def load(path: str) -> Flat:
 
 
 def numeric(x: np.ndarray) -> np.ndarray:
-  """Returns a numeric array unchanged.
-
-  Raises:
-    ValueError: if the array has neither integers nor floating-point numbers.
-  """
+  """Returns an array unchanged; raises ValueError if it is not numeric."""
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
     raise ValueError(f'its dtype is {x.dtype}, which is not numeric')
   return x
@@ -79,7 +70,8 @@ def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive completely or not at all.
 
   The same arrays always give the same bytes. Arrays are converted to `dtype`
-  one at a time, to save memory. bfloat16 is stored as two-byte void.
+  one at a time, to save memory. bfloat16 is stored as two-byte void, because
+  .npz files cannot declare bfloat16.
 
   Raises the errors of `atomic_files.new_file`, such as FileExistsError.
   """
@@ -124,7 +116,7 @@ class Lookup:
     path: path of the file, for messages.
     arrays: arrays by the file's keys.
     key_of: function from our name to the file's key.
-    format_name: name of the format, for messages.
+    format_name: for messages.
     shown: function from the file's key to the key in messages.
   """
 
@@ -141,9 +133,8 @@ class Lookup:
   def shape(self, name: str, ndim: int) -> tuple[int, ...]:
     """Returns the shape of an array that determines a field.
 
-    Raises:
-      ValueError: if the array is missing, has another number of dimensions, or
-        is empty: an empty array may have axes of any size.
+    Raises ValueError if the array is missing, has another number of dimensions,
+    or is empty: an empty array may have axes of any size.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)
@@ -157,24 +148,17 @@ class Lookup:
     return x.shape
 
   def size(self, name: str, ndim: int, axis: int = 0) -> int:
-    """Returns the size of an array's axis, or 0 if the array is missing.
-
-    Raises:
-      ValueError: as in `shape`, except for a missing array.
-    """
+    """Returns the size of an axis as in `shape`; 0 if the array is missing."""
     return self.shape(name, ndim)[axis] if self.has(name) else 0
 
   def count(self, start: str, pattern: str) -> tuple[int, ...]:
-    """Counts the layers of each stage.
+    """Returns the number of layers of each stage, in the order of the stages.
 
     Args:
       start: the text with which the layers' keys in the file begin.
       pattern: regular expression for the text after `start`. Its last group
         identifies the layer. A group before it is the number of the stage.
         Without that group, all layers are in one stage.
-
-    Returns:
-      The number of layers of each stage, in the order of the stages.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
@@ -183,15 +167,9 @@ class Lookup:
 
 
 def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
-  """Lists the settings of a model that readers of an .npz file cannot know.
+  """Lists settings that readers of an .npz file cannot know, as sentences.
 
-  Args:
-    weights: the model.
-    assumed: the preprocessing that readers of the file assume; None for the
-      default.
-
-  Returns:
-    One sentence for each setting that differs from the readers' assumption.
+  `assumed` is the preprocessing that readers of the file assume.
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()

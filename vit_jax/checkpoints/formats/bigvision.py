@@ -61,9 +61,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
     path=path,
     arrays=arrays,
     fields=fields,
-    table=lambda shapes: _table(
-      shapes, key_of, fields['depth'] if stacked else 0
-    ),
+    table=lambda shapes: _table(shapes, key_of, stacked * fields['depth']),
     preprocessing=(
       table.Preprocessing()
       if prefix == _TOWER
@@ -118,21 +116,15 @@ def _assumed_side(patch: int) -> int:
 
 def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
   """Returns the evaluation preprocessing of big_vision's classifiers."""
-  return table.Preprocessing(
-    resize_small=256 if image_size == (224, 224) else 0
-  )
+  return table.Preprocessing(256 if image_size == (224, 224) else 0)
 
 
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns the entries for `table.File.table`.
+  """Returns `table.File.table` of `shapes`.
 
-  Args:
-    shapes: shapes of our arrays by name.
-    key_of: function from our name to the file's key.
-    stacked: number of layers that the file stacks along a first axis; 0 if
-      layers are separate.
+  The file stacks `stacked` layers along a first axis; 0 if they are separate.
   """
   entries = []
   for name in shapes:

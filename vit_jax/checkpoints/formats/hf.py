@@ -63,18 +63,16 @@ def read(path: str, config: dict[str, Any]) -> table.File:
       f'{kinds}); it must be one of {", ".join([*FAMILIES, *PROJECTS])} or '
       'timm_wrapper.'
     )
-  family = FAMILIES[model_type]
-  named = torch_vit.Arrays(
-    path,
-    {
-      key: x
-      for key, x in tensors.read_folder(path, family.ignored).items()
-      # A model without registers has an empty array of registers.
-      if x.size or not key.endswith('register_tokens')
-    },
-    model_type == 'bit',
-    rf'({model_type}\.)?((vision_model|model|vit)\.)?',
-  )
+  arrays = {
+    key: x
+    for key, x in tensors.read_folder(
+      path, FAMILIES[model_type].ignored
+    ).items()
+    # A model without registers has an empty array of registers.
+    if x.size or not key.endswith('register_tokens')
+  }
+  prefix = rf'({model_type}\.)?((vision_model|model|vit)\.)?'
+  named = torch_vit.Arrays(path, arrays, model_type == 'bit', prefix)
   vision = JsonConfig(
     config.get('vision_config') or config, f'{path}/config.json'
   )
@@ -167,11 +165,7 @@ def _bit_sizes(layers: tuple[int, ...], width: int) -> dict[str, Any]:
 
 
 def _unfold_patches(named: torch_vit.Arrays, config: JsonConfig) -> None:
-  """Reshapes SigLIP 2's patch kernel for a convolution; sets image_size.
-
-  Raises:
-    ValueError: if the config contradicts the arrays.
-  """
+  """Reshapes SigLIP 2's patch kernel for a convolution; sets image_size."""
   lookup = named.lookup('SigLIP 2')
   config.setdefault('patch_size', 16)
   patch = config.positive('patch_size')

@@ -39,8 +39,7 @@ class Family:
     fields: values of our fields that all models of this type share.
     classifier: further field values of classifiers; None if classifiers are not
       supported.
-    ignored: regular expression for keys of arrays that are not read, such as
-      mask tokens, text towers and decoders.
+    ignored: regular expression for keys of arrays that are not read.
     unused: regular expression for our names of arrays that a classifier does
       not use.
   """
@@ -161,8 +160,7 @@ def class_names(
 ) -> tuple[str, ...]:
   """Returns the class names of a config.json; () if it has only 'LABEL_0' etc.
 
-  Raises:
-    ValueError: if id2label does not name each class.
+  Raises ValueError if id2label does not name each class.
   """
   names = config.get('id2label')
   if not num_classes or names is None:

@@ -126,8 +126,7 @@ def of_hf(
     The preprocessing, the size (H, W) of its images, and one sentence for each
     difference from transformers.
 
-  Raises:
-    ValueError: if a value is invalid; the message names the file and the key.
+  Raises ValueError if a value is invalid.
   """
   paths = [os.path.join(path, name) for name in (FILE, WITH_TEXT)]
   found = next(filter(os.path.exists, paths), '')
@@ -169,11 +168,11 @@ def of_hf(
       'resizes the whole image to the model size.'
     )
     size, resizing = model_size, {}
-  if file['do_normalize']:
-    resizing |= {'mean': file.rgb('image_mean'), 'std': file.rgb('image_std')}
-  else:
-    resizing |= {'mean': (0.0,) * 3, 'std': (1.0,) * 3}
+  if not file['do_normalize']:
+    file.update(image_mean=0, image_std=1)
   preprocessing = file.preprocessing(
+    mean=file.rgb('image_mean'),
+    std=file.rgb('image_std'),
     interpolation=file.interpolation('resample', _PILLOW),
     resize_like='dinov3' if kind == 'DINOv3ViT' else 'transformers',
     **resizing,
@@ -225,21 +224,18 @@ def _sizes(
 
 
 def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
-  """Returns the preprocessing of a timm directory.
+  """Returns the preprocessing of a timm directory for images of `size` (H, W).
 
-  Args:
-    pretrained: the directory's pretrained_cfg. This function adds a warning for
-      each difference from timm.
-    size: (H, W) of the model's images in pixels.
-
-  Raises:
-    ValueError: if a value is invalid; the message names the file and the key.
+  Adds a warning to `pretrained`, the directory's pretrained_cfg, for each
+  difference from timm. Raises ValueError if a value is invalid.
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']
   # The lower bound limits the resized side.
   if type(share) not in (int, float) or not 1e-5 < share <= 1:
-    found.refuse('crop_pct', '; it must be above 0 and at most 1, as in 0.875.')
+    found.refuse(
+      'crop_pct', '; it must be above 0.00001 and at most 1, as in 0.875.'
+    )
   if mode not in ('center', 'squash'):
     found.refuse(
       'crop_mode', '; it must be center or squash: vit_jax does not pad images.'
@@ -275,9 +271,8 @@ def to_timm(
 ) -> tuple[dict[str, Any], list[str]]:
   """Converts the preprocessing of images of `size` (H, W) for timm.
 
-  Returns:
-    The keys of pretrained_cfg that describe images, and one sentence for each
-    difference from timm.
+  Returns the keys of pretrained_cfg that describe images, and one sentence for
+  each difference from timm.
   """
   crop_pct, lines = 1.0, []
   if p.resize_small:

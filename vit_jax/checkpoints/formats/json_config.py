@@ -25,8 +25,7 @@ class JsonConfig(dict[str, Any]):
 
   Attributes:
     path: path of the file.
-    prefix: the keys that lead to the object in the file, such as 'a.b.'; '' for
-      the whole file.
+    prefix: the keys that lead to the object in the file, such as 'a.b.'.
     warnings: one sentence for each difference from the other library.
   """
 
@@ -66,15 +65,9 @@ class JsonConfig(dict[str, Any]):
   ) -> dict[str, Any]:
     """Returns the model's fields that only the configuration determines.
 
-    Args:
-      keys: the table of the format.
-      arrays: the fields that the arrays determine. The configuration must
-        agree with them.
-      name: name of the architecture, for messages.
-
-    Raises:
-      ValueError: if values are invalid, contradict the arrays or are not
-        supported; the message names the keys.
+    Raises ValueError if values are invalid, not supported, or contradict
+    `arrays`: the fields that the arrays determine. `name` is the architecture's
+    name, for messages.
     """
     full = self.replace(
       {key: row.default for key, row in keys.items()} | without_nulls(self)
@@ -122,9 +115,7 @@ class JsonConfig(dict[str, Any]):
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
     """Returns (H, W) in pixels; a single number means a square.
 
-    Args:
-      key: the key, for messages.
-      value: the value to convert; None for the value of `key`.
+    Converts `value`, by default the value of `key`.
     """
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
@@ -143,8 +134,7 @@ class JsonConfig(dict[str, Any]):
   ) -> tuple[int, int]:
     """Rounds (H, W) in pixels down to whole patches, with a warning.
 
-    Other libraries ignore the remaining pixels. For example, SigLIP with
-    patches of 14 uses 378 of 384 pixels.
+    Other libraries ignore the remaining pixels.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
@@ -170,9 +160,7 @@ class JsonConfig(dict[str, Any]):
   def interpolation(self, key: str, names: Mapping[str, Any]) -> str:
     """Returns our name of an interpolation; warns if it is unknown.
 
-    Args:
-      key: the key.
-      names: maps our names to the other library's values.
+    `names` maps our names to the other library's values.
     """
     for ours, theirs in names.items():
       if self[key] == theirs:
@@ -191,10 +179,8 @@ class JsonConfig(dict[str, Any]):
 class Kind(NamedTuple):
   """Functions that convert a value between a file and our models.
 
-  Attributes:
-    read: function from a `JsonConfig` and a key to our value; may raise
-      ValueError.
-    write: function from our value to the value in the file.
+  `read` maps a `JsonConfig` and a key to our value, and may raise ValueError.
+  `write` maps our value to the value in the file.
   """
 
   read: Callable[[JsonConfig, str], Any] = lambda config, key: config[key]
@@ -218,11 +204,10 @@ class Key(NamedTuple):
 
 
 def choices(names: Mapping[str, Any]) -> Kind:
-  """Returns the `Kind` of a key whose value must be one of the given names.
+  """Returns the `Kind` of a key whose value must be one of `names`.
 
-  Args:
-    names: maps the other library's names to our values. If several names have
-      the same value, the first of them is written.
+  `names` maps the other library's names to our values. If several names have
+  the same value, the first of them is written.
   """
   ours = {value: theirs for theirs, value in reversed([*names.items()])}
   return Kind(lambda config, key: config.choice(key, names), ours.__getitem__)

@@ -14,14 +14,13 @@ from typing import Any
 from vit_jax.checkpoints.formats import archive, bit, table
 from vit_jax.models import resnet
 
-PREFIXES = ('opt/target/', 'params/img/', 'params/')
 DTYPES: tuple[str, ...] = ('float32',)
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 # The name of an encoder layer, without its number.
 LAYERS = 'Transformer/encoderblock'
 
 # Maps our names of modules to Flax Linen's.
-LINEN_NUMBERS = {
+_LINEN_NUMBERS = {
   'LayerNorm_2': 'LayerNorm_1',
   'MultiHeadDotProductAttention_1': 'MultiHeadDotProductAttention_0',
   'MlpBlock_3': 'MlpBlock_0',
@@ -34,12 +33,6 @@ _HOLDS = (
 _GROUP_NORM = re.compile(r'(^|/)gn\w+/(scale|bias)$')
 
 
-def matches(arrays: table.Flat) -> bool:
-  """Accepts all arrays, because this is the last format that is tried."""
-  del arrays
-  return True
-
-
 def read(path: str, arrays: table.Flat) -> table.File:
   """Reads a file; `arrays` are the result of `archive.load`."""
   prefix, arrays = without_other_trees(arrays)
@@ -48,14 +41,10 @@ def read(path: str, arrays: table.Flat) -> table.File:
   def key_of(name: str) -> str:
     return prefix + (linen_name(name) if linen else name)
 
-  # Linen's predecessor stores GroupNorm parameters as (1, 1, 1, C), Linen as
-  # (C,).
-  arrays = {
-    key: x.reshape(1, 1, 1, -1)
-    if _GROUP_NORM.search(key) and x.ndim == 1
-    else x
-    for key, x in arrays.items()
-  }
+  for key, x in arrays.items():
+    # Linen's predecessor stores GroupNorm parameters as (1, 1, 1, C).
+    if _GROUP_NORM.search(key) and x.ndim == 1:
+      arrays[key] = x.reshape(1, 1, 1, -1)
   lookup = archive.Lookup(path, arrays, key_of, 'ViT')
   return table.File(
     path=path,
@@ -77,15 +66,9 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
-  """Checks that an .npz file can store a ViT.
+  """Raises ValueError if an .npz file cannot store a ViT.
 
-  Args:
-    weights: the model.
-    format_name: name of the format, with which messages begin.
-    holds: as in `table.check_writable`.
-
-  Raises:
-    ValueError: if the file cannot store it; the message names the field.
+  Messages begin with `format_name`. `holds` is as in `table.check_writable`.
   """
   start = f'{format_name} cannot store a model with'
   table.check_writable(weights.fields, start, ('vit',), holds)
@@ -111,10 +94,11 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
 
 def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
   """Returns the key prefix of the parameters, and the arrays with it."""
-  for prefix in PREFIXES:
-    if any(key.startswith(prefix) for key in arrays):
-      return prefix, {k: x for k, x in arrays.items() if k.startswith(prefix)}
-  return '', dict(arrays)
+  for prefix in ('opt/target/', 'params/img/', 'params/', ''):
+    inside = {k: x for k, x in arrays.items() if k.startswith(prefix)}
+    if inside:
+      break
+  return prefix, inside
 
 
 def has_linen_numbers(keys: Iterable[str]) -> bool:
@@ -124,7 +108,7 @@ def has_linen_numbers(keys: Iterable[str]) -> bool:
 
 def linen_name(name: str) -> str:
   """Converts one of our names to Linen's module numbers."""
-  return '/'.join(LINEN_NUMBERS.get(part, part) for part in name.split('/'))
+  return '/'.join(_LINEN_NUMBERS.get(part, part) for part in name.split('/'))
 
 
 def encoder_fields(
@@ -132,12 +116,9 @@ def encoder_fields(
 ) -> dict[str, Any]:
   """Infers the fields that every ViT has.
 
-  Args:
-    lookup: the arrays.
-    stacked: whether all layers are stacked along a first axis.
+  `stacked` means that all layers are stacked along a first axis.
 
-  Raises:
-    ValueError: if an array is missing, or arrays contradict each other.
+  Raises ValueError if an array is missing, or arrays contradict each other.
   """
   layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)

@@ -9,8 +9,7 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules that implement `table.Format`. The first one whose `matches` accepts
-# the arrays reads them. If none accepts them, the last module reads them.
+# Modules that implement `table.Format`; see `format_of`.
 TENSORS = Register(
   'format',
   {
@@ -42,10 +41,8 @@ WHAT_OPENS = (
 def read(path: str) -> File:
   """Reads a file or directory in any foreign format.
 
-  Raises:
-    FileNotFoundError: if a directory lacks its weights.
-    ImportError: if a library that the format needs is not installed.
-    ValueError: if it is damaged, or its format or model is not supported.
+  Raises the errors of `Format.read`; FileNotFoundError if a directory lacks its
+  weights; ValueError if it is damaged or no checkpoint of a known format.
   """
   if os.path.isdir(path):
     return _read_folder(path)
@@ -122,8 +119,7 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 def _prefixes(arrays: Flat) -> list[str]:
   """Returns the key prefixes of all models in a file, averaged weights first.
 
-  Averaged weights are meant for evaluation. A model inside another one, such as
-  DETR's ResNet, is not listed.
+  Leaves out a model inside another one, such as DETR's ResNet.
   """
   found: list[str] = []
   dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))
@@ -143,6 +139,9 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 
 
 def format_of(arrays: Flat, register: Register) -> Format:
-  """Returns the first module that matches the arrays, or the last module."""
+  """Returns the first module whose `matches` accepts the arrays, or the last.
+
+  The last module needs no `matches`, unless it is in `TENSORS`.
+  """
   *modules, last = map(register.load, register)
   return next((x for x in modules if x.matches(arrays)), last)

@@ -41,9 +41,7 @@ class Weights:
   Attributes:
     arrays: parameters by '/'-joined name, float32, with layers unrolled.
     fields: arguments of `variants.build`, with `image_size` and `num_classes`.
-    preprocessing: image preprocessing.
-    class_names: a name for each class; empty if they are unknown.
-    loss: training loss of the head, 'softmax' or 'sigmoid'.
+    preprocessing, class_names, loss: as in `opening.Checkpoint`.
   """
 
   arrays: Flat
@@ -62,7 +60,7 @@ class Entry:
     ours: our names.
     to_file: function from our arrays to a tuple of the file's arrays. Returns
       views if possible, because copies would double the memory.
-    to_ours: the inverse function.
+    to_ours: its inverse.
   """
 
   keys: tuple[str, ...]
@@ -86,13 +84,9 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
 def joined(
   key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
 ) -> Entry:
-  """Returns an entry for an array of a file that concatenates our arrays.
+  """Returns an entry for an array that concatenates our arrays.
 
-  Args:
-    key: key in the file.
-    names: our names, in the order of concatenation.
-    layout: layout of each of our arrays.
-    axis: axis of concatenation in the file.
+  `layout` is the layout of each of our arrays, `axis` an axis in the file.
   """
   to_file, to_ours = layout
   return Entry(
@@ -109,9 +103,8 @@ def renamed(
 ) -> Callable[[Shapes], list[Entry]]:
   """Returns a `File.table` for a file whose arrays match ours one to one.
 
-  Args:
-    key_of: function from our name to the file's key.
-    layout: function from our name and shape to the layout.
+  `key_of` maps our name to the file's key, `layout` our name and shape to the
+  layout.
   """
   return lambda shapes: [
     one(key_of(name), name, layout(name, shape))
@@ -128,10 +121,8 @@ class File:
     arrays: the stored arrays by the file's keys.
     fields: arguments of `variants.build`, inferred from shapes and config.json.
     table: function from the shapes of our arrays, by name, to the entries.
-    preprocessing: image preprocessing.
-    class_names: a name for each class; empty if the file does not store names.
+    preprocessing, class_names, loss: as in `opening.Checkpoint`.
     warnings: warnings for the user, one sentence each.
-    loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
 
   path: str
@@ -150,7 +141,7 @@ class Peer:
 
   Attributes:
     framework: name and version of the framework.
-    image_size: (H, W) of the model's images in pixels.
+    image_size: (H, W) in pixels.
     run: function from RGB images, uint8 [B, H, W, 3], to float32 outputs, as in
       `compared`: [B, C], or [B, Q, C + 4] for DETR's Q queries. It also
       normalises the images.
@@ -188,8 +179,7 @@ class Format(Protocol):
 
     Raises:
       ImportError: if a library that the format needs is not installed.
-      ValueError: if the model is not supported; the message names the file and
-        the key.
+      ValueError: if the model is not supported.
     """
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
@@ -200,6 +190,7 @@ class Format(Protocol):
       format interpret differently.
 
     Raises:
+      FileExistsError: if the target exists.
       ValueError: if the format cannot store the model.
     """
 
@@ -207,7 +198,7 @@ class Format(Protocol):
 def check_writable(
   fields: Mapping[str, Any], start: str, names: tuple[str, ...], holds: str
 ) -> None:
-  """Checks that a format can store a model.
+  """Raises ValueError if a format cannot store a model.
 
   Args:
     fields: arguments of `variants.build`.
@@ -216,10 +207,6 @@ def check_writable(
     holds: fields that the format stores, separated by spaces. 'field' allows
       any value; 'field=value' allows this value and the default. Any other
       field that changes the outputs must have its default.
-
-  Raises:
-    ValueError: if the format cannot store the model; the message names the
-      field, its value and the way out.
   """
 
   def refuse(field: str, *values: Any) -> None:
@@ -233,29 +220,21 @@ def check_writable(
   name, held = fields['name'], holds.split()
   if name not in names:
     refuse('name', *names)
-  free = {
-    *held,
-    *_NOT_STORED,
-    *variants.ARCHITECTURES.load(name).compute_fields,
-  }
+  compute_fields = variants.ARCHITECTURES.load(name).compute_fields
+  free = {*held, *_NOT_STORED, *compute_fields}
   for field, default in variants.defaults(name).items():
-    more = [x.partition('=')[2] for x in held if x.startswith(f'{field}=')]
     if field in free or fields[field] == default:
       continue
+    more = [x.partition('=')[2] for x in held if x.startswith(f'{field}=')]
     if str(fields[field]) not in more:
       refuse(field, default, *more)
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:
-  """Converts the arrays of a file to our arrays, float32.
+  """Converts the arrays of a file to our arrays, float32, of `shapes`.
 
-  Args:
-    file: the result of a format's `read`.
-    shapes: shapes of our arrays by name.
-
-  Raises:
-    ValueError: if arrays are missing, unknown, of another shape or not finite;
-      the message names their keys.
+  Raises ValueError if arrays are missing, unknown, of another shape or not
+  finite.
   """
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
@@ -316,12 +295,7 @@ def looks_like(keys: Iterable[str]) -> str:
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
-  """Converts our arrays to the arrays of a file.
-
-  Args:
-    arrays: our arrays by name.
-    table: as in `File.table`.
-  """
+  """Converts our arrays to the arrays of a file; `table` is `File.table`."""
   flat: Flat = {}
   for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))
@@ -330,11 +304,7 @@ def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
 
 
 def square_side(patches: int, path: str) -> int:
-  """Returns the side of a square grid of patches.
-
-  Raises:
-    ValueError: if the number of patches is not a square.
-  """
+  """Returns the side of a square grid of patches, or raises ValueError."""
   side = math.isqrt(max(patches, 0))
   if side * side != patches or not side:
     raise ValueError(

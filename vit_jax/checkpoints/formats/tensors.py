@@ -10,12 +10,13 @@ import pathlib
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
+from flax.traverse_util import flatten_dict
 
 from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.formats.table import Flat
@@ -42,16 +43,13 @@ def is_tensors(path: str) -> bool:
 def read(path: str, ignored: str = _COUNTS) -> Flat:
   """Returns all arrays of a .safetensors, .pth, .pt or .bin file.
 
-  The keys of nested dictionaries are joined by dots.
-
-  Args:
-    path: path of the file.
-    ignored: regular expression for keys to leave out.
+  The keys of nested dictionaries are joined by dots. `ignored` is a regular
+  expression for keys to leave out.
 
   Raises:
     ImportError: if PyTorch is needed but not installed.
     ValueError: if the file has another format, or an array is damaged or not
-      numeric; the message names the file and the array.
+      numeric.
   """
   if not is_tensors(path):
     raise ValueError(
@@ -77,34 +75,21 @@ def read(path: str, ignored: str = _COUNTS) -> Flat:
 def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
   """Returns all arrays of a directory in the layout of the Hugging Face hub.
 
-  Args:
-    folder: path of the directory.
-    ignored: as in `read`.
-
-  Raises:
-    FileNotFoundError: if the directory has no file with weights, or a file that
-      its index names is missing.
-    ImportError: as in `read`.
-    ValueError: as in `read`, or if the index is invalid.
+  `ignored` is as in `read`. Raises the errors of `read`; ValueError if the
+  index is invalid; FileNotFoundError if weights are missing.
   """
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)
     if os.path.exists(path):
-      if name.endswith('.json'):
-        return _read_parts(path, ignored)
-      return read(path, ignored)
+      reader = _read_parts if name.endswith('.json') else read
+      return reader(path, ignored)
   raise FileNotFoundError(
     f'{folder} has no weights. It must have one of {", ".join(_FOLDER_FILES)}.'
   )
 
 
 def read_json(path: str) -> dict[str, Any]:
-  """Returns the object in a JSON file.
-
-  Raises:
-    ValueError: if the file is not JSON or not an object; the message names the
-      file.
-  """
+  """Returns the object in a JSON file; raises ValueError for other content."""
   try:
     value = json.loads(pathlib.Path(path).read_text('utf-8'))
   except (ValueError, RecursionError) as e:
@@ -123,15 +108,10 @@ def write_folder(
   arrays: Mapping[str, np.ndarray],
   dtype: str,
 ) -> None:
-  """Writes a directory in the layout of the Hugging Face hub.
+  """Writes a new directory in the layout of the Hugging Face hub.
 
-  Args:
-    target: the new directory.
-    configs: JSON objects by file name.
-    arrays: as in `write_safetensors`.
-    dtype: as in `write_safetensors`.
-
-  Raises the errors of `write_safetensors`.
+  `configs` are JSON objects by file name. Raises the errors of
+  `write_safetensors`.
   """
   with atomic_files.new_folder(target) as folder:
     for name, config in configs.items():
@@ -145,16 +125,11 @@ def write_safetensors(
 ) -> None:
   """Writes a .safetensors file completely or not at all.
 
-  The same arrays always give the same bytes.
+  The same arrays always give the same bytes. `dtype` is 'float32', 'bfloat16'
+  or 'float16'.
 
-  Args:
-    target: the new file.
-    arrays: arrays by key.
-    dtype: dtype to write, 'float32', 'bfloat16' or 'float16'.
-
-  Raises:
-    FileExistsError: if the target exists.
-    ValueError: if a value is too large for float16.
+  Raises FileExistsError if the target exists, and ValueError if a value is too
+  large for float16.
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:
@@ -222,7 +197,7 @@ class _Ignored(dict):
 
 
 def _load_torch(path: str) -> dict[str, Any]:
-  """Returns the tensors of a PyTorch file."""
+  """Returns the tensors of a PyTorch file by key."""
   try:
     import torch
   except ImportError as e:
@@ -242,21 +217,15 @@ def _load_torch(path: str) -> dict[str, Any]:
     # torch warns about types that it refuses, and about its internals.
     warnings.simplefilter('ignore')
     saved = torch.load(path, 'cpu', weights_only=True, mmap=is_zip)
-  found = dict(_tensors(saved, torch.Tensor))
+  nested = flatten_dict(saved) if isinstance(saved, dict) else {}
+  found = {
+    '.'.join(path): x
+    for path, x in nested.items()
+    if isinstance(x, torch.Tensor) and all(isinstance(k, str) for k in path)
+  }
   if not found:
     raise ValueError('it has no named tensors. Save model.state_dict() instead')
   return found
-
-
-def _tensors(
-  saved: Any, kind: type, start: str = ''
-) -> Iterator[tuple[str, Any]]:
-  """Yields (key, tensor) of nested dictionaries; keys are joined by dots."""
-  for key, x in saved.items() if isinstance(saved, dict) else ():
-    if isinstance(key, str) and isinstance(x, kind):
-      yield f'{start}{key}', x
-    elif isinstance(key, str):
-      yield from _tensors(x, kind, f'{start}{key}.')
 
 
 def _to_numpy(x: Any) -> np.ndarray:

@@ -162,13 +162,7 @@ def _dinov3_fields(
 ) -> dict[str, Any]:
   """Returns the fields of a model in DINOv3's original format.
 
-  Args:
-    named: the arrays.
-    periods: periods of the rotary embeddings, [P].
-    config: gets the warnings.
-
-  Raises:
-    ValueError: if `periods` is invalid.
+  `periods` are the periods of the rotary embeddings, [P].
   """
   lookup = named.lookup('DINOv3')
   found, _, stride = torch_vit.fields(lookup)
@@ -196,13 +190,7 @@ def _dinov3_fields(
 def _pool(
   lookup: archive.Lookup, config: JsonConfig, stated: str | None
 ) -> str:
-  """Returns the pooling.
-
-  Args:
-    lookup: the arrays.
-    config: the configuration, for messages.
-    stated: the pooling in the configuration; None if it is missing.
-  """
+  """Returns the pooling; `stated` is the pooling in the configuration."""
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']
   elif not lookup.has('cls'):

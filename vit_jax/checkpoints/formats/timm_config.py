@@ -158,9 +158,8 @@ def read(
     arrays: fields and arguments of timm's models that the arrays determine.
     known: result of `architecture_facts`.
 
-  Raises:
-    ValueError: if the model is not supported, or the configuration contradicts
-      the arrays.
+  Raises ValueError if the model is not supported, or the configuration
+  contradicts the arrays.
   """
   args = config.part('model_args')
   width, mlp_dim = arrays['width'], arrays['mlp_dim']
@@ -186,14 +185,10 @@ def read(
 
 
 def check_resnet(config: JsonConfig, names: str) -> None:
-  """Checks that a config.json describes a supported ResNet.
+  """Raises ValueError if a config.json does not describe a supported ResNet.
 
-  Args:
-    config: the config.json; empty for a tensor file without one.
-    names: regular expression for the supported architectures.
-
-  Raises:
-    ValueError: if the ResNet is not supported.
+  `names` is a regular expression for the supported architectures. `config` is
+  empty for a tensor file without one.
   """
   name = str(config.get('architecture'))
   if config and not re.match(rf'(?:{names})($|\.)', name):
@@ -232,17 +227,9 @@ def file_attributes(
 ) -> dict[str, Any]:
   """Returns the attributes of a `table.File` that a config.json determines.
 
-  Args:
-    config: the config.json; empty for a tensor file without one.
-    fields: the model's fields.
-    images: the preprocessing to use if `config` is empty.
-
-  Returns:
-    `preprocessing`, `class_names` and `warnings`.
-
-  Raises:
-    ValueError: if the configuration has another number of classes or names, or
-      invalid preprocessing.
+  For an empty `config`, the preprocessing is `images`. Raises ValueError if the
+  configuration has another number of classes or names, or invalid
+  preprocessing.
   """
   num_classes = fields['num_classes']
   known = config.replace(_pretrained_cfg(config) | config)
@@ -270,14 +257,8 @@ def file_attributes(
 def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   """Returns the facts that a ViT's architecture and global_pool imply.
 
-  Args:
-    config: the config.json; empty for a tensor file without one.
-
-  Returns:
-    width, heads, pool: fields of the model; None without a config.json.
-    gelu, layer_norm_epsilon, rope, rope_side: fields of the model.
-    rotation: the last two arguments of `torch_vit.Arrays.reorder_channels`;
-      None without rotary embeddings.
+  These are fields of the model, and `rotation`: the last two arguments of
+  `torch_vit.Arrays.reorder_channels`, or None without rotary embeddings.
 
   Raises:
     ImportError: if timm is needed but not installed.
@@ -286,12 +267,11 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   if not config:
     return _UNKNOWN
   name = str(config['architecture']).split('.')[0]
-  match = _KNOWN.fullmatch(name)
-  if not match:
-    facts = _ask_timm(name, config)
-  else:
+  if match := _KNOWN.fullmatch(name):
     size, _ = _SIZES[match[1]]
     facts = _UNKNOWN | {'heads': size.heads, 'width': size.width, 'pool': 'cls'}
+  else:
+    facts = _ask_timm(name, config)
   args = config.part('model_args')
   part = args if 'global_pool' in args else config
   if part.get('global_pool') is not None:
@@ -402,12 +382,8 @@ def _rotation(rope: Any) -> dict[str, Any]:
 def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
   """Returns the config.json from which timm builds a model.
 
-  Args:
-    weights: the model.
-    images: the part of pretrained_cfg that `image_configs.to_timm` returns.
-
-  Raises:
-    ValueError: if timm has no such model.
+  `images` is the part of pretrained_cfg from `image_configs.to_timm`. Raises
+  ValueError if timm has no such model.
   """
   fields = weights.fields
   holds = _HOLDS.get(fields['name'], '')
@@ -431,9 +407,7 @@ def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
-  width, mlp_dim, size = (
-    fields[field] for field in ('width', 'mlp_dim', 'image_size')
-  )
+  width, mlp_dim = fields['width'], fields['mlp_dim']
   ratio = mlp_dim / width
   if int(width * ratio) != mlp_dim:
     ratio = (mlp_dim + 0.5) / width  # timm rounds the product down
@@ -443,7 +417,7 @@ def _vit_config(fields: dict[str, Any]) -> dict[str, Any]:
   args = {
     'fc_norm': fields['norm_pooled'],  # timm's default for 'avg' is True
     'global_pool': pool,
-    'img_size': SIDES.write(size),
+    'img_size': SIDES.write(fields['image_size']),
     **{
       key: value
       for key, value in to_config(keys, fields).items()

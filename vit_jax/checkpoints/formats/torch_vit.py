@@ -156,12 +156,9 @@ def _ours_of(key: str, is_bit: bool) -> str:
 def namer(
   library: str, is_bit: bool = False, stages: bool = False
 ) -> Callable[[str], str]:
-  """Returns the function from our names to the keys of a library.
+  """Returns the function from our names to the keys of 'timm' or 'hf'.
 
-  Args:
-    library: 'timm' or 'hf'.
-    is_bit: whether the model is a ResNet.
-    stages: whether a hybrid's stem has stages besides its root.
+  `stages` means that a hybrid's stem has stages besides its root.
   """
   layer, unit = _PLACES[library]
   rows = _RESNET if is_bit else _NAMES | _IN_LAYER
@@ -202,13 +199,9 @@ class Arrays(dict[str, np.ndarray]):
   def __init__(
     self, path: str, stored: table.Flat, is_bit: bool, prefix: str = ''
   ):
-    """Renames the arrays of a file.
+    """Renames the arrays `stored` of a file.
 
-    Args:
-      path: path of the file.
-      stored: arrays by key.
-      is_bit: whether the model is a ResNet.
-      prefix: regular expression for a prefix to remove from keys.
+    `prefix` is a regular expression for a prefix to remove from keys.
     """
     super().__init__()
     self.path = path
@@ -298,13 +291,9 @@ class Arrays(dict[str, np.ndarray]):
       stated: (H, W) of images in pixels; None if no configuration states it.
       config: gets the warnings.
 
-    Returns:
-      (H, W) in pixels, and the number of non-patch tokens that have a position
-      embedding in the file.
-
-    Raises:
-      ValueError: if positions and image size do not match or are both missing,
-        or arrays have different widths.
+    Returns (H, W) in pixels, and the number of non-patch tokens that have a
+    position embedding in the file. Raises ValueError if positions and image
+    size do not match or are both missing, or arrays have different widths.
     """
     lookup = self.lookup('ViT')
     tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
@@ -373,16 +362,7 @@ def _size_and_placed(
   """Returns the image size, and how many non-patch tokens have positions.
 
   Either no such token has a position embedding, or all of them, or only the
-  tokens before the registers.
-
-  Args:
-    arrays: the arrays.
-    counts: the number of tokens of each kind; registers are the last kind.
-    stride: distance between patches in pixels.
-    stated: (H, W) of images in pixels; None if no configuration states it.
-
-  Raises:
-    ValueError: if the positions do not fit the image size, or both are missing.
+  tokens before the registers. `counts` are the numbers of tokens of each kind.
   """
   path, key = arrays.path, arrays.key_of(POSITIONS)
   if POSITIONS not in arrays:
@@ -414,13 +394,9 @@ def _size_and_placed(
 def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   """Infers the fields of a ViT from its arrays.
 
-  Returns:
-    The fields, the channels of images, and the distance between patches in
-    pixels.
-
-  Raises:
-    ValueError: if a necessary array is missing, or images have neither 1 nor 3
-      channels.
+  Returns the fields, the channels of images, and the distance between patches
+  in pixels. Raises ValueError if a necessary array is missing, or images have
+  neither 1 nor 3 channels.
   """
   has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
