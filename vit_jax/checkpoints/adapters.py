@@ -1,9 +1,8 @@
 """Low-rank adapters for kernels (LoRA, arXiv 2106.09685).
 
 A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
-[r, E]. Training changes only A, B and the task's parameters, such as the head.
-Checkpoints store only these parameters. The others are in the checkpoint
-`config.init`.
+[r, E]. Training changes, and checkpoints store, only A, B and the task's
+parameters, such as the head. The others are in the checkpoint `config.init`.
 """
 
 import os
@@ -46,13 +45,9 @@ def merged(body: Params, trained: Params) -> Params:
 def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   """Returns all parameters of a checkpoint that stores adapters.
 
-  Args:
-    step_dir: folder of the checkpoint, an `epath.Path`.
-    meta: result of `saving.read_meta`.
-    model: the model of the checkpoint.
-
-  Raises FileNotFoundError if the checkpoint `config.init` does not exist, and
-  ValueError if it has changed or the adapters are damaged.
+  `meta` is the result of `saving.read_meta`. Raises FileNotFoundError if the
+  checkpoint `config.init` does not exist, and ValueError if it has changed or
+  the adapters are damaged.
   """
   config, size = meta['config'], tuple(meta['image_size'])
   item = 'average' if config['optimizer']['polyak'] else 'params'

@@ -1,32 +1,21 @@
 """Short names of published checkpoints.
 
-The README of google-research/vision_transformer lists the ViT files and
-recommends some AugReg files; the README of google-research/big_transfer lists
-the BiT files. AugReg's B/8 and files fine-tuned at 224 pixels are from timm's
-`vision_transformer.py` and `vision_transformer_hybrid.py`.
+Sources: the READMEs of google-research/vision_transformer and big_transfer. For
+AugReg's B/8 and files fine-tuned at 224 pixels: timm's `vision_transformer.py`
+and `vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple
 
 
 class Published(NamedTuple):
-  """A published checkpoint.
+  """A published checkpoint."""
 
-  Attributes:
-    model: name of the variant, as in `variants.fields`.
-    image_size: side of the images in the last stage of training, in pixels.
-    data: the training datasets, in the order of use.
-    address: gs://BUCKET/FILE in a public bucket.
-    accuracy: top-1 on ImageNet in percent; None if it is unknown.
-    accuracy_from: source of the accuracy.
-    size_mib: size of the file in MiB; None if it is unknown.
-  """
-
-  model: str
-  image_size: int
-  data: str
-  address: str
-  accuracy: float | None = None
+  model: str  # name of the variant, as in `variants.fields`
+  image_size: int  # side in pixels, in the last stage of training
+  data: str  # the training datasets, in the order of use
+  address: str  # gs://BUCKET/FILE in a public bucket
+  accuracy: float | None = None  # top-1 on ImageNet in percent
   accuracy_from: str = ''
   size_mib: int | None = None
 
@@ -60,33 +49,28 @@ _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('r50+b16', 384): (None, ''),
 }
 
-# Columns: model, its name in the file name, size in MiB, pre-training recipe,
-# learning rate of fine-tuning at 384 pixels, accuracy after fine-tuning.
+# Columns: model, its name in the file name, pre-training recipe, image size and
+# learning rate of fine-tuning, accuracy after it, MiB of the file before it.
 _AUGREG = """
-ti16    Ti_16    37   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 78.22
-s32     S_32     118  aug_none-wd_0.1-do_0.0-sd_0.0    0.01 79.58
-s16     S_16     115  aug_light1-wd_0.03-do_0.0-sd_0.0 0.03 83.73
-b32     B_32     398  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.59
-b16     B_16     391  aug_medium1-wd_0.1-do_0.0-sd_0.0 0.03 85.49
-l16     L_16     1243 aug_strong1-wd_0.1-do_0.0-sd_0.0 0.01 85.59
-r+ti16  R_Ti_16  40   aug_none-wd_0.03-do_0.0-sd_0.0   0.03 75.40
-r26+s32 R26_S_32 170  aug_light1-wd_0.1-do_0.0-sd_0.0  0.01 83.85
-r50+l32 R50_L_32 1337 aug_medium1-wd_0.1-do_0.1-sd_0.1 0.01 85.99
-"""
-
-# Columns: model, its name in the file name, pre-training recipe, learning rate
-# of fine-tuning at 224 pixels.
-_AUGREG_224 = """
-ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    0.03
-s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
-s16     S_16     aug_light1-wd_0.03-do_0.0-sd_0.0  0.03
-b32     B_32     aug_medium1-wd_0.03-do_0.0-sd_0.0 0.03
-b16     B_16     aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
-b8      B_8      aug_medium1-wd_0.1-do_0.0-sd_0.0  0.01
-l16     L_16     aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
-r+ti16  R_Ti_16  aug_none-wd_0.03-do_0.0-sd_0.0    0.03
-r26+s32 R26_S_32 aug_light0-wd_0.03-do_0.1-sd_0.1  0.03
-r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  0.01
+ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    384 0.03 78.22 37
+s32     S_32     aug_none-wd_0.1-do_0.0-sd_0.0     384 0.01 79.58 118
+s16     S_16     aug_light1-wd_0.03-do_0.0-sd_0.0  384 0.03 83.73 115
+b32     B_32     aug_light1-wd_0.1-do_0.0-sd_0.0   384 0.01 83.59 398
+b16     B_16     aug_medium1-wd_0.1-do_0.0-sd_0.0  384 0.03 85.49 391
+l16     L_16     aug_strong1-wd_0.1-do_0.0-sd_0.0  384 0.01 85.59 1243
+r+ti16  R_Ti_16  aug_none-wd_0.03-do_0.0-sd_0.0    384 0.03 75.40 40
+r26+s32 R26_S_32 aug_light1-wd_0.1-do_0.0-sd_0.0   384 0.01 83.85 170
+r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  384 0.01 85.99 1337
+ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    224 0.03
+s32     S_32     aug_light1-wd_0.03-do_0.0-sd_0.0  224 0.03
+s16     S_16     aug_light1-wd_0.03-do_0.0-sd_0.0  224 0.03
+b32     B_32     aug_medium1-wd_0.03-do_0.0-sd_0.0 224 0.03
+b16     B_16     aug_medium1-wd_0.1-do_0.0-sd_0.0  224 0.01
+b8      B_8      aug_medium1-wd_0.1-do_0.0-sd_0.0  224 0.01
+l16     L_16     aug_medium1-wd_0.1-do_0.1-sd_0.1  224 0.01
+r+ti16  R_Ti_16  aug_none-wd_0.03-do_0.0-sd_0.0    224 0.03
+r26+s32 R26_S_32 aug_light0-wd_0.03-do_0.1-sd_0.1  224 0.03
+r50+l32 R50_L_32 aug_medium1-wd_0.1-do_0.1-sd_0.1  224 0.01
 """
 
 # Accuracy of the BiT files fine-tuned on ImageNet, measured by timm.
@@ -100,7 +84,7 @@ _BIT_TUNED = {
 }
 
 
-def _augreg(start: str, recipe: str, lr: str = '', pixels: int = 0) -> str:
+def _augreg(start: str, recipe: str, lr: str = '', pixels: str = '') -> str:
   tuned = f'--imagenet2012-steps_20k-lr_{lr}-res_{pixels}' if lr else ''
   return f'{_VIT}/augreg/{start}-i21k-300ep-lr_0.001-{recipe}{tuned}.npz'
 
@@ -118,22 +102,15 @@ def _all() -> dict[str, Published]:
       model, pixels, _BOTH, address, *said
     )
   for line in _AUGREG.split('\n')[1:-1]:
-    model, start, size_mib, recipe, lr, accuracy = line.split()
-    found[f'augreg/{model}'] = Published(
-      model, 224, _I21K, _augreg(start, recipe), size_mib=int(size_mib)
-    )
-    address = _augreg(start, recipe, lr, 384)
-    found[f'augreg/{model}-384'] = Published(
-      model, 384, _BOTH, address, float(accuracy), _README
-    )
-  for line in _AUGREG_224.split('\n')[1:-1]:
-    model, start, recipe, lr = line.split()
-    # Adds B/8, which the README does not list and `_AUGREG` therefore lacks.
-    found.setdefault(
-      f'augreg/{model}', Published(model, 224, _I21K, _augreg(start, recipe))
-    )
-    found[f'augreg/{model}-224'] = Published(
-      model, 224, _BOTH, _augreg(start, recipe, lr, 224)
+    model, start, recipe, pixels, lr, *known = line.split()
+    # The README does not list files of 224 pixels.
+    measured = (float(known[0]), _README) if known else ()
+    size_mib = int(known[1]) if known else None
+    address = _augreg(start, recipe)
+    before = Published(model, 224, _I21K, address, size_mib=size_mib)
+    found.setdefault(f'augreg/{model}', before)
+    found[f'augreg/{model}-{pixels}'] = Published(
+      model, int(pixels), _BOTH, _augreg(start, recipe, lr, pixels), *measured
     )
   for model, measured in _BIT_TUNED.items():
     file = f'{_BIT}/BiT-M-{model.upper().replace("X", "x")}'

@@ -19,10 +19,9 @@ def same_classes(
   Matches classes by name, or by position if the checkpoint has no names.
   `class_order` is the field of `config.data`.
 
-  Raises:
-    ValueError: if the checkpoint has no head or lacks a class, if a name fits
-      several of its classes, if it has no names and another number of classes,
-      or if the order of the classes is ambiguous.
+  Raises ValueError if the checkpoint has no head or lacks a class, if a name
+  fits several of its classes, if it has no names and another number of classes,
+  or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes

@@ -1,8 +1,7 @@
-"""Fetches checkpoints from buckets and the Hugging Face hub.
+"""Fetches checkpoints from buckets and the Hugging Face hub into a cache.
 
-Fetched checkpoints stay in a cache, so that they can be opened offline. Files
-from buckets are in `~/.cache/vit_jax/checkpoints` (or under `$XDG_CACHE_HOME`);
-models from the hub are in the cache of huggingface_hub.
+Files from buckets are in `~/.cache/vit_jax/checkpoints` (or under
+`$XDG_CACHE_HOME`), models from the hub in the cache of huggingface_hub.
 """
 
 import base64
@@ -21,6 +20,7 @@ from email.message import Message
 
 from etils import epath
 
+from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
 from vit_jax.checkpoints.formats import archive
 from vit_jax.data import atomic_files
@@ -152,7 +152,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
         raise FileNotFoundError(f'{source} does not exist.') from e
       except Exception as e:
         raise ConnectionError(
-          f'{source} cannot be fetched ({_reason(e)}). {by_hand}'
+          f'{source} cannot be fetched ({saving.first_line(e)}). {by_hand}'
         ) from e
   return os.fspath(copy)
 
@@ -268,8 +268,8 @@ def _from_hub(source: str, name: str) -> str:
     ) from e
   except Exception as e:
     raise ConnectionError(
-      f'{source} is not in the cache and cannot be fetched ({_reason(e)}). '
-      f'{by_hand}'
+      f'{source} is not in the cache and cannot be fetched '
+      f'({saving.first_line(e)}). {by_hand}'
     ) from e
 
 
@@ -288,9 +288,3 @@ def _snapshot(repository: str, revision: str | None) -> str:
     if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
       break
   return path
-
-
-def _reason(error: Exception) -> str:
-  """Returns the type of an error and the first line of its message."""
-  lines = str(error).strip().splitlines() or ['']
-  return f'{type(error).__name__}: {lines[0]}'.removesuffix(': ')

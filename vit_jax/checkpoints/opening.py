@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -244,16 +243,13 @@ def _step_of(folder: epath.Path) -> int:
     if not config.get('early_stopping'):
       return newest
     metric = str(config['best_metric'])
-  measured = {}
+  metrics = {}
   for step in kept:
     with _reading(folder / str(step)):
-      metrics = saving.read_metrics(folder / str(step))
-      value = metrics.get(metric, math.nan)
-    if not math.isnan(value):
-      measured[step] = value
+      metrics[step] = saving.read_metrics(folder / str(step))
   # Older runs always chose the highest value.
-  choose = min if meta.get('best') == 'lowest' else max
-  return choose(measured, key=lambda step: measured[step], default=newest)
+  best = saving.best_step(metrics, metric, meta.get('best', 'highest'))
+  return newest if best is None else best
 
 
 @contextlib.contextmanager

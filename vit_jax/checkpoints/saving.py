@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -33,10 +34,9 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # Items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Devices share the saving of replicated arrays that have at least this many
-# bytes: each saves a slice. Smaller arrays are not sliced, because slicing
-# compiles a program for every shape and device, which delays the first
-# checkpoint.
+# Each device saves a slice of replicated arrays that have at least this many
+# bytes. Slicing compiles a program for every shape and device, which would
+# delay the first checkpoint for smaller arrays.
 _LEAST_SLICE = 2**20
 
 # TensorStore's error codes for missing or wrong bytes. Other codes, such as
@@ -64,15 +64,13 @@ class Checkpoints:
       keep_last: number of newest checkpoints to keep.
       best_metric: metric that decides which checkpoint is the best.
       best: 'highest' or 'lowest'.
-      start_over: whether training may start at step 0 if all checkpoints are
-        damaged.
+      start_over: start at step 0 if all checkpoints are damaged.
 
     Raises OSError if a checkpoint's metrics cannot be read at present.
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
-    self._best_metric = best_metric
-    self._sign = 1 if best == 'highest' else -1
+    self._best_step = lambda: best_step(self._metrics, best_metric, best)
     self._start_over = start_over
     self.directory.mkdir(parents=True, exist_ok=True)
     self._metrics: dict[int, dict[str, float]] = {}
@@ -88,15 +86,6 @@ class Checkpoints:
           damage,
         )
     self._manager = self._open()
-
-  def _best_step(self) -> int | None:
-    """Returns the step with the best metric, or None; ties go to the first."""
-    values = {
-      step: self._sign * value
-      for step, metrics in self._metrics.items()
-      if not np.isnan(value := metrics.get(self._best_metric, np.nan))
-    }
-    return max(values, key=values.__getitem__, default=None)
 
   def _open(self) -> ocp.CheckpointManager:
     return _Manager(
@@ -170,12 +159,9 @@ class Checkpoints:
 
     Renames newer, damaged checkpoints to STEP.damaged with a warning.
 
-    Args:
-      like: trees of `jax.ShapeDtypeStruct` with shardings, by item name. The
-        shardings may differ from the saved ones.
-
-    Returns:
-      The step and the trees, or None if training starts at step 0.
+    Takes trees of `jax.ShapeDtypeStruct` by item name, whose shardings may
+    differ from the saved ones. Returns the step and the trees, or None if
+    training starts at step 0.
 
     Raises:
       OSError: if a checkpoint cannot be read at present.
@@ -337,10 +323,8 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
   A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content. The error's type is not enough: orbax also raises
-  FileNotFoundError for a folder that it cannot read.
-
-  Returns descriptions of the damage and of the failure; one of them is ''.
+  about their content: orbax also raises FileNotFoundError for a folder that it
+  cannot read. Returns descriptions of the damage and of the failure; one is ''.
   """
   try:
     _read_all(folder)
@@ -370,8 +354,8 @@ def _read_all(folder: epath.Path) -> None:
 def first_line(error: BaseException) -> str:
   """Returns the type and message of an error in one line."""
   # TensorStore appends its specification to messages.
-  text = str(error).partition(' [tensorstore_spec')[0].partition('\n')[0]
-  return f'{type(error).__name__}: {text}'[:300]
+  text = str(error).partition(' [tensorstore_spec')[0].strip().partition('\n')
+  return f'{type(error).__name__}: {text[0]}'.removesuffix(': ')[:300]
 
 
 def steps(folder: epath.Path) -> list[int]:
@@ -456,8 +440,7 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
 def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   """Returns `meta` of a checkpoint, verified by its checksum.
 
-  Raises OSError, ValueError, LookupError or TypeError if it is missing or
-  damaged.
+  If damaged or missing, raises OSError, ValueError, LookupError or TypeError.
   """
   # A checkpointer would wait for all processes, even if one of them fails here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
@@ -494,6 +477,19 @@ def read_metrics(step_dir: epath.Path) -> dict[str, float]:
     file = step_dir / 'metrics' / 'metrics'
     metrics = json.loads(file.read_text()) if file.exists() else {}
   return {name: float(value) for name, value in metrics.items()}
+
+
+def best_step(
+  metrics: dict[int, dict[str, float]], name: str, best: str
+) -> int | None:
+  """Returns the step with the 'highest' or 'lowest' value of a metric, or None.
+
+  Steps without a value, or with NaN, do not count. Ties go to the first step.
+  """
+  values = {step: x.get(name, math.nan) for step, x in metrics.items()}
+  measured = [step for step, value in values.items() if not math.isnan(value)]
+  choose = min if best == 'lowest' else max
+  return choose(measured, key=values.__getitem__, default=None)
 
 
 def _digest(meta: dict[str, Any]) -> str:

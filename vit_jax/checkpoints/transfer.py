@@ -34,8 +34,7 @@ def to_new_task(
     image_size: (H, W) that the model is built for.
     fresh: initial parameters of the model, kept for the new head.
 
-  Returns parameters for `model`, as NumPy arrays. Raises ValueError if the
-  bodies differ; the message names all different fields.
+  Returns NumPy arrays. Raises ValueError if the bodies differ.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -72,18 +71,17 @@ def _check_same_body(
   checkpoint: Checkpoint, model: Model, prefix: str = ''
 ) -> None:
   old, new = checkpoint.model.body(), model.body()
-  wrong = []
   if type(old) is not type(new):
     wrong = [f'a {type(old).__name__}; config.model is a {type(new).__name__}']
   else:
     may_differ = (*old.compute_fields, *old.optional_params)
-    for name in (field.name for field in old.own_fields()):
-      was, wanted = getattr(old, name), getattr(new, name)
-      if name not in may_differ and was != wanted:
-        wrong.append(
-          f'{name} {str(was):.60}; config.model.{prefix}{name} is '
-          f'{str(wanted):.60}'
-        )
+    names = [field.name for field in old.own_fields()]
+    wrong = [
+      f'{name} {str(getattr(old, name)):.60}; config.model.{prefix}{name} is '
+      f'{str(getattr(new, name)):.60}'
+      for name in names
+      if name not in may_differ and getattr(old, name) != getattr(new, name)
+    ]
   if wrong:
     way_out = "Set these fields to the checkpoint's values."
     if not prefix:
@@ -167,9 +165,9 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Foreign formats need learned 1-D embeddings. Converts learned 2-D, fixed and
-  missing embeddings if `posemb_at` is 'input'; returns other checkpoints
-  unchanged. The model's outputs stay the same.
+  Foreign formats need them. Converts learned 2-D, fixed and missing embeddings
+  if `posemb_at` is 'input'; the outputs stay the same. Returns other
+  checkpoints unchanged.
   """
   model = checkpoint.model
   if (

@@ -199,7 +199,7 @@ def test_the_resnet_is_torchvisions(torch, layers, dilated):
       if not name.startswith('backbone/'):
         continue
       key = detr_keys.key_of(name, detr_keys.ORIGINAL)
-      to_file, _ = detr_keys.torch_table.layout(name, x.shape)
+      to_file, _ = detr_keys.torch_vit.layout(name, x.shape)
       state[key.removeprefix('backbone.0.body.')].copy_(
         torch.from_numpy(to_file(x).copy())
       )

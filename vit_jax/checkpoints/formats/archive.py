@@ -69,11 +69,9 @@ def unreadable(path: str, part: str, error: Exception) -> ValueError:
 def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive completely or not at all.
 
-  The same arrays always give the same bytes. Arrays are converted to `dtype`
-  one at a time, to save memory. bfloat16 is stored as two-byte void, because
-  .npz files cannot declare bfloat16.
-
-  Raises the errors of `atomic_files.new_file`, such as FileExistsError.
+  The same arrays always give the same bytes. bfloat16 is stored as two-byte
+  void, because .npz files cannot declare it. Raises the errors of
+  `atomic_files.new_file`, such as FileExistsError.
   """
   stored_dtype = np.dtype(dtype)
   total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
@@ -86,6 +84,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
       # A new ZipInfo has a fixed date. A plain name would get the current time.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
+        # Converts one array at a time, to save memory.
         stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
         if stored_dtype == ml_dtypes.bfloat16:
           stored = stored.view('V2')
@@ -110,19 +109,13 @@ def progress(description: str, total_bytes: int) -> tqdm:
 class Lookup:
   """Looks up arrays of a file by vit_jax's parameter names ("our names").
 
-  Formats infer the model's fields from the shapes.
-
-  Attributes:
-    path: path of the file, for messages.
-    arrays: arrays by the file's keys.
-    key_of: function from our name to the file's key.
-    format_name: for messages.
-    shown: function from the file's key to the key in messages.
+  Formats infer the model's fields from the shapes. Messages contain `path`,
+  `format_name` and `shown(key)`.
   """
 
   path: str
-  arrays: Flat
-  key_of: Callable[[str], str]
+  arrays: Flat  # by the file's keys
+  key_of: Callable[[str], str]  # from our name to the file's key
   format_name: str
   shown: Callable[[str], str] = str
 
@@ -154,11 +147,9 @@ class Lookup:
   def count(self, start: str, pattern: str) -> tuple[int, ...]:
     """Returns the number of layers of each stage, in the order of the stages.
 
-    Args:
-      start: the text with which the layers' keys in the file begin.
-      pattern: regular expression for the text after `start`. Its last group
-        identifies the layer. A group before it is the number of the stage.
-        Without that group, all layers are in one stage.
+    The layers' keys begin with `start`; the regular expression `pattern`
+    matches the text after it. Its last group identifies the layer. A group
+    before it is the number of the stage; without it there is one stage.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}

@@ -25,9 +25,8 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  A big_vision file with fixed position embeddings has no distinctive key. But
-  official ViT files always store position embeddings. So a file with Linen's
-  module numbers and without position embeddings is from big_vision.
+  With fixed position embeddings it has no distinctive key. But official ViT
+  files always store position embeddings.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (

@@ -1,10 +1,9 @@
-"""Reads and writes directories of transformers.
+"""Reads and writes directories of transformers, which have a config.json.
 
-A directory has config.json and weights. This module reads the model types in
-`FAMILIES` and `PROJECTS`, and timm_wrapper. It writes ViT, DeiT, BiT and the
-models of `PROJECTS`; it writes a ViT without a class token as I-JEPA. SigLIP 2
-takes images of any aspect ratio in transformers. In vit_jax it takes only
-square images with as many patches as position embeddings.
+Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
+ViT, DeiT, BiT and the models of `PROJECTS`; writes a ViT without a class token
+as I-JEPA. In vit_jax, SigLIP 2 takes only square images with as many patches as
+position embeddings.
 """
 
 import math
@@ -12,18 +11,14 @@ import re
 from typing import Any
 
 from vit_jax.checkpoints.formats import (
+  hf_families,
   image_configs,
   table,
   tensors,
   timm,
-  torch_table,
   torch_vit,
 )
-from vit_jax.checkpoints.formats.hf_families import (
-  FAMILIES,
-  class_names,
-  labels,
-)
+from vit_jax.checkpoints.formats.hf_families import FAMILIES
 from vit_jax.checkpoints.formats.json_config import JsonConfig, to_config
 from vit_jax.register import Register
 
@@ -37,17 +32,12 @@ PROJECTS = Register(
 )
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
-# In transformers, DeiT's head on the class token is called 'cls_classifier'.
-_CLS_HEAD = {(f'head/{leaf}', 'deit') for leaf in ('kernel', 'bias')}
-
 
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
-  CLIP's projection becomes the head, with a bias of zeros. Classifiers of CLIP
-  and SigLIP average the tokens; arrays that they do not use are left out.
-
-  Raises the errors of `table.Format.read` and `tensors.read_folder`.
+  CLIP's projection becomes the head, with a bias of zeros. Raises the errors of
+  `table.Format.read` and `tensors.read_folder`.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:
@@ -81,12 +71,11 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   preprocessing, size, warnings = image_configs.of_hf(
     path, model_type, fields.get('image_size')
   )
+  num_classes = fields['num_classes'] if is_classifier else 0
   return named.file(
     fields | {'image_size': size},
     preprocessing=preprocessing,
-    class_names=(
-      class_names(config, fields['num_classes'], path) if is_classifier else ()
-    ),
+    class_names=hf_families.class_names(config, num_classes, path),
     warnings=(*vision.warnings, *warnings),
   )
 
@@ -136,7 +125,6 @@ def _vit_fields(
   known |= config.fields(family.config, known, model_type)
   del known['channels']
   named.convert_tokens(read, stride, sides, config)
-  known['registers'] = lookup.size('registers', 3, axis=1)
   return known | {'image_size': sides}, is_classifier
 
 
@@ -225,7 +213,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     task, prefix = 'ForImageClassification', f'{model_type}.'
     if fields['name'] == 'deit':
       task += 'WithTeacher'
-    config |= labels(num_classes, weights.class_names)
+    config |= hf_families.labels(num_classes, weights.class_names)
     if weights.loss == 'sigmoid':
       config['problem_type'] = 'multi_label_classification'
   config['architectures'] = [name + task]
@@ -235,10 +223,12 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     key = key_of(name)
     if 'classifier' not in key:
       return prefix + key
-    return f'cls_{key}' if (name, model_type) in _CLS_HEAD else key
+    # DeiT's other head is called 'distillation_classifier'.
+    is_deit = model_type == 'deit' and key.startswith('classifier')
+    return f'cls_{key}' if is_deit else key
 
   arrays = table.ours_to_file(
-    weights.arrays, table.renamed(full_key_of, torch_table.layout)
+    weights.arrays, table.renamed(full_key_of, torch_vit.layout)
   )
   images = image_configs.to_hf(weights.preprocessing, fields['image_size'])
   configs = {'config.json': config, image_configs.FILE: images}

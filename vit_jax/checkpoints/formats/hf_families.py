@@ -34,17 +34,13 @@ _POSITIONS = {'posemb': 'learned1d', 'layer_scale': 0.0}
 class Family:
   """A model type.
 
-  Attributes:
-    config: the table of the keys in config.json.
-    fields: values of our fields that all models of this type share.
-    classifier: further field values of classifiers; None if classifiers are not
-      supported.
-    ignored: regular expression for keys of arrays that are not read.
-    unused: regular expression for our names of arrays that a classifier does
-      not use.
+  `ignored` matches keys of arrays that are not read. `unused` matches our names
+  of arrays that a classifier does not use.
   """
 
-  config: dict[str, Key]
+  config: dict[str, Key]  # the keys in config.json
+  # Values of our fields that all models, or all classifiers, of this type
+  # share. None for types whose classifiers are not supported.
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   classifier: Mapping[str, Any] | None = dataclasses.field(default_factory=dict)
   ignored: str = 'embeddings.mask_token$'

@@ -117,16 +117,11 @@ def of_hf(
   If the directory does not describe it, uses the preprocessing of the published
   models; or ViT's for 224 x 224 pixels if `model_size` is None.
 
-  Args:
-    path: path of the directory.
-    model_type: value in config.json; determines the defaults.
-    model_size: (H, W) of the model's images in pixels; None if any size works.
+  `model_size` is (H, W) in pixels, or None if any size works. `model_type`
+  determines the defaults.
 
-  Returns:
-    The preprocessing, the size (H, W) of its images, and one sentence for each
-    difference from transformers.
-
-  Raises ValueError if a value is invalid.
+  Returns the preprocessing, the size (H, W) of its images, and one sentence for
+  each difference from transformers. Raises ValueError if a value is invalid.
   """
   paths = [os.path.join(path, name) for name in (FILE, WITH_TEXT)]
   found = next(filter(os.path.exists, paths), '')
@@ -139,19 +134,13 @@ def of_hf(
       values = values.part('image_processor')
     file.update(without_nulls(values))
     kind = _kind_of(file, kind)
-  elif model_size:
-    kind = 'ViT'
-    file.update({'size': list(model_size)} | published)
-    if published:
-      file.warnings.append(
-        f'{path} has no {FILE}. vit_jax assumes the preprocessing of the '
-        'published models.'
-      )
   else:
-    kind = 'ViT'
-    file.warnings.append(
-      f'{path} has no {FILE}. vit_jax assumes 224x224 pixels.'
-    )
+    kind, assumed = 'ViT', '224x224 pixels'
+    if model_size:
+      file.update({'size': list(model_size)} | published)
+      assumed = 'the preprocessing of the published models'
+    if published or not model_size:
+      file.warnings.append(f'{path} has no {FILE}. vit_jax assumes {assumed}.')
   for key, default in (_COMMON | _KINDS[kind]).items():
     file.setdefault(key, default)
   file.fields(only(_RESCALES), {}, model_type)

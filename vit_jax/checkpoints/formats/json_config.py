@@ -22,17 +22,14 @@ class JsonConfig(dict[str, Any]):
   """An object of a JSON file, with methods that check its values.
 
   Every check raises a ValueError that names the file, the key and the value.
-
-  Attributes:
-    path: path of the file.
-    prefix: the keys that lead to the object in the file, such as 'a.b.'.
-    warnings: one sentence for each difference from the other library.
+  `prefix` are the keys that lead to the object in the file, such as 'a.b.'.
   """
 
   def __init__(self, values: Mapping[str, Any], path: str, prefix: str = ''):
     super().__init__(values)
     self.path = path
     self.prefix = prefix
+    # One sentence for each difference from the other library.
     self.warnings: list[str] = []
 
   def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
@@ -188,19 +185,12 @@ class Kind(NamedTuple):
 
 
 class Key(NamedTuple):
-  """How a key of a configuration corresponds to a field of our models.
+  """How a key of a configuration corresponds to a field of our models."""
 
-  Attributes:
-    field: name of our field; empty if our models lack this field.
-    kind: conversion of the value.
-    default: value for a missing key, or None to ignore it.
-    only: the supported values, for a key without a field.
-  """
-
-  field: str = ''
+  field: str = ''  # '' if our models lack this field
   kind: Kind = Kind()
-  default: Any = None
-  only: tuple[Any, ...] = ()
+  default: Any = None  # for a missing key; None ignores the key
+  only: tuple[Any, ...] = ()  # the supported values, for a key without a field
 
 
 def choices(names: Mapping[str, Any]) -> Kind:

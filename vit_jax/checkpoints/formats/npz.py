@@ -2,9 +2,8 @@
 
 Keys join module names by '/'; arrays are float32. Flax Linen and its
 predecessor number the modules of an encoder layer differently. The published
-files and our names follow the predecessor; files written with Linen follow
-Linen. Apart from these numbers, files differ from our parameters only in
-prefixes and the shape of GroupNorm parameters. `bit` writes ResNets.
+files and our names follow the predecessor. Otherwise, files differ from our
+parameters only in prefixes and the shape of GroupNorm parameters.
 """
 
 import re
@@ -148,18 +147,13 @@ def encoder_fields(
 def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
   fields = encoder_fields(lookup)
   _, tokens, _ = lookup.shape(POSITIONS, 3)
-  stem_width, stride = 0, fields['patch_size']
-  stem_layers: tuple[int, ...] = ()
+  stride = fields['patch_size']
   if lookup.has('conv_root/kernel'):
-    *_, stem_width = lookup.shape('conv_root/kernel', 4)
-    stem_layers = lookup.count(lookup.key_of('block'), bit.UNIT)
-    stride *= resnet.total_stride(stem_layers)
+    *_, fields['stem_width'] = lookup.shape('conv_root/kernel', 4)
+    fields['stem_layers'] = lookup.count(lookup.key_of('block'), bit.UNIT)
+    stride *= resnet.total_stride(fields['stem_layers'])
   pixels = table.square_side(tokens - lookup.has('cls'), lookup.path) * stride
-  return fields | {
-    'stem_width': stem_width,
-    'stem_layers': stem_layers,
-    'image_size': (pixels, pixels),
-  }
+  return fields | {'image_size': (pixels, pixels)}
 
 
 def _layout(name: str, shape: tuple[int, ...]) -> table.Layout:

@@ -2,8 +2,7 @@
 
 A format is a table of entries. Each entry maps some arrays of a file to some
 arrays of our model ("our arrays"), which have vit_jax's parameter names ("our
-names"). Reading, writing and the checks of keys and shapes use the same table,
-so that they cannot disagree.
+names"). Reading, writing and all checks use the same table.
 """
 
 import dataclasses
@@ -38,14 +37,11 @@ Layout = tuple[Reshape, Reshape]
 class Weights:
   """A model in the layout of this package; the input of each format's `write`.
 
-  Attributes:
-    arrays: parameters by '/'-joined name, float32, with layers unrolled.
-    fields: arguments of `variants.build`, with `image_size` and `num_classes`.
-    preprocessing, class_names, loss: as in `opening.Checkpoint`.
+  The last three attributes are as in `opening.Checkpoint`.
   """
 
-  arrays: Flat
-  fields: dict[str, Any]
+  arrays: Flat  # by '/'-joined name, float32, with layers unrolled
+  fields: dict[str, Any]  # all arguments of `variants.build`
   preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
   loss: str = 'softmax'
@@ -55,16 +51,12 @@ class Weights:
 class Entry:
   """Maps some arrays of a file to some of our arrays and back.
 
-  Attributes:
-    keys: keys in the file.
-    ours: our names.
-    to_file: function from our arrays to a tuple of the file's arrays. Returns
-      views if possible, because copies would double the memory.
-    to_ours: its inverse.
+  `to_file` and `to_ours` convert all arrays of the entry. They return views if
+  possible, because copies would double the memory.
   """
 
-  keys: tuple[str, ...]
-  ours: tuple[str, ...]
+  keys: tuple[str, ...]  # in the file
+  ours: tuple[str, ...]  # our names
   to_file: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
   to_ours: Callable[..., tuple[np.ndarray, ...]] = lambda *arrays: arrays
 
@@ -116,22 +108,16 @@ def renamed(
 class File:
   """The contents of a foreign file or directory.
 
-  Attributes:
-    path: path of the file or directory.
-    arrays: the stored arrays by the file's keys.
-    fields: arguments of `variants.build`, inferred from shapes and config.json.
-    table: function from the shapes of our arrays, by name, to the entries.
-    preprocessing, class_names, loss: as in `opening.Checkpoint`.
-    warnings: warnings for the user, one sentence each.
+  Attributes without a comment are as in `opening.Checkpoint`.
   """
 
   path: str
-  arrays: Flat
-  fields: dict[str, Any]
-  table: Callable[[Shapes], list[Entry]]
+  arrays: Flat  # by the file's keys
+  fields: dict[str, Any]  # arguments of `variants.build`
+  table: Callable[[Shapes], list[Entry]]  # gets the shapes of our arrays
   preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
-  warnings: tuple[str, ...] = ()
+  warnings: tuple[str, ...] = ()  # sentences for the user
   loss: str = 'softmax'
 
 
@@ -139,19 +125,14 @@ class File:
 class Peer:
   """A model in any framework, for comparison with another.
 
-  Attributes:
-    framework: name and version of the framework.
-    image_size: (H, W) in pixels.
-    run: function from RGB images, uint8 [B, H, W, 3], to float32 outputs, as in
-      `compared`: [B, C], or [B, Q, C + 4] for DETR's Q queries. It also
-      normalises the images.
-    boxes: number of channels at the end that hold boxes: 4 for DETR, else 0.
+  `run` maps RGB images, uint8 [B, H, W, 3], to the float32 outputs of
+  `compared`: [B, C], or [B, Q, C + 4] for DETR's Q queries.
   """
 
-  framework: str
-  image_size: tuple[int, int]
+  framework: str  # name and version
+  image_size: tuple[int, int]  # (H, W) in pixels
   run: Callable[[np.ndarray], np.ndarray]
-  boxes: int = 0
+  boxes: int = 0  # channels at the end that hold boxes: 4 for DETR
 
 
 # Names of model outputs that `convert --check` compares.
@@ -185,9 +166,8 @@ class Format(Protocol):
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory completely or not at all.
 
-    Returns:
-      One sentence for each setting that is not stored, or that readers of the
-      format interpret differently.
+    Returns one sentence for each setting that is not stored, or that readers of
+    the format interpret differently.
 
     Raises:
       FileExistsError: if the target exists.
@@ -205,8 +185,8 @@ def check_writable(
     start: beginning of the error message, as in 'timm has no model with'.
     names: the architectures that the format stores.
     holds: fields that the format stores, separated by spaces. 'field' allows
-      any value; 'field=value' allows this value and the default. Any other
-      field that changes the outputs must have its default.
+      any value; 'field=value' allows this value and the default. Other fields
+      that change the outputs must have their default.
   """
 
   def refuse(field: str, *values: Any) -> None:

@@ -1,16 +1,16 @@
 """Reads .safetensors and PyTorch files, and writes .safetensors files.
 
-The content decides the format of a file. Code in a file never runs: PyTorch
-unpickles only tensors, numbers and text (`weights_only`).
+Code in a file never runs: PyTorch unpickles only tensors, numbers and text.
 """
 
+import functools
 import json
 import os
 import pathlib
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -37,25 +37,22 @@ _COUNTS = r'\.num_batches_tracked$'
 
 def is_tensors(path: str) -> bool:
   """Whether a file is a .safetensors or PyTorch file, judged by its content."""
-  return _is_safetensors(path) or _is_torch(path)
+  return _loader(path) is not None
 
 
 def read(path: str, ignored: str = _COUNTS) -> Flat:
   """Returns all arrays of a .safetensors, .pth, .pt or .bin file.
 
   The keys of nested dictionaries are joined by dots. `ignored` is a regular
-  expression for keys to leave out.
-
-  Raises:
-    ImportError: if PyTorch is needed but not installed.
-    ValueError: if the file has another format, or an array is damaged or not
-      numeric.
+  expression for keys to leave out. Raises ImportError if PyTorch is needed but
+  not installed, and ValueError if the file has another format, or an array is
+  damaged or not numeric.
   """
-  if not is_tensors(path):
+  load = _loader(path)
+  if not load:
     raise ValueError(
       f'{path} is neither a .safetensors file nor a PyTorch file.'
     )
-  load = safetensors.numpy.load_file if _is_safetensors(path) else _load_torch
   part = 'the file'
   flat: Flat = {}
   try:
@@ -125,11 +122,8 @@ def write_safetensors(
 ) -> None:
   """Writes a .safetensors file completely or not at all.
 
-  The same arrays always give the same bytes. `dtype` is 'float32', 'bfloat16'
-  or 'float16'.
-
-  Raises FileExistsError if the target exists, and ValueError if a value is too
-  large for float16.
+  The same arrays always give the same bytes. Raises FileExistsError if the
+  target exists, and ValueError if a value is too large for float16.
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:
@@ -148,25 +142,21 @@ def _as_dtype(x: np.ndarray, dtype: np.dtype, key: str) -> np.ndarray:
   return stored
 
 
-def _start(path: str) -> bytes:
+def _loader(path: str) -> Callable[[str], dict[str, Any]] | None:
+  """Returns the function that loads a file, or None for other formats."""
   with open(path, 'rb') as file:
-    return file.read(16)
-
-
-def _is_safetensors(path: str) -> bool:
+    start = file.read(16)
   # Eight bytes with the header's length precede the JSON header.
-  return _start(path)[8:9] == b'{'
-
-
-def _is_torch(path: str) -> bool:
-  if _start(path).startswith(_LEGACY_PICKLE):
-    return True
+  if start[8:9] == b'{':
+    return safetensors.numpy.load_file
+  if start.startswith(_LEGACY_PICKLE):
+    return _load_torch
   try:
     with zipfile.ZipFile(path) as archive_:
-      names = archive_.namelist()
+      is_torch = any(x.endswith('/data.pkl') for x in archive_.namelist())
   except (zipfile.BadZipFile, NotImplementedError, ValueError):
-    return False
-  return any(name.endswith('/data.pkl') for name in names)
+    return None
+  return functools.partial(_load_torch, is_zip=True) if is_torch else None
 
 
 def _read_parts(index_path: str, ignored: str) -> Flat:
@@ -196,7 +186,7 @@ class _Ignored(dict):
     pass
 
 
-def _load_torch(path: str) -> dict[str, Any]:
+def _load_torch(path: str, is_zip: bool = False) -> dict[str, Any]:
   """Returns the tensors of a PyTorch file by key."""
   try:
     import torch
@@ -205,7 +195,6 @@ def _load_torch(path: str) -> dict[str, Any]:
       f'{path} is a PyTorch file. To read it, pip install torch, or convert it '
       f'to .safetensors where torch is installed. ({e})'
     ) from e
-  is_zip = not _start(path).startswith(_LEGACY_PICKLE)
   # Ignores other objects that training saves: flags, metrics, NumPy numbers.
   names = {'argparse.Namespace'}
   if is_zip:

@@ -120,26 +120,22 @@ def _vit_fields(
       f"{lookup.path} has 'dist_token' but pool {pool!r}; a model with this "
       'token must pool the class token.'
     )
-  size = timm_config.image_size(config)
-  if size:
+  if size := timm_config.image_size(config):
     size = config.whole_patches(size, stride)
-  registers = lookup.size('registers', 3, axis=1)
+  args = {
+    'channels': channels,
+    'class_token': has_cls,
+    'registers': lookup.size('registers', 3, axis=1),
+  }
   read = ('cls', 'dist') if pool == 'cls' else ()
   image_size, placed = named.convert_tokens(read, stride, size, config)
-  grid_only = has_cls and not placed
+  args['grid_only'] = grid_only = has_cls and not placed
   found |= {
     'name': 'deit' if is_deit else 'vit',
     'pool': pool,
     'image_size': image_size,
   }
-  shown = found | {
-    'channels': channels,
-    'class_token': has_cls,
-    'grid_only': grid_only,
-    'registers': registers,
-  }
-  facts = timm_config.read(config, shown, known)
-  found['registers'] = lookup.size('registers', 3, axis=1)
+  facts = timm_config.read(config, found | args, known)
   if facts['heads'] is None:
     facts['heads'] = _usual_heads(lookup.path, found['width'])
   if not config:
@@ -182,7 +178,6 @@ def _dinov3_fields(
     'heads': found['width'] // (4 * P),
     # Rounded, because some files store periods with 16 bits.
     'rope': float(round(theta)),
-    'registers': lookup.size('registers', 3, axis=1),
     'image_size': image_size,
   }
 

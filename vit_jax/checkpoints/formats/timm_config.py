@@ -1,8 +1,8 @@
 """Reads and writes the config.json of timm's models.
 
 timm's architectures have defaults that config.json does not repeat. This module
-knows the defaults of the ViT paper's models and DeiT. For other architectures,
-it lets timm build the model and reads the defaults from the model.
+knows those of the ViT paper's models and DeiT. It reads the defaults of other
+architectures from a model that timm builds.
 """
 
 import re
@@ -153,13 +153,9 @@ def read(
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not determine.
 
-  Args:
-    config: the config.json; empty for a tensor file without one.
-    arrays: fields and arguments of timm's models that the arrays determine.
-    known: result of `architecture_facts`.
-
-  Raises ValueError if the model is not supported, or the configuration
-  contradicts the arrays.
+  `arrays` are the fields and arguments of timm's models that the arrays
+  determine, `known` the result of `architecture_facts`. Raises ValueError if
+  the model is not supported, or the configuration contradicts the arrays.
   """
   args = config.part('model_args')
   width, mlp_dim = arrays['width'], arrays['mlp_dim']
@@ -258,11 +254,9 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   """Returns the facts that a ViT's architecture and global_pool imply.
 
   These are fields of the model, and `rotation`: the last two arguments of
-  `torch_vit.Arrays.reorder_channels`, or None without rotary embeddings.
-
-  Raises:
-    ImportError: if timm is needed but not installed.
-    ValueError: if the model is not supported.
+  `torch_vit.Arrays.reorder_channels`, or None without rotary embeddings. Raises
+  ImportError if timm is needed but not installed, and ValueError if the model
+  is not supported.
   """
   if not config:
     return _UNKNOWN
@@ -280,10 +274,7 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
 
 
 def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
-  """Returns the facts of an architecture by building it in timm.
-
-  The model is built on PyTorch's meta device, without memory for parameters.
-  """
+  """Returns the facts of an architecture by building it in timm."""
   try:
     import timm
     import torch
@@ -297,7 +288,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
     config.refuse(
       'architecture', f', which timm {timm.__version__} does not know.'
     )
-  with torch.device('meta'):
+  with torch.device('meta'):  # needs no memory for parameters
     model: Any = timm.create_model(name, num_classes=0)
   if wrong := _unlike(model):
     config.refuse(

@@ -1,8 +1,7 @@
 """Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
-Reading accepts every name in the tables below, whatever library the file is
-from. Writing uses the first name in a row for timm, the second for
-transformers.
+Reading accepts every name in the tables below. Writing uses the first name in a
+row for timm, the second for transformers.
 """
 
 import math
@@ -12,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.checkpoints.formats import archive, table, torch_table
+from vit_jax.checkpoints.formats import archive, table
 from vit_jax.checkpoints.formats.json_config import JsonConfig
 from vit_jax.models import resnet
 
+LEAVES = {'kernel': '.weight', 'scale': '.weight', 'bias': '.bias'}
 BACKBONE = 'patch_embed.backbone.'
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
 QKV = ('query', 'key', 'value')
@@ -106,7 +106,7 @@ _PLACES = {
   'hf': ('encoder.layer.{}.', 'encoder.stages.{}.layers.{}.'),
 }
 # Replacements that convert keys of other forms to the form MODULE.LEAF.
-_LEAVES = (
+_FORMS = (
   (r'in_proj_(weight|bias)$', r'in_proj.\1'),
   (r'\.([qkv])_bias$', r'.\1.bias'),
   (r'\.((?:gamma|lambda)_\d)$', r'.\1.gamma'),
@@ -124,7 +124,7 @@ def _ours_of(key: str, is_bit: bool) -> str:
   """Returns our name for a key; '' if the key is unknown."""
   in_stem = key.startswith(BACKBONE)
   key = key.removeprefix(BACKBONE)
-  for pattern, to in _LEAVES:
+  for pattern, to in _FORMS:
     key = re.sub(pattern, to, key)
   if key in _OURS and not is_bit:
     return _OURS[key]
@@ -153,6 +153,20 @@ def _ours_of(key: str, is_bit: bool) -> str:
   return f'{name}/{leaf}' if name and leaf else ''
 
 
+def layout(name: str, shape: tuple[int, ...]) -> table.Layout:
+  """Returns the layout of one of our arrays in PyTorch."""
+  leaf = name.rpartition('/')[2]
+  if leaf == 'kernel' and len(shape) == 4:
+    return lambda x: x.transpose(3, 2, 0, 1), lambda x: x.transpose(2, 3, 1, 0)
+  if leaf == 'kernel':
+    # In an output projection, the first two axes are heads and channels.
+    rows = shape[0] * shape[1] if name.endswith('out/kernel') else shape[0]
+    return lambda x: x.reshape(rows, -1).T, lambda x: x.T.reshape(shape)
+  if leaf == 'bias':
+    return lambda x: x.reshape(-1), lambda x: x.reshape(shape)
+  return table.SAME
+
+
 def namer(
   library: str, is_bit: bool = False, stages: bool = False
 ) -> Callable[[str], str]:
@@ -171,7 +185,7 @@ def namer(
 
   def key_of(name: str) -> str:
     module, _, leaf = name.rpartition('/')
-    if leaf not in torch_table.LEAVES:
+    if leaf not in LEAVES:
       return modules[name]
     if match := re.fullmatch(r'Transformer/encoderblock_(\d+)/(.+)', module):
       module = layer.format(match[1]) + modules[match[2]]
@@ -181,7 +195,7 @@ def namer(
       module += part.replace('gn', 'norm')
     else:
       module = modules[module]
-    key = module + torch_table.LEAVES[leaf]
+    key = module + LEAVES[leaf]
     return re.sub(r'\.(ls[12])\.weight$', r'.\1.gamma', key)
 
   return key_of
@@ -190,10 +204,8 @@ def namer(
 class Arrays(dict[str, np.ndarray]):
   """Maps our names to the arrays of a file, in PyTorch's layout.
 
-  Attributes:
-    path: path of the file.
-    others: the remaining arrays by key. Their keys are unknown, or an earlier
-      key maps to the same name.
+  `others` are the remaining arrays by key. Their keys are unknown, or an
+  earlier key maps to the same name.
   """
 
   def __init__(
@@ -263,11 +275,13 @@ class Arrays(dict[str, np.ndarray]):
 
   def file(self, fields: dict[str, Any], **more: Any) -> table.File:
     """Returns a `File` of these arrays; `more` are its other attributes."""
+    if 'registers' in self:  # the arrays, or tokens that have become registers
+      fields = fields | {'registers': self['registers'].shape[1]}
     return table.File(
       path=self.path,
       arrays={self.key_of(name): x for name, x in self.items()} | self.others,
       fields=fields,
-      table=table.renamed(self.key_of, torch_table.layout),
+      table=table.renamed(self.key_of, layout),
       **more,
     )
 
@@ -280,20 +294,15 @@ class Arrays(dict[str, np.ndarray]):
   ) -> tuple[tuple[int, int], int]:
     """Converts tokens and position embeddings to the form of our ViT.
 
-    A token that the head does not read becomes a register. If registers have
+    A token that the head does not `read` becomes a register. If registers have
     position embeddings, these are added to the registers. If the tokens that
     the head reads have no position embeddings, they get zeros. A patch kernel
-    for grey images gets three channels.
-
-    Args:
-      read: the tokens that the head reads: 'cls', 'dist', both or neither.
-      stride: distance between patches in pixels.
-      stated: (H, W) of images in pixels; None if no configuration states it.
-      config: gets the warnings.
+    for grey images gets three channels, with a warning to `config`.
 
     Returns (H, W) in pixels, and the number of non-patch tokens that have a
-    position embedding in the file. Raises ValueError if positions and image
-    size do not match or are both missing, or arrays have different widths.
+    position embedding in the file. `stated` is the (H, W) in the configuration,
+    `stride` the distance between patches in pixels. Raises ValueError if arrays
+    and image size do not match, or the size is unknown.
     """
     lookup = self.lookup('ViT')
     tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
@@ -334,12 +343,9 @@ class Arrays(dict[str, np.ndarray]):
     """Reorders the channels of queries and keys for our rotary embeddings.
 
     Products of queries and keys do not depend on this order. Our embeddings
-    rotate channels j and j + K/2 as a pair; the first K/4 pairs encode the row.
-
-    Args:
-      K: channels per head.
-      neighbours: whether the pairs are adjacent channels in the file.
-      columns_first: whether the file's first K/4 pairs encode the column.
+    rotate channels j and j + K/2 of a head as a pair; the first K/4 pairs
+    encode the row. In the file, pairs may be adjacent channels (`neighbours`),
+    and the first pairs may encode the column (`columns_first`).
     """
     pairs = np.arange(K // 2)
     if columns_first:
@@ -400,12 +406,12 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   """
   has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
-  stem_width, stride = 0, patch
-  stem_layers: tuple[int, ...] = ()
+  stem: dict[str, Any] = {}
+  stride = patch
   if has('conv_root/kernel'):
     stem_width, channels, *_ = lookup.shape('conv_root/kernel', 4)
-    stem_layers = units(lookup)
-    stride *= resnet.total_stride(stem_layers)
+    stem = {'stem_width': stem_width, 'stem_layers': units(lookup)}
+    stride *= resnet.total_stride(stem['stem_layers'])
   elif channels not in (1, 3):
     raise ValueError(
       f'{lookup.path}: {lookup.shown("embedding/kernel")!r} is for images of '
@@ -414,7 +420,8 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   _, mlp_dim = lookup.shape(f'{FIRST}MlpBlock_3/Dense_1/kernel', 2)
   hidden, _ = lookup.shape(f'{FIRST}MlpBlock_3/Dense_0/kernel', 2)
   return (
-    {
+    stem
+    | {
       'name': 'deit' if has('head_dist/kernel') else 'vit',
       'patch_size': patch,
       'width': width,
@@ -430,8 +437,6 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
       'qk_norm': has(f'{FIRST}{_MSA}/query_norm/scale'),
       'attention_norm': has(f'{FIRST}{_MSA}/out_norm/scale'),
       'mlp_norm': has(f'{FIRST}MlpBlock_3/inner_norm/scale'),
-      'stem_width': stem_width,
-      'stem_layers': stem_layers,
       'posemb': 'learned1d' if has(POSITIONS) else 'none',
       'representation_size': lookup.size('pre_logits/kernel', 2),
       'num_classes': lookup.size('head/kernel', 2),
@@ -478,7 +483,7 @@ def to_timm(arrays: table.Flat) -> table.Flat:
   for name, x in arrays.items():
     name_there = re.sub(r'_1/(query|key|value)/', '_1/query+key+value/', name)
     name_there = re.sub(r'_0/(key|value)/', '_0/key+value/', name_there)
-    there = torch_table.layout(name, x.shape)[0](x)
+    there = layout(name, x.shape)[0](x)
     if is_bit and name == 'head/kernel':
       there = there[:, :, None, None]
     part = name.rpartition('/')[0].rpartition('/')[2]

@@ -1,7 +1,6 @@
-"""Reads ResNets with BatchNorm from torchvision and timm.
+"""Reads ResNets with BatchNorm and bottleneck units from torchvision and timm.
 
-Supports ResNets with bottleneck units, such as ResNet-50. They become our
-ResNets with version=0, whose BatchNorm uses the stored statistics.
+They become our ResNets with version=0, whose BatchNorm uses stored statistics.
 """
 
 import os
@@ -9,12 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.checkpoints.formats import (
-  archive,
-  table,
-  timm_config,
-  torch_table,
-)
+from vit_jax.checkpoints.formats import archive, table, timm_config, torch_vit
 from vit_jax.checkpoints.formats.json_config import JsonConfig
 
 # Preprocessing of torchvision's models, for files without a config.json.
@@ -25,7 +19,7 @@ IMAGES = table.Preprocessing(
   resize_like='torchvision',
 )
 _SIZE = (224, 224)
-LEAVES = torch_table.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
+LEAVES = torch_vit.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
 # Replacements that convert our module paths to torchvision's, in this order.
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 RULES: Rules = (
@@ -69,7 +63,7 @@ def read(
     path=path,
     arrays=arrays,
     fields=fields,
-    table=table.renamed(_key_of, torch_table.layout),
+    table=table.renamed(_key_of, torch_vit.layout),
     **timm_config.file_attributes(full, fields, IMAGES),
   )
 

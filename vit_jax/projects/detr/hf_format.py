@@ -15,7 +15,7 @@ from vit_jax.checkpoints.formats import (
   image_configs,
   table,
   tensors,
-  torch_table,
+  torch_vit,
   torchvision,
 )
 from vit_jax.checkpoints.formats.json_config import (
@@ -102,7 +102,7 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
     for name, shape in shapes.items():
-      layout = torch_table.layout(name, shape)
+      layout = torch_vit.layout(name, shape)
       module, _, leaf = name.rpartition('/')
       attention, _, projection = module.rpartition('/')
       if naming != ORIGINAL or projection not in _QKV:
