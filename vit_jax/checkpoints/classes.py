@@ -1,6 +1,5 @@
 """Matches the classes of a checkpoint with the classes of the data."""
 
-import collections
 import logging
 
 import numpy as np
@@ -35,8 +34,7 @@ def same_classes(
     return np.arange(C)
   if tuple(names) == tuple(checkpoint.class_names):
     return np.arange(C)
-  times = collections.Counter(checkpoint.class_names)
-  if twice := [name for name in names if times[name] > 1]:
+  if twice := [name for name in names if name in checkpoint.shared_names]:
     raise ValueError(
       f'{checkpoint.path} has several classes named {twice[0]!r}. Give data '
       'with all classes of the checkpoint, in the same order.'
@@ -59,9 +57,8 @@ def check_same(
 
   The two may name a class differently, for example by WordNet id and by word.
   Therefore different names at one position match, unless the checkpoint's name
-  is another class of the data, or vice versa.
-
-  Raises ValueError if the classes differ, or their order is ambiguous.
+  is another class of the data, or vice versa. Raises ValueError if the classes
+  differ, or their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (

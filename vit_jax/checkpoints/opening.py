@@ -39,10 +39,8 @@ class Checkpoint:
       `model.scan` is set, else unrolled.
     image_size: (H, W) in pixels for which the model has position embeddings.
     preprocessing: how to resize and normalise images.
-    class_names: a name for each class; empty if the checkpoint does not store
-      names.
-    loss: training loss of the head, 'softmax' or 'sigmoid'. `probabilities`
-      applies the function of the same name.
+    class_names: a name for each class; empty if they are unknown.
+    loss: training loss of the head, 'softmax' or 'sigmoid'.
   """
 
   path: str
@@ -90,20 +88,19 @@ class Checkpoint:
     if not names:
       return str(index)
     name = names[index]
-    return f'{name} ({index})' if name in self._shared_names else name
+    return f'{name} ({index})' if name in self.shared_names else name
 
   @functools.cached_property
-  def _shared_names(self) -> set[str]:
+  def shared_names(self) -> set[str]:
+    """Names that several classes have."""
     counts = collections.Counter(self.class_names)
     return {name for name, count in counts.items() if count > 1}
 
   def class_index(self, text: str | int) -> int:
     """Returns the index of a class, given its index or `class_name`.
 
-    A text such as '7' is compared with the class names first.
-
-    Raises ValueError if the class is unknown, the name is ambiguous, or the
-    model has no head.
+    A text such as '7' is compared with the class names first. Raises ValueError
+    if the class is unknown or ambiguous, or the model has no head.
     """
     self.check_head()
     names, C = self.class_names, self.model.num_classes
@@ -231,8 +228,8 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 def _step_of(folder: epath.Path) -> int:
   """Returns the step whose checkpoint is the result of a run.
 
-  Does not use `Checkpoints`, because it renames damaged checkpoints. A
-  checkpoint that a run is still writing could look damaged.
+  Does not use `Checkpoints`, which would rename checkpoints that look damaged
+  because a run is still writing them.
   """
   kept = saving.steps(folder)
   newest = kept[-1]

@@ -163,10 +163,8 @@ class Checkpoints:
     differ from the saved ones. Returns the step and the trees, or None if
     training starts at step 0.
 
-    Raises:
-      OSError: if a checkpoint cannot be read at present.
-      ValueError: if all checkpoints are damaged and `start_over` is not set.
-        Then no checkpoint is renamed.
+    Raises OSError if a checkpoint cannot be read at present. If all checkpoints
+    are damaged and `start_over` is not set, renames none and raises ValueError.
     """
     like = {name: tree for name, tree in like.items() if tree}
     leaves = {name: jax.tree.leaves(tree) for name, tree in like.items()}
@@ -387,9 +385,7 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
 
   Unlike `Checkpoints.save`, does not copy the arrays, which are NumPy arrays.
   """
-  handler = ocp.CompositeCheckpointHandler(
-    params=_trees(save_concurrent_gb=1, deepcopy_host_arrays=False)
-  )
+  handler = ocp.CompositeCheckpointHandler(params=_trees(copy=False))
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
       absolute(workdir) / FOLDER / '0',
@@ -401,17 +397,13 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
     )
 
 
-def _trees(
-  save_concurrent_gb: int | None = None, deepcopy_host_arrays: bool = True
-) -> ocp.PyTreeCheckpointHandler:
-  on_host = ocp.type_handlers.NumpyHandler(
-    deepcopy_host_arrays=deepcopy_host_arrays
-  )
+def _trees(copy: bool = True) -> ocp.PyTreeCheckpointHandler:
+  on_host = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=copy)
   on_devices = ocp.type_handlers.ArrayHandler(
     min_slice_bytes_for_replica_parallel=_LEAST_SLICE
   )
   return ocp.PyTreeCheckpointHandler(
-    save_concurrent_gb=save_concurrent_gb,
+    save_concurrent_gb=None if copy else 1,
     type_handler_registry=ocp.type_handlers.create_type_handler_registry(
       (np.ndarray, on_host), (jax.Array, on_devices)
     ),

@@ -101,9 +101,8 @@ def at_size(
   """Converts parameters from one image size (H, W) to another.
 
   Interpolates position embeddings (section 3.2 of the ViT paper). With JAX
-  arrays, works under `jax.jit` and `jax.grad`.
-
-  Raises ValueError if other parameters depend on the image size.
+  arrays, works under `jax.jit` and `jax.grad`. Raises ValueError if other
+  parameters depend on the image size.
   """
   like = flops.param_shapes(model, new)
   # By default, TPUs round matrix products to bfloat16.
@@ -121,9 +120,8 @@ def at_size(
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Converts a checkpoint to another image size (H, W), as `at_size` does.
 
-  Also scales `preprocessing.resize_small`, the side before the crop.
-
-  Raises ValueError if the model does not support this image size.
+  Also scales `preprocessing.resize_small`, the side before the crop. Raises
+  ValueError if the model does not support this image size.
   """
   model, old = checkpoint.model, checkpoint.image_size
   model.check(image_size)
@@ -136,12 +134,10 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
 
 
 def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
-  """Returns a checkpoint with its whole head, a part of it, or no head.
+  """Returns a checkpoint with its head kept or dropped, as in `HEADS`.
 
-  'keep' keeps the head, 'representation' drops the classifier and keeps the
-  representation layer, 'drop' drops both.
-
-  Raises ValueError if there is no representation layer to keep.
+  'representation' keeps only the representation layer. Raises ValueError if
+  there is no such layer.
   """
   if head == 'keep':
     return checkpoint

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import re
 import zipfile
 from collections.abc import Callable
@@ -13,6 +14,12 @@ from tqdm import tqdm
 
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import atomic_files
+
+# `progress(description, total_bytes)` is a progress bar that appears after two
+# seconds.
+progress = functools.partial(
+  tqdm, None, unit='B', unit_scale=True, delay=2, disable=None, leave=False
+)
 
 
 def is_archive(path: str) -> bool:
@@ -90,19 +97,6 @@ def save(target: str, flat: Flat, dtype: str) -> None:
           stored = stored.view('V2')
         npy.write_array(file, stored, allow_pickle=False)
       bar.update(stored.nbytes)
-
-
-def progress(description: str, total_bytes: int) -> tqdm:
-  """Returns a progress bar that appears after two seconds."""
-  return tqdm(
-    desc=description,
-    total=total_bytes,
-    unit='B',
-    unit_scale=True,
-    delay=2,
-    disable=None,
-    leave=False,
-  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Reads and writes the .npz checkpoints of big_vision.
 
-A key joins module names by '/', with the module numbers of Flax Linen. In
-big_vision, the class token has no position embedding. Reading gives it an
-embedding of zeros; writing adds its embedding to the token.
+Keys have the module numbers of Flax Linen. The class token has no position
+embedding: reading gives it zeros, writing adds its embedding to the token.
 """
 
 import re

@@ -1,9 +1,8 @@
 """Reads and writes directories of transformers, which have a config.json.
 
 Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
-ViT, DeiT, BiT and the models of `PROJECTS`; writes a ViT without a class token
-as I-JEPA. In vit_jax, SigLIP 2 takes only square images with as many patches as
-position embeddings.
+ViT, DeiT, BiT and `PROJECTS`; a ViT without a class token becomes an I-JEPA. In
+vit_jax, SigLIP 2 takes only square images, a patch for each position embedding.
 """
 
 import math

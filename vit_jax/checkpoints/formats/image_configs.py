@@ -114,11 +114,9 @@ def of_hf(
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
   """Reads the preprocessing of a directory of transformers.
 
-  If the directory does not describe it, uses the preprocessing of the published
-  models; or ViT's for 224 x 224 pixels if `model_size` is None.
-
-  `model_size` is (H, W) in pixels, or None if any size works. `model_type`
-  determines the defaults.
+  `model_size` is (H, W) in pixels, or None if any size works. If the directory
+  does not describe the preprocessing, assumes that of the published models; or
+  ViT's for 224 x 224 pixels if any size works.
 
   Returns the preprocessing, the size (H, W) of its images, and one sentence for
   each difference from transformers. Raises ValueError if a value is invalid.

@@ -1,7 +1,6 @@
 """Reads and writes the JSON configurations of other libraries.
 
-A table maps each key of a config.json to a `Key`. `JsonConfig.fields` reads
-with the table, and `to_config` writes with it.
+`JsonConfig.fields` and `to_config` use tables that map keys to `Key`s.
 """
 
 import sys
@@ -63,8 +62,7 @@ class JsonConfig(dict[str, Any]):
     """Returns the model's fields that only the configuration determines.
 
     Raises ValueError if values are invalid, not supported, or contradict
-    `arrays`: the fields that the arrays determine. `name` is the architecture's
-    name, for messages.
+    `arrays`: the fields that the arrays determine. Messages contain `name`.
     """
     full = self.replace(
       {key: row.default for key, row in keys.items()} | without_nulls(self)
@@ -110,13 +108,11 @@ class JsonConfig(dict[str, Any]):
     return float(value)
 
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
-    """Returns (H, W) in pixels; a single number means a square.
-
-    Converts `value`, by default the value of `key`.
-    """
+    """Returns (H, W) in pixels of `value`, by default of the value of `key`."""
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
       found = [found['height'], found['width']]
+    # A single number means a square.
     pair: list[Any] = found if isinstance(found, list) else [found, found]
     if [type(x) for x in pair] != [int, int] or not (
       1 <= min(pair) <= max(pair) <= MAX_SIDE
@@ -129,10 +125,7 @@ class JsonConfig(dict[str, Any]):
   def whole_patches(
     self, sides: tuple[int, int], patch: int
   ) -> tuple[int, int]:
-    """Rounds (H, W) in pixels down to whole patches, with a warning.
-
-    Other libraries ignore the remaining pixels.
-    """
+    """Rounds (H, W) down to whole patches, as other libraries do; warns."""
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
       self.warn(

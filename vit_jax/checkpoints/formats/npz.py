@@ -113,11 +113,9 @@ def linen_name(name: str) -> str:
 def encoder_fields(
   lookup: archive.Lookup, stacked: bool = False
 ) -> dict[str, Any]:
-  """Infers the fields that every ViT has.
+  """Infers the fields that every ViT has, or raises ValueError.
 
   `stacked` means that all layers are stacked along a first axis.
-
-  Raises ValueError if an array is missing, or arrays contradict each other.
   """
   layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)

@@ -158,20 +158,16 @@ class Format(Protocol):
   ) -> File:
     """Reads a model from its arrays, and from config.json of a directory.
 
-    Raises:
-      ImportError: if a library that the format needs is not installed.
-      ValueError: if the model is not supported.
+    Raises ImportError if a library that the format needs is not installed, and
+    ValueError if the model is not supported.
     """
 
   def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
     """Writes a new file or directory completely or not at all.
 
     Returns one sentence for each setting that is not stored, or that readers of
-    the format interpret differently.
-
-    Raises:
-      FileExistsError: if the target exists.
-      ValueError: if the format cannot store the model.
+    the format interpret differently. Raises FileExistsError if the target
+    exists, and ValueError if the format cannot store the model.
     """
 
 

@@ -183,8 +183,7 @@ def read(
 def check_resnet(config: JsonConfig, names: str) -> None:
   """Raises ValueError if a config.json does not describe a supported ResNet.
 
-  `names` is a regular expression for the supported architectures. `config` is
-  empty for a tensor file without one.
+  `names` is a regular expression for the supported architectures.
   """
   name = str(config.get('architecture'))
   if config and not re.match(rf'(?:{names})($|\.)', name):
@@ -223,9 +222,8 @@ def file_attributes(
 ) -> dict[str, Any]:
   """Returns the attributes of a `table.File` that a config.json determines.
 
-  For an empty `config`, the preprocessing is `images`. Raises ValueError if the
-  configuration has another number of classes or names, or invalid
-  preprocessing.
+  For an empty `config`, the preprocessing is `images`. Raises ValueError for
+  another number of classes or names, or invalid preprocessing.
   """
   num_classes = fields['num_classes']
   known = config.replace(_pretrained_cfg(config) | config)
@@ -373,8 +371,8 @@ def _rotation(rope: Any) -> dict[str, Any]:
 def config(weights: table.Weights, images: dict[str, Any]) -> dict[str, Any]:
   """Returns the config.json from which timm builds a model.
 
-  `images` is the part of pretrained_cfg from `image_configs.to_timm`. Raises
-  ValueError if timm has no such model.
+  `images` is from `image_configs.to_timm`. Raises ValueError if timm has no
+  such model.
   """
   fields = weights.fields
   holds = _HOLDS.get(fields['name'], '')
