@@ -59,6 +59,7 @@ def write(
   from the checkpoint.
 
   Raises:
+    FileExistsError: if the target exists.
     ImportError: if a library is not installed.
     ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
       file would be too large, or the opset lacks an operator.
