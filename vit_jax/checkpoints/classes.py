@@ -16,11 +16,10 @@ def same_classes(
   """Returns the checkpoint's class index for each class of the data, int [N].
 
   Matches classes by name, or by position if the checkpoint has no names.
-  `class_order` is the field of `config.data`.
-
-  Raises ValueError if the checkpoint has no head or lacks a class, if a name
-  fits several of its classes, if it has no names and another number of classes,
-  or if the order of the classes is ambiguous.
+  `class_order` is the field of `config.data`. Raises ValueError if the
+  checkpoint has no head or lacks a class, if a name fits several of its
+  classes, if it has no names and another number of classes, or if the order of
+  the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes

@@ -460,10 +460,7 @@ def read_checksums(step_dir: epath.Path, item: str) -> np.ndarray:
 
 
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
-  """Returns the metrics of a checkpoint, verified by their checksum.
-
-  Raises the errors of `read_meta`, and AttributeError.
-  """
+  """Returns metrics like `read_meta`; may also raise AttributeError."""
   metrics = read_meta(step_dir).get('metrics')
   if metrics is None:  # saved by an earlier version
     file = step_dir / 'metrics' / 'metrics'

@@ -15,8 +15,7 @@ from tqdm import tqdm
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import atomic_files
 
-# `progress(description, total_bytes)` is a progress bar that appears after two
-# seconds.
+# `progress(description, total_bytes)` is a bar that appears after two seconds.
 progress = functools.partial(
   tqdm, None, unit='B', unit_scale=True, delay=2, disable=None, leave=False
 )

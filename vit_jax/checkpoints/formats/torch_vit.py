@@ -294,9 +294,9 @@ class Arrays(dict[str, np.ndarray]):
   ) -> tuple[tuple[int, int], int]:
     """Converts tokens and position embeddings to the form of our ViT.
 
-    A token that the head does not `read` becomes a register. If registers have
-    position embeddings, these are added to the registers. If the tokens that
-    the head reads have no position embeddings, they get zeros. A patch kernel
+    Tokens that the head does not read (all except `read`) become registers. If
+    registers have position embeddings, these are added to the registers. If the
+    tokens in `read` have no position embeddings, they get zeros. A patch kernel
     for grey images gets three channels, with a warning to `config`.
 
     Returns (H, W) in pixels, and the number of non-patch tokens that have a
