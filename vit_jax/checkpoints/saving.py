@@ -385,7 +385,11 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
 
   Unlike `Checkpoints.save`, does not copy the arrays, which are NumPy arrays.
   """
-  handler = ocp.CompositeCheckpointHandler(params=_trees(copy=False))
+  handler = ocp.CompositeCheckpointHandler(
+    params=_trees(copy=False),
+    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
+    **{META: ocp.JsonCheckpointHandler()},
+  )
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
       absolute(workdir) / FOLDER / '0',
