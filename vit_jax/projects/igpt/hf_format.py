@@ -15,7 +15,7 @@ from vit_jax.checkpoints.formats import (
   image_configs,
   table,
   tensors,
-  torch_table,
+  torch_vit,
 )
 from vit_jax.checkpoints.formats.json_config import JsonConfig, only
 
@@ -186,8 +186,8 @@ def _layer(
   """Returns the entries of an array and, if our layers lack biases, a bias."""
   module, _, leaf = rest.rpartition('/')
   ours, theirs = f'{layer}/{rest}', start + _MODULES[module]
-  key = theirs + torch_table.LEAVES[leaf]
-  torch_to_file, torch_to_ours = torch_table.layout(ours, shapes[ours])
+  key = theirs + torch_vit.LEAVES[leaf]
+  torch_to_file, torch_to_ours = torch_vit.layout(ours, shapes[ours])
   # The file's kernels are the transposes of PyTorch's.
   layout = (lambda x: torch_to_file(x).T, lambda x: torch_to_ours(x.T))
   columns = shapes[ours][-1]
