@@ -84,8 +84,8 @@ _BIT_TUNED = {
 }
 
 
-def _augreg(start: str, recipe: str, lr: str = '', pixels: str = '') -> str:
-  tuned = f'--imagenet2012-steps_20k-lr_{lr}-res_{pixels}' if lr else ''
+def _augreg(start: str, recipe: str, lr: str = '', side: str = '') -> str:
+  tuned = f'--imagenet2012-steps_20k-lr_{lr}-res_{side}' if lr else ''
   return f'{_VIT}/augreg/{start}-i21k-300ep-lr_0.001-{recipe}{tuned}.npz'
 
 
@@ -102,15 +102,16 @@ def _all() -> dict[str, Published]:
       model, pixels, _BOTH, address, *said
     )
   for line in _AUGREG.split('\n')[1:-1]:
-    model, start, recipe, pixels, lr, *known = line.split()
+    model, start, recipe, side, lr, *known = line.split()
     # The README does not list files of 224 pixels.
-    measured = (float(known[0]), _README) if known else ()
+    said = (float(known[0]), _README) if known else (None, '')
     size_mib = int(known[1]) if known else None
     address = _augreg(start, recipe)
     before = Published(model, 224, _I21K, address, size_mib=size_mib)
     found.setdefault(f'augreg/{model}', before)
-    found[f'augreg/{model}-{pixels}'] = Published(
-      model, int(pixels), _BOTH, _augreg(start, recipe, lr, pixels), *measured
+    address = _augreg(start, recipe, lr, side)
+    found[f'augreg/{model}-{side}'] = Published(
+      model, int(side), _BOTH, address, *said
     )
   for model, measured in _BIT_TUNED.items():
     file = f'{_BIT}/BiT-M-{model.upper().replace("X", "x")}'
