@@ -390,8 +390,8 @@ class OfPatches(vit.ViT):
     x_BhwD, x_BLD = self.embed(images_BHWC)
     hint_D = self.param('hint', nn.initializers.ones, (self.width,))
     x_BLD += self.hint * hint_D[None, None, :]
-    x_BLD, aux = self.encode(x_BLD, x_BhwD.shape[1:3], train=train)
-    return nn.Dense(5, name='patch_head')(x_BLD), aux
+    aux = self.encode(x_BhwD, x_BLD, train=train)
+    return nn.Dense(5, name='patch_head')(aux['tokens']), aux
 
 
 @pytest.mark.fast('scan')
@@ -450,10 +450,8 @@ class Distilled(vit.ViT):
   @nn.compact
   def __call__(self, images_BHWC, *, train=False, capture=()):
     x_BhwD, x_BLD = self.embed(images_BHWC)
-    x_BLD, aux = self.encode(
-      x_BLD, x_BhwD.shape[1:3], train=train, capture=capture
-    )
-    aux = {'tokens': x_BLD, **aux}
+    aux = self.encode(x_BhwD, x_BLD, train=train, capture=capture)
+    x_BLD = aux['tokens']
     if not self.num_classes:
       return x_BLD[:, :2].mean(1), aux
     heads = [

@@ -294,10 +294,10 @@ def test_all_ways_of_attention_take_a_mask(kind, relative):
   x = jax.random.normal(jax.random.key(0), (B, 6, 12))
   mask = make_mask(kind, 6, 6)
   module = layers.MultiHeadAttention(3, relative, weights=True)
-  params = jax.jit(module.init)(jax.random.key(1), x)
+  params = jax.jit(module.init)(jax.random.key(1), x)['params']
 
   def loss(params, module):
-    y, weights = module.apply(params, x, mask_BQL=mask)
+    y, weights = module.apply({'params': params}, x, mask_BQL=mask)
     return jnp.sum(y**2), (y, weights)
 
   grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)

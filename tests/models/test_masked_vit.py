@@ -145,8 +145,8 @@ def test_the_mask_is_learned():
   ('fields', 'message'),
   [
     ({'target': 'colour'}, "model.target is 'colour'; it must be one of mean"),
-    ({'pool': 'map'}, 'do not train a head. Set model.pool to cls'),
-    ({'num_classes': 3}, 'do not train a head'),
+    ({'pool': 'map'}, "model.pool is 'map'.* Use 'cls' or 'gap'"),
+    ({'num_classes': 3}, 'model.num_classes is 3.* Use 0'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
   ],
 )
@@ -176,4 +176,3 @@ def test_it_starts_with_a_small_mask_and_no_prediction():
 def test_patches_of_a_hybrid_are_those_of_its_tokens():
   model, _ = make(patch_size=1, stem_width=32)
   assert model.grid(SIZE) == (4, 6)
-  assert model.side(SIZE) == 4

@@ -195,12 +195,12 @@ def test_lists_as_json_has_them_make_the_same_model():
     ),
     (
       {'name': 'deit', 'representation_size': 8},
-      'representation_size is 8: DeiT',
+      'representation_size is 8, which DeiT',
     ),
-    ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map' and"),
+    ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map', which DeiT"),
     ({'layers': (1,)}, "is 'vit'; .* does not have the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
-    ({'axial': True}, "model.pool is 'cls', but axial .* Use 'gap' or 'map'"),
+    ({'axial': True}, "model.pool is 'cls', which axial .* Use 'gap' or 'map'"),
     (
       {'width': 27, 'posemb': 'learned2d'},
       "model.width 27 is not a multiple of 2, which model.posemb 'learned2d'",
@@ -211,11 +211,11 @@ def test_lists_as_json_has_them_make_the_same_model():
     ),
     (
       {'posemb': 'none', 'posemb_at': 'every_layer'},
-      "model.posemb_at is 'every_layer', but model.posemb 'none' adds nothing",
+      "posemb_at is 'every_layer', which model.posemb 'none' does not support",
     ),
     (
       {'posemb': 'relative', 'posemb_at': 'shared'},
-      "model.posemb_at is 'shared', but model.posemb 'relative' adds nothing",
+      "posemb_at is 'shared', which model.posemb 'relative' does not support",
     ),
     (
       {'image_size': (224, 230)},

@@ -122,10 +122,14 @@ def test_branches_are_dropped_by_example_and_scaled():
 def test_a_vector_of_a_block_is_a_class_token_or_the_mean_of_the_grid():
   x_BLD = np.random.default_rng(0).standard_normal((2, 8, 24), np.float32)
   x_BhwC = x_BLD.reshape(2, 2, 4, 24)
-  resnet = ResNet(5, (1,))
+  resnet = ResNet((1,), num_classes=5)
   for model, x, want in (
-    (vit.ViT(5, **TINY, registers=1), x_BLD, x_BLD[:, 0]),
-    (vit.ViT(5, **TINY, registers=2, pool='gap'), x_BLD, x_BLD[:, 2:].mean(1)),
+    (vit.ViT(num_classes=5, **TINY, registers=1), x_BLD, x_BLD[:, 0]),
+    (
+      vit.ViT(num_classes=5, **TINY, registers=2, pool='gap'),
+      x_BLD,
+      x_BLD[:, 2:].mean(1),
+    ),
     (resnet, x_BhwC, x_BhwC.mean((1, 2))),
   ):
     np.testing.assert_allclose(model.pool_block(x), want, rtol=1e-5, atol=1e-6)
@@ -247,11 +251,9 @@ class OfPatches(vit.ViT):
     first = len(self.extra_tokens)
     if self.hidden is not None:
       x_BLD = x_BLD.at[:, first + self.hidden].set(0)
-    x_BLD, captured = self.encode(
-      x_BLD, x_BhwD.shape[1:3], train=train, capture=capture
-    )
-    y_BLC = nn.Dense(7, name='patch_head')(x_BLD[:, first:])
-    return y_BLC, {**captured, 'tokens': x_BLD}
+    aux = self.encode(x_BhwD, x_BLD, train=train, capture=capture)
+    y_BLC = nn.Dense(7, name='patch_head')(aux['tokens'][:, first:])
+    return y_BLC, aux
 
 
 @pytest.mark.fast('scan')
@@ -280,14 +282,15 @@ def test_another_task_on_the_same_body(pool, scan):
 
 
 def test_what_a_task_changes_of_the_tokens_is_encoded():
-  params = initial(OfPatches(0, **TINY), SIZE, 7)
-  plain, _ = run(OfPatches(0, **TINY), params)
-  hidden, _ = run(OfPatches(0, **TINY, hidden=4), params)
+  fields = TINY | {'num_classes': 0}
+  params = initial(OfPatches(**fields), SIZE, 7)
+  plain, _ = run(OfPatches(**fields), params)
+  hidden, _ = run(OfPatches(**fields, hidden=4), params)
   assert (np.abs(hidden - plain).max((0, 2)) > 1e-5).all()
   # Nothing is seen of the patch itself: row 1, column 1.
   moved = images().at[:, 8:, 8:16].set(0.5)
   other, _ = jax.jit(
-    lambda x: OfPatches(0, **TINY, hidden=4).apply({'params': params}, x)
+    lambda x: OfPatches(**fields, hidden=4).apply({'params': params}, x)
   )(moved)
   np.testing.assert_array_equal(other, hidden)
 

@@ -267,7 +267,7 @@ def config_of(**changes):
     ({'objective.other': -0.1}, 'objective.other is -0.1'),
     ({'objective.mask': float('nan')}, 'objective.mask is nan'),
     ({'objective.other': float('nan')}, 'objective.other is nan'),
-    ({'model.pool': 'map'}, 'do not train a head'),
+    ({'model.pool': 'map'}, "model.pool is 'map'"),
   ],
 )
 def test_fields_that_cannot_work(changes, message, tmp_path):

@@ -21,12 +21,10 @@ axial_l32.
 
 import argparse
 import csv
-import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
 from vit_jax.checkpoints import catalogue
@@ -60,8 +58,8 @@ def rows(
     ValueError: for an unknown name, or an image size the model cannot take.
   """
   for name in names:
-    model = variants.build(
-      num_classes=num_classes, image_size=image_size, **variants.fields(name)
+    model = variants.build_model(
+      name, num_classes=num_classes, image_size=image_size
     )
     yield {
       'model': name,
@@ -72,29 +70,24 @@ def rows(
     }
 
 
-def parameters(
+def write_parameters(
   names: Sequence[str], image_size: tuple[int, int], num_classes: int
-) -> Iterator[str]:
-  """Yields a table of parameters for each named model.
-
-  Raises:
-    ValueError: for an unknown name, or an image size the model cannot take.
-  """
+) -> None:
+  """Prints a table of parameters for each model; raises errors as `rows`."""
   from clu import parameter_overview
 
   for name in names:
-    model = variants.build(
-      num_classes=num_classes, image_size=image_size, **variants.fields(name)
+    model = variants.build_model(
+      name, num_classes=num_classes, image_size=image_size
     )
-    shapes = jax.eval_shape(
-      functools.partial(variants.init, model, image_size=image_size),
-      jax.random.key(0),
+    shapes = flops.param_shapes(model, image_size)
+    print(
+      parameter_overview.get_parameter_overview(shapes, include_stats=False)
     )
-    yield parameter_overview.get_parameter_overview(shapes, include_stats=False)
 
 
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each published checkpoint of the models, by default all.
+  """Returns a row for each published checkpoint of the models, or of all.
 
   Raises:
     ValueError: for an unknown model, or one without published checkpoints.
@@ -114,11 +107,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field of the models, or of ViT.
-
-  Raises:
-    ValueError: for an unknown name.
-  """
+  """Returns a row for each config field of the models, or of ViT."""
   kinds = dict.fromkeys(variants.fields(m)['name'] for m in models or ['b16'])
   return [
     {
@@ -209,8 +198,7 @@ def _run(args: argparse.Namespace) -> None:
     classes = 1000 if args.num_classes is None else args.num_classes
     size = images.size_of(args.image_size or '224', '--image_size')
     if args.params:
-      for table in parameters(names, size, classes):
-        print(table)
+      write_parameters(names, size, classes)
       return
     listed = rows(names, size, classes)
     shown = tqdm(

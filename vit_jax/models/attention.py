@@ -198,9 +198,7 @@ def _differs(mask_BQL: Array | None) -> tuple[Array, ...]:
 def _logits(q_BQNK: Array, k_BLNK: Array, mask_BQL: Array | None) -> Array:
   """Returns k q^T / sqrt(K), BNLQ, with -inf where the mask is false."""
   # `tpu_layout` explains why queries come last.
-  logits_BNLQ = jnp.einsum('BLNK,BQNK->BNLQ', k_BLNK, q_BQNK)
-  dtype = jnp.promote_types(logits_BNLQ.dtype, jnp.float32)
-  logits_BNLQ = logits_BNLQ.astype(dtype) * q_BQNK.shape[-1] ** -0.5
+  logits_BNLQ = logits(k_BLNK, q_BQNK)
   if mask_BQL is None:
     return logits_BNLQ
   return jnp.where(mask_BQL.swapaxes(1, 2)[:, None], logits_BNLQ, -jnp.inf)
@@ -211,7 +209,7 @@ def _forward(
 ) -> tuple[Array, tuple[Array | None, ...]]:
   def forward(
     q_BQNK: Array, mask_BQL: Array | None = mask_BQL
-  ) -> tuple[Array, Array]:
+  ) -> tuple[list[Array], list[Array]]:
     logits_BNLQ = _logits(q_BQNK, k_BLNK, mask_BQL)
     max_BN1Q = jnp.max(logits_BNLQ, axis=-2, keepdims=True)
     if mask_BQL is not None:  # avoids -inf - (-inf)
@@ -226,12 +224,10 @@ def _forward(
     sum_BQN1, lse_BQN1 = (
       jnp.moveaxis(x, -1, 1) for x in (sum_BN1Q, max_BN1Q + jnp.log(sum_BN1Q))
     )
-    return (y_BQNK / sum_BQN1).astype(v_BLNK.dtype), lse_BQN1
+    return [(y_BQNK / sum_BQN1).astype(v_BLNK.dtype), lse_BQN1], []
 
-  y_BQNK, lse_BQN1 = (
-    checkpoint_name(x, NAME)
-    for x in _by_chunks(forward, q_BQNK, *_differs(mask_BQL))
-  )
+  found, _ = _by_chunks(forward, q_BQNK, *_differs(mask_BQL))
+  y_BQNK, lse_BQN1 = (checkpoint_name(x, NAME) for x in found)
   return y_BQNK, (q_BQNK, k_BLNK, v_BLNK, mask_BQL, y_BQNK, lse_BQN1)
 
 
@@ -251,7 +247,7 @@ def _backward(
     lse_BQN1: Array,
     sum_BQN1: Array,
     mask_BQL: Array | None = mask_BQL,
-  ) -> tuple[Array, Array, Array]:
+  ) -> tuple[list[Array], list[Array]]:
     lse_BN1Q, sum_BN1Q = (jnp.moveaxis(x, 1, -1) for x in (lse_BQN1, sum_BQN1))
     logits_BNLQ = _logits(q_BQNK, k_BLNK, mask_BQL)
     weights_BNLQ = jnp.exp(logits_BNLQ - lse_BN1Q)
@@ -263,29 +259,26 @@ def _backward(
       q_BQNK.dtype
     )
     weights_BNLQ = weights_BNLQ.astype(v_BLNK.dtype)
-    return (
-      _product('BNLQ,BLNK->BNQK', dlogits_BNLQ, k_BLNK),
+    return [_product('BNLQ,BLNK->BNQK', dlogits_BNLQ, k_BLNK)], [
       _product('BNLQ,BQNK->BNLK', dlogits_BNLQ, q_BQNK),
       _product('BNLQ,BQNK->BNLK', weights_BNLQ, dy_BQNK),
-    )
+    ]
 
   parts = (q_BQNK, dy_BQNK, lse_BQN1, sum_BQN1, *_differs(mask_BQL))
-  return *_by_chunks(backward, *parts, summed=(1, 2)), None
+  (dq_BQNK,), (dk_BLNK, dv_BLNK) = _by_chunks(backward, *parts)
+  return dq_BQNK, dk_BLNK, dv_BLNK, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 def _by_chunks(
-  function: Callable[..., tuple[Array, ...]],
-  *arrays: Array,
-  summed: tuple[int, ...] = (),
-) -> Any:
+  function: Callable[..., tuple[list[Array], list[Array]]], *arrays: Array
+) -> tuple[list[Array], list[Array]]:
   """Applies a function to chunks of at most `MAX_QUERIES` queries.
 
-  The function takes arrays whose first axes are BQ. Its results have four axes,
-  BQN and one more; chunks are joined along Q. Results at the positions
-  `summed` are sums over queries instead, and are added up over chunks.
+  The function takes arrays BQ... and returns a list of arrays BQN..., which are
+  joined along Q, and a list of sums over queries, which are added up.
   """
   B, Q, N, _ = arrays[0].shape
   n = math.ceil(Q / MAX_QUERIES)
@@ -301,19 +294,14 @@ def _by_chunks(
   def join(x: Array) -> Array:
     return jnp.moveaxis(x, 0, 1).reshape(B, n * rows, N, -1)[:, :Q]
 
-  def step(sums: list[Array], parts: Any) -> tuple[list[Array], list[Array]]:
-    results = function(*parts)
-    sums = [
-      total + results[i].astype(jnp.float32)
-      for total, i in zip(sums, summed, strict=True)
-    ]
-    return sums, [x for i, x in enumerate(results) if i not in summed]
+  def step(totals: list[Array], parts: Any) -> tuple[list[Array], list[Array]]:
+    joined, sums = function(*parts)
+    totals = [x + y.astype(x.dtype) for x, y in zip(totals, sums, strict=True)]
+    return totals, joined
 
   parts = tuple(map(split, arrays))
-  shapes = jax.eval_shape(function, *(x[0] for x in parts))
-  zeros = [jnp.zeros(shapes[i].shape, jnp.float32) for i in summed]
-  sums, joined = jax.lax.scan(step, zeros, parts)
-  results = dict(zip(summed, sums, strict=True))
-  others = [i for i in range(len(shapes)) if i not in summed]
-  results |= zip(others, map(join, joined), strict=True)
-  return tuple(results[i].astype(shape.dtype) for i, shape in enumerate(shapes))
+  _, shapes = jax.eval_shape(function, *(x[0] for x in parts))
+  zeros = [jnp.zeros(x.shape, jnp.float32) for x in shapes]
+  totals, joined = jax.lax.scan(step, zeros, parts)
+  sums = jax.tree.map(lambda x, shape: x.astype(shape.dtype), totals, shapes)
+  return [*map(join, joined)], sums

@@ -3,6 +3,7 @@
 The cost of axial attention grows with L * (h + w) instead of L * L.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -121,11 +122,9 @@ class PositionSensitiveAttention(nn.Module):
       + jnp.einsum('BxpNK,opK->BxNop', k_BxyNK, rk_opK)
     ).astype(jnp.float32)
     weights_BxNop = jax.nn.softmax(logits_BxNop * K**-0.5).astype(self.dtype)
-    y_BxoNV = jnp.einsum(
-      'BxNop,BxpNV->BxoNV', weights_BxNop, v_BxyNV
-    ) + jnp.einsum(
-      'BxNop,opV->BxoNV', weights_BxNop, relative('relative_value', V)
-    )
+    rv_opV = relative('relative_value', V)
+    y_BxoNV = jnp.einsum('BxNop,BxpNV->BxoNV', weights_BxNop, v_BxyNV)
+    y_BxoNV += jnp.einsum('BxNop,opV->BxoNV', weights_BxNop, rv_opV)
     return y_BxoNV.reshape(*x_BxyC.shape[:3], self.features)
 
 
@@ -142,13 +141,12 @@ class AxialConv(nn.Module):
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
-    x = PositionSensitiveAttention(self.features, self.dtype, name='row')(
-      x_BhwC
+    attention = functools.partial(
+      PositionSensitiveAttention, self.features, self.dtype
     )
+    x = attention(name='row')(x_BhwC)
     x = layers.group_norm(x, layers.EPSILON, 'gn_row')
-    x = PositionSensitiveAttention(self.features, self.dtype, name='column')(
-      x.swapaxes(1, 2)
-    ).swapaxes(1, 2)
+    x = attention(name='column')(x.swapaxes(1, 2)).swapaxes(1, 2)
     if self.stride > 1:
       window = (self.stride, self.stride)
       # avg_pool divides by float32 pixel counts, so its result is float32.

@@ -1,14 +1,10 @@
-"""DeiT with distillation: a second token whose head learns a teacher's labels.
-
-Touvron et al., "Training data-efficient image transformers & distillation
-through attention" (2012.12877), section 4.
-"""
+"""DeiT (2012.12877): a second token whose head learns a teacher's labels."""
 
 from typing import Any
 
 import jax
 
-from vit_jax.models import heads
+from vit_jax.models import fields, heads
 from vit_jax.models.vit import ViT
 
 Array = jax.Array
@@ -36,18 +32,12 @@ class DistilledViT(ViT):
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    if self.pool != 'cls' or self.representation_size:
-      raise ValueError(
-        f'model.pool is {self.pool!r} and model.representation_size is '
-        f'{self.representation_size}: DeiT has linear heads on its class and '
-        "distillation tokens. Set model.pool to 'cls' and "
-        'model.representation_size to 0.'
-      )
+    fields.check_only(self, 'DeiT', pool=('cls',), representation_size=(0,))
 
-  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns the mean logits BC, and a dict with each token's logits."""
+  def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    """Returns the mean logits BC, and the dict with each token's logits."""
     C, bias = self.num_classes, self.head_bias
-    cls_BC = heads.classifier(y_BD, C, bias)
-    dist_BC = heads.classifier(x_BLD[:, 1], C, bias, 'head_dist')
+    cls_BC = heads.classifier(aux['pre_logits'], C, bias)
+    dist_BC = heads.classifier(aux['tokens'][:, 1], C, bias, 'head_dist')
     each = {'logits_cls': cls_BC, 'logits_dist': dist_BC}
-    return (cls_BC + dist_BC) / 2, each
+    return (cls_BC + dist_BC) / 2, aux | each

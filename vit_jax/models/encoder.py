@@ -75,10 +75,8 @@ class Encoder(nn.Module):
       x_BLD,
       inputs,
       (self._rotation(x_BLD, grid),),
-      heads=f.heads,
+      of=f,
       depth=f.depth,
-      scan=f.scan,
-      policy=f.remat,
       is_initializing=self.is_initializing(),
       fields=of_block,
     )
@@ -89,11 +87,7 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Adds position embeddings at the input, or returns them for the layers.
-
-    Returns:
-      The tokens, and embeddings XLD that the layers add, or None.
-    """
+    """Returns the tokens, and embeddings XLD that the layers add, or None."""
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None
@@ -115,11 +109,7 @@ class Encoder(nn.Module):
   def _rotation(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> posemb.Rotation | None:
-    """Returns the rotation of the last tokens, or None without `rope`.
-
-    The last tokens are the patches, or registers and patches if
-    `rope_registers` is set.
-    """
+    """Returns the rotation of the patches, or of registers and patches."""
     f = self.fields
     if not f.rope:
       return None

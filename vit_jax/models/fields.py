@@ -30,7 +30,7 @@ def field(
   Args:
     default: default value, or `REQUIRED`.
     doc: description in one sentence.
-    valid: valid values (see `Valid`); empty if all values are valid.
+    valid: valid values; empty if all values are valid.
     multiple: number that must divide the value.
     unless: name of another field. If that field is set (not 0, False or empty),
       this field must keep its default.
@@ -46,15 +46,10 @@ def field(
 def check(
   declared: Iterable[dataclasses.Field[Any]], values: Mapping[str, Any]
 ) -> None:
-  """Checks values of `config.model` against their declarations.
-
-  Args:
-    declared: fields declared by `field`.
-    values: values by field name; missing fields have their default.
+  """Checks values of `config.model`; missing fields have their default.
 
   Raises:
-    ValueError: if a value is invalid. The message names the field, the value
-      and a way out.
+    ValueError: if a value is invalid.
   """
   declared = tuple(declared)
   values = {f.name: f.default for f in declared} | dict(values)
@@ -84,12 +79,7 @@ def check(
 
 
 def check_value(name: str, value: Any, valid: Valid) -> None:
-  """Checks a value, or every number in a list or tuple of numbers.
-
-  Raises:
-    ValueError: if a value is invalid. The message names the field and the
-      value.
-  """
+  """Raises ValueError if a value, or a number in a sequence, is invalid."""
   if isinstance(valid, tuple):
     if value not in valid:
       raise ValueError(
@@ -110,6 +100,16 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
       )
       said = ' and '.join(x for x in words if not x.endswith('inf')) or 'finite'
       raise ValueError(f'{name} is {value!r:.200}; it must be {said}.')
+
+
+def check_only(model: Any, user: str, **valid: tuple[Any, ...]) -> None:
+  """Raises ValueError if a field has a value that `user` does not support."""
+  for name, values in valid.items():
+    if (value := getattr(model, name)) not in values:
+      raise ValueError(
+        f'model.{name} is {value!r}, which {user} does not support. Use '
+        f'{" or ".join(map(repr, values))}.'
+      )
 
 
 def frozen(model: Any) -> Any:

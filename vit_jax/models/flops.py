@@ -22,11 +22,9 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   """Returns the FLOPs of one image's forward pass.
 
   Counts matrix products and convolutions. A multiply-add counts as two FLOPs.
-  The compute in table 6 of the paper is 3 * this count * images.
-
   As in XLA's analysis, products with a convolution's padding do not count. They
-  would add 4 % to the ResNets of table 6. The count includes the intermediates
-  of `Model.flop_capture`.
+  would add 4 % to the ResNets of the paper's table 6. The count includes the
+  intermediates of `Model.flop_capture`.
   """
   model = _looped(model)
   # Some models' `__call__` does not take `capture`.

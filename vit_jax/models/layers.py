@@ -120,13 +120,8 @@ def group_norm(
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:
   """Returns a module class that recomputes activations in the backward pass.
 
-  Args:
-    block: the module class.
-    policy: 'none' returns `block` itself; 'cheap' saves the results of matrix
-      products and attention; other values are names of
-      `jax.checkpoint_policies`.
-    in_loop: whether the module runs in a scan. There XLA cannot merge the
-      recomputation with the forward pass, so `prevent_cse` is False.
+  `Model.remat` documents `policy`. In a loop (a scan), XLA cannot merge the
+  recomputation with the forward pass, so `prevent_cse` is False.
   """
   if policy == 'none':
     return block
@@ -148,10 +143,8 @@ def repeated(
   inputs: tuple[Any, ...],
   shared: tuple[Any, ...],
   *,
-  heads: int,
+  of: Any,
   depth: int,
-  scan: bool,
-  policy: str,
   is_initializing: bool,
   fields: dict[str, Any],
 ) -> tuple[Array, dict[str, Any]]:
@@ -167,21 +160,19 @@ def repeated(
     x_BLD: tokens.
     inputs: arrays with one entry per layer along the first axis, or None.
     shared: arrays that every layer takes whole, or None.
-    heads: N, number of heads.
+    of: object with the model's fields `heads`, `scan` and `remat`.
     depth: number of layers.
-    scan: whether to loop over one compiled layer.
-    policy: see `remat`.
-    is_initializing: the calling module's `is_initializing()`.
+    is_initializing: whether the calling module is initialising.
     fields: constructor arguments of every layer.
   """
   # The scan slices kernels as matrices; see `tpu_layout`.
-  in_loop = scan and not is_initializing
+  in_loop = of.scan and not is_initializing
   if in_loop:
     block = nn.map_variables(
-      block, 'params', functools.partial(tpu_layout.of_heads, heads=heads)
+      block, 'params', functools.partial(tpu_layout.of_heads, heads=of.heads)
     )
-  block = remat(block, policy, in_loop=scan)
-  if scan:
+  block = remat(block, of.remat, in_loop=of.scan)
+  if of.scan:
     block = nn.scan(
       block,
       variable_axes={'params': 0},
@@ -291,7 +282,6 @@ class MultiHeadAttention(nn.Module):
   """Multi-head attention (MSA): equations 5 to 8 of appendix A.
 
   Attributes:
-    heads: N, number of heads.
     relative: number of tokens before the patches; None disables relative
       position embeddings (appendix D.4).
     dtype: dtype of the computation; the softmax always works in float32.
@@ -359,9 +349,8 @@ class MultiHeadAttention(nn.Module):
     else:
       logits_BNQL = attention.logits(q_BQNK, k_BLNK)
       if self.relative is not None:
-        logits_BNQL += posemb.RelativeKeys(name='relative')(
-          q_BQNK, self.relative
-        )
+        relative = posemb.RelativeKeys(name='relative')
+        logits_BNQL += relative(q_BQNK, self.relative)
       weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
       # Lets `visualize` differentiate with respect to the weights.
       weights_BNQL = self.perturb('weights', weights_BNQL)
@@ -393,7 +382,7 @@ class EncoderBlock(nn.Module):
     drop_rate: Array | None = None,
     rotation: posemb.Rotation | None = None,
   ) -> tuple[Array, dict[str, Any]]:
-    """Applies the layer.
+    """Returns the tokens BLD after this layer, and captured intermediates.
 
     Args:
       x_BLD: tokens.
@@ -401,9 +390,6 @@ class EncoderBlock(nn.Module):
       positions_LD: position embeddings to add to the input, or None.
       drop_rate: stochastic depth rate of both branches, or None.
       rotation: rotary embeddings of the last queries and keys, or None.
-
-    Returns:
-      The tokens BLD after this layer, and the captured intermediates.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)

@@ -5,12 +5,13 @@ each patch's output predicts the patch's colours.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import fields
 from vit_jax.models.fields import field
 from vit_jax.models.vit import ViT
 
@@ -27,7 +28,32 @@ SMALL = 4
 KEPT, MASKED, OTHER, SAME = range(4)
 
 
-class MaskedViT(ViT):
+class PatchViT(ViT):
+  """Base of ViTs that predict hidden patches of an image from other patches."""
+
+  task: ClassVar[str] = 'patches'
+
+  def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
+    del aux
+    return {'predictions': outputs}
+
+  def check(self, image_size: tuple[int, int]) -> None:
+    super().check(image_size)
+    fields.check_only(
+      self,
+      'the prediction of patches',
+      pool=('cls', 'gap'),
+      representation_size=(0,),
+      num_classes=(0,),
+    )
+    if self.grid(image_size) == (1, 1):
+      raise ValueError(
+        'The image is a single patch, so there are no other patches to predict '
+        'it from. Use a smaller model.patch_size or a larger data.image_size.'
+      )
+
+
+class MaskedViT(PatchViT):
   """Maps images and their corruption to a prediction for every patch."""
 
   kind = 'masked_vit'
@@ -40,14 +66,6 @@ class MaskedViT(ViT):
     valid=TARGETS,
   )
 
-  @property
-  def task(self) -> str:
-    return 'patches'
-
-  def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    del aux
-    return {'predictions': outputs}
-
   def prediction_shape(self, side: int) -> tuple[int, ...]:
     """Returns the shape of the prediction for a patch of `side` pixels."""
     return {
@@ -56,33 +74,14 @@ class MaskedViT(ViT):
       'pixels': (side * side * 3,),
     }[self.target]
 
-  def side(self, image_size: tuple[int, int]) -> int:
-    """Returns the side in pixels of the image area that a token covers."""
-    return image_size[0] // self.grid(image_size)[0]
-
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    if self.target == 'downsized' and self.side(image_size) % SMALL:
+    side = image_size[0] // self.grid(image_size)[0]
+    if self.target == 'downsized' and side % SMALL:
       raise ValueError(
-        f'Patches of {self.side(image_size)} pixels cannot be downsized to '
-        f'{SMALL} x {SMALL}: choose a multiple of {SMALL} as patch size, or '
-        'another objective.target.'
-      )
-    if (
-      self.pool not in ('cls', 'gap')
-      or self.representation_size
-      or self.num_classes
-    ):
-      raise ValueError(
-        f'model.pool is {self.pool!r} and model.representation_size is '
-        f'{self.representation_size}: masked patches do not train a head. Set '
-        'model.pool to cls or gap and model.representation_size to 0.'
-      )
-    if self.grid(image_size) == (1, 1):
-      raise ValueError(
-        'The image is a single patch, so there are no other patches to predict '
-        'it from. Choose a smaller model.patch_size or a larger '
-        'data.image_size.'
+        f'Patches of {side} pixels cannot be downsized to {SMALL} x {SMALL}: '
+        f'choose a multiple of {SMALL} as patch size, or another '
+        'objective.target.'
       )
 
   def describe(self, image_size: tuple[int, int]) -> str:
@@ -99,10 +98,9 @@ class MaskedViT(ViT):
   ) -> tuple[Array, dict[str, Any]]:
     """Predicts every patch.
 
+    `ViT` documents the other arguments.
+
     Args:
-      images_BHWC: images in [-1, 1].
-      train: see `ViT`.
-      capture: see `ViT`.
       corruption: the kind of each patch (`KEPT`, `MASKED`, `OTHER` or `SAME`)
         and, for `OTHER`, the index of the patch that replaces it; both
         integers BL.
@@ -112,21 +110,15 @@ class MaskedViT(ViT):
       same dict as `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
-    B, h, w, D = x_BhwD.shape
+    _, h, w, D = x_BhwD.shape
     mask_D = self.param('mask_embedding', nn.initializers.normal(0.02), (D,))
     if corruption is not None:
       x_BLD = self._corrupted(x_BLD, mask_D, *corruption)
-    x_BLD, captured = self.encode(x_BLD, (h, w), train=train, capture=capture)
-    aux = {
-      'stem': x_BhwD,
-      **captured,
-      'tokens': x_BLD,
-      'pre_logits': self.represent(x_BLD),
-    }
+    aux = self.encode(x_BhwD, x_BLD, train=train, capture=capture)
     shape = self.prediction_shape(images_BHWC.shape[1] // h)
     predicted = nn.DenseGeneral(
       shape, kernel_init=nn.initializers.zeros, name='prediction'
-    )(x_BLD[:, -h * w :].astype(jnp.float32))
+    )(aux['tokens'][:, -h * w :].astype(jnp.float32))
     return predicted, aux
 
   def _corrupted(

@@ -8,6 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models.fields import REQUIRED, field
+
 # A nested dictionary of arrays by module and parameter name.
 Params = Any
 # Arrays by name; the first axis goes over examples.
@@ -22,6 +24,8 @@ Axes = str | tuple[str, ...] | None
 # the parameter's last dimensions. A scan stacks parameters along a new first
 # dimension, so the same rules fit stacked parameters.
 Partitions = tuple[tuple[str, tuple[Axes, ...]], ...]
+# Fields of every Flax module.
+_FLAX = ('parent', 'name')
 # Values of `config.model.remat`, see `layers.remat`.
 REMAT = (
   'none',
@@ -45,7 +49,7 @@ class Loop(NamedTuple):
   stacked: str
 
 
-class Model(nn.Module):
+class Model(nn.Module, kw_only=True):
   """A model: `apply` maps images to outputs and a dict of intermediates.
 
   Attributes:
@@ -88,14 +92,33 @@ class Model(nn.Module):
   partitions: ClassVar[Partitions] = ()
   cast_params: ClassVar[tuple[str, ...]] = ()
 
+  num_classes: int = field(
+    REQUIRED,
+    'C, number of classes; 0 for a model without a head.',
+    valid='[0, inf)',
+  )
+  dtype: Any = field(
+    jnp.float32, 'Dtype of the computation; parameters are always float32.'
+  )
+  scan: bool = field(
+    False,
+    'Loops over one compiled layer with stacked parameters instead of '
+    'unrolling the layers. This compiles several times faster.',
+  )
+  remat: str = field(
+    'none',
+    "Activations that a layer saves for the backward pass: all ('none'), "
+    "matrix products and attention ('cheap'), or chosen by a policy of "
+    '`jax.checkpoint_policies`.',
+    valid=REMAT,
+  )
+
   @classmethod
   def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-    """Returns the fields of the model, except `parent` and `name` of Flax."""
-    return tuple(
-      field
-      for field in dataclasses.fields(cls)
-      if field.name not in ('parent', 'name')
-    )
+    """Returns the model's fields; the fields that all models have come last."""
+    shared = {x.name for x in dataclasses.fields(Model)}
+    found = [x for x in dataclasses.fields(cls) if x.name not in _FLAX]
+    return tuple(sorted(found, key=lambda x: x.name in shared))
 
   @property
   def task(self) -> str:
@@ -209,6 +232,19 @@ class Model(nn.Module):
     axes = tuple(range(1, x_BXD.ndim - 1))
     grid_BXD = x_BXD[:, len(self.extra_tokens) :]
     return jnp.mean(grid_BXD, axis=axes, dtype=jnp.float32)
+
+
+def run(
+  model: Any, params: Params, images: Any, key: jax.Array | None, **more: Any
+) -> Any:
+  """Applies a model; with a random key, as in training."""
+  return model.apply(
+    {'params': params},
+    images,
+    train=key is not None,
+    rngs=None if key is None else {'dropout': key},
+    **more,
+  )
 
 
 def padding(size_B2: jax.Array, image_size: Sequence[int]) -> jax.Array:

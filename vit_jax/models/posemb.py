@@ -33,15 +33,9 @@ class PositionEmbedding(nn.Module):
     if self.kind == 'learned2d':
       x_Xwd = self.param('x_embedding', _init, (X, w, D // 2))
       y_Xhd = self.param('y_embedding', _init, (X, h, D // 2))
-      shape = (X, h, w, D // 2)
-      table_XhwD = jnp.concatenate(
-        [
-          jnp.broadcast_to(x_Xwd[:, None], shape),
-          jnp.broadcast_to(y_Xhd[:, :, None], shape),
-        ],
-        axis=-1,
-      )
-      table_XLD = table_XhwD.reshape(X, h * w, D)
+      tables = (x_Xwd[:, None], y_Xhd[:, :, None])
+      parts = [jnp.broadcast_to(x, (X, h, w, D // 2)) for x in tables]
+      table_XLD = jnp.concatenate(parts, axis=-1).reshape(X, h * w, D)
     else:
       table_XLD = jnp.tile(sincos2d(grid, D), (X, 1, 1))
     return jnp.pad(table_XLD, ((0, 0), (extra, 0), (0, 0)))
@@ -132,14 +126,11 @@ def rotate(x_BLNK: jax.Array, by: Rotation) -> jax.Array:
   half = x_BLNK.shape[-1] // 2
   x_32 = x_BLNK.astype(jnp.float32)
   first, second = x_32[..., :half], x_32[..., half:]
-  turned = jnp.concatenate(
-    [
-      first * cos_1L1k - second * sin_1L1k,
-      second * cos_1L1k + first * sin_1L1k,
-    ],
-    axis=-1,
-  )
-  return turned.astype(x_BLNK.dtype)
+  turned = [
+    first * cos_1L1k - second * sin_1L1k,
+    second * cos_1L1k + first * sin_1L1k,
+  ]
+  return jnp.concatenate(turned, axis=-1).astype(x_BLNK.dtype)
 
 
 class RelativeKeys(nn.Module):
@@ -227,15 +218,10 @@ def resize_all(
 ) -> Any:
   """Interpolates all position embeddings in a tree of parameters.
 
-  It also interpolates tables with one entry per row or column, or per offset
-  along one axis (axial attention). Results are JAX or NumPy arrays, like the
-  parameters.
+  These include tables with one entry per row or column, or per offset along
+  one axis (axial attention). Results are JAX or NumPy arrays, like the input.
 
-  Args:
-    params: parameters for the old grid.
-    like: parameters, or their shapes, for the new grid.
-    old_grid: (h, w).
-    new_grid: (h, w).
+  `like` has the shapes for the new grid. Grids are (h, w).
 
   Raises:
     ValueError: if embeddings are relative in raster order and the grids differ,
@@ -279,28 +265,9 @@ _TABLE_AXES = {
 
 def _resize_axis(x: np.ndarray, axis: int, new: int) -> np.ndarray:
   xp = x.__array_namespace__()  # `numpy` or `jax.numpy`
-  matrix = _interpolation_matrix(x.shape[axis], new)
-  y = xp.moveaxis(xp.tensordot(matrix, x, (1, axis)), 0, axis)
-  return y.astype(x.dtype)
-
-
-def _interpolation_matrix(old: int, new: int) -> np.ndarray:
-  """Returns the (new, old) matrix of linear interpolation along one axis."""
+  old = x.shape[axis]
   position = np.arange(new) * (old - 1) / max(new - 1, 1)
   columns = [np.interp(position, np.arange(old), one) for one in np.eye(old)]
-  return np.stack(columns, axis=1)
-
-
-def grid_shape(image_size: tuple[int, int], patch: int) -> tuple[int, int]:
-  """Returns the patch grid (h, w) of an image of (H, W) pixels.
-
-  Raises:
-    ValueError: if the patches do not tile the image.
-  """
-  H, W = image_size
-  if H % patch or W % patch or not H or not W:
-    raise ValueError(
-      f'Patches of {patch}x{patch} pixels do not tile an image of {H}x{W}: '
-      'choose an image size that is a multiple of the patch size.'
-    )
-  return H // patch, W // patch
+  matrix = np.stack(columns, axis=1)  # (new, old)
+  y = xp.moveaxis(xp.tensordot(matrix, x, (1, axis)), 0, axis)
+  return y.astype(x.dtype)

@@ -19,7 +19,7 @@ from vit_jax.models.axial import AxialConv
 from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.heads import classifier
 from vit_jax.models.layers import DEPTHS, group_norm, remat
-from vit_jax.models.model import REMAT, Loop, Model
+from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
 
@@ -245,11 +245,6 @@ class ResNet(Model):
   kind = 'resnet'
   loops = (UNITS,)
 
-  num_classes: int = field(
-    REQUIRED,
-    'C, number of classes; 0 returns the pooled features.',
-    valid='[0, inf)',
-  )
   layers: tuple[int, ...] = field(
     REQUIRED, 'Number of units in each stage.', valid=DEPTHS
   )
@@ -272,18 +267,6 @@ class ResNet(Model):
   )
   head_bias: float = field(
     0.0, 'Initial bias of the head.', valid='(-inf, inf)'
-  )
-  dtype: Any = field(
-    jnp.float32, 'Dtype of the computation; parameters are always float32.'
-  )
-  scan: bool = field(
-    False,
-    'Loops over one compiled unit for all units of a stage after the first.',
-  )
-  remat: str = field(
-    'none',
-    'Activations that a unit saves for the backward pass, as for `ViT`.',
-    valid=REMAT,
   )
 
   @property
@@ -320,15 +303,12 @@ class ResNet(Model):
     """Computes the logits of images in [-1, 1], of any size.
 
     `train` has no effect. `capture` may contain 'blocks', the list of the
-    stages' outputs.
+    stages' outputs. Raises ValueError if it contains 'attention'.
 
     Returns:
       Logits (B, classes) in float32, or `pre_logits` if `num_classes` is 0; and
       a dict with `stem` (the root's output, BhwC), `tokens` (the last feature
       map, BLC), `pre_logits` (its mean, BC) and the captured intermediates.
-
-    Raises:
-      ValueError: if `capture` contains 'attention'.
     """
     del train
     if 'attention' in capture:

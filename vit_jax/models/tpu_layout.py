@@ -23,9 +23,7 @@ leave up to half of the lanes empty:
   first would be copied: 4 % for H/14.
 - `attention` computes logits with queries last, B N L Q, forward and backward.
   The compiler chooses this layout anyway. The forward pass sums exponentials by
-  a product with ones (`sum_keys`). For a layer of L/16, the compiler estimates
-  a gain of 6 % on v5e and 7 % on v6e, but it overestimates the cost of sums.
-  Its analysis of the schedule gives 0 % and 2 % (docs/results/tpu.md).
+  a product with ones (`sum_keys`); docs/results/tpu.md has the estimated gains.
 
 Other layouts:
 

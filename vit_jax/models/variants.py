@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ ARCHITECTURES = Register(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
   """A row of table 1: layers, width D, MLP width M and heads N."""
 
   depth: int
@@ -133,17 +132,7 @@ PUBLISHED = {
 def fields(variant: str) -> dict[str, Any]:
   """Returns the model fields of a variant, which are arguments of `build`.
 
-  Names of variants:
-
-    l16           ViT: its size, and the patch size in pixels
-    r50x1         ResNet: its depth and width factor
-    r50+b16       hybrid: the depth of its ResNet stem, and the ViT's name
-    axial_b16     axial ViT, named like a ViT
-    axial_r50x1   axial ResNet, named like a ResNet
-    vit5_b16      ViT-5 for images of 224 pixels, named like a ViT
-    igpt_s        iGPT: its size
-    detr_r50      DETR: the depth of its ResNet
-    detr_r50_dc5  DETR whose ResNet has a dilated last stage
+  docs/reference/models.md explains the names, such as l16 or r50+b16.
 
   Raises:
     ValueError: if the variant is unknown. The message suggests similar names.
@@ -168,7 +157,7 @@ def fields(variant: str) -> dict[str, Any]:
 def _fields(variant: str) -> dict[str, Any]:
   """Returns the fields of a variant, or raises LookupError."""
   if match := re.fullmatch(r'igpt_(\w)', variant):
-    return {'name': 'igpt'} | dataclasses.asdict(IGPT_SIZES[match[1]])
+    return {'name': 'igpt'} | IGPT_SIZES[match[1]]._asdict()
   if match := re.fullmatch(r'detr_r(\d+)(_dc5)?', variant):
     layers = STAGES[int(match[1])]
     dilation = bool(match[2])
@@ -190,7 +179,7 @@ def _fields(variant: str) -> dict[str, Any]:
     raise LookupError
   kind, stride = match[1] or '', int(match[3])
   found: dict[str, Any] = {'name': 'vit', 'patch_size': stride}
-  found |= dataclasses.asdict(SIZES[match[2]])
+  found |= SIZES[match[2]]._asdict()
   if kind == 'axial_':
     return found | {'axial': True, 'pool': 'gap'}
   if kind == 'vit5_':
@@ -199,13 +188,7 @@ def _fields(variant: str) -> dict[str, Any]:
 
 
 def _stem(depth: str, stride: int) -> dict[str, Any]:
-  """Returns the stem and patch size of a hybrid, as fields.
-
-  Args:
-    depth: depth of the stem's ResNet; '' for only its first convolution and
-      pooling, the root.
-    stride: number in the hybrid's name, such as 16 in r50+b16.
-  """
+  """Returns the stem of a hybrid such as r50+b16; without a depth, the root."""
   if not depth and stride > 1:
     # The names in AugReg count the stride of the root's convolution, but not
     # the stride of its pooling: a token of R+Ti/16 covers 32 x 32 pixels.
@@ -234,14 +217,8 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
   If both models are ViTs or of the same class, keeps the previous fields that
   `variant` does not set. Exceptions: the stem, axial attention and fields of a
-  previous ViT-5. Otherwise keeps only dtype, scan, remat and head_bias.
-
-  Args:
-    before: fields of the previous model.
-    variant: name of a variant; see `fields`.
-
-  Raises:
-    ValueError: if the variant is unknown.
+  previous ViT-5. Otherwise keeps only dtype, scan, remat and head_bias. Raises
+  ValueError if the variant is unknown.
   """
   new = fields(variant)
   known = defaults(new['name'])
@@ -271,12 +248,11 @@ def build(
     num_classes: C; 0 for a model without a head.
     image_size: (H, W) in pixels, only used for the check.
     name: one of `ARCHITECTURES`.
-    dtype: dtype of the computation, 'float32' or 'bfloat16'.
+    dtype: 'float32' or 'bfloat16'.
     **model_fields: other fields of the model.
 
   Raises:
-    ValueError: if a value is invalid. The message names the field, the value
-      and a way out.
+    ValueError: if a value is invalid.
   """
   kind: type[Model] = ARCHITECTURES.load(name)
   own = {field.name for field in kind.own_fields()}
@@ -317,8 +293,7 @@ def build_model(
     **changes: fields of the model that differ from the variant.
 
   Raises:
-    ValueError: if a value is invalid. The message names the field, the value
-      and a way out.
+    ValueError: if a value is invalid.
   """
   if isinstance(image_size, int):
     image_size = image_size, image_size
@@ -338,10 +313,9 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns the fields that a `config.model` needs to build this model.
+  """Returns the fields of a `config.model` that builds this model.
 
-  Fields that only an objective's model has, such as `MaskedViT.target`, are
-  left out, because the objective sets them.
+  The fields that an objective sets, such as `MaskedViT.target`, are left out.
   """
   body, own = fields_of(model.body()), fields_of(model)
   fields = {name: own[name] for name in body if name != 'num_classes'}

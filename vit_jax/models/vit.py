@@ -14,10 +14,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import fields, heads, layers, posemb, resnet
+from vit_jax.models import fields, heads, layers, resnet
 from vit_jax.models.encoder import LAYERS, Encoder
 from vit_jax.models.fields import REQUIRED, field
-from vit_jax.models.model import REMAT, Model
+from vit_jax.models.model import Model
 
 Array = jax.Array
 
@@ -25,8 +25,7 @@ Array = jax.Array
 class PatchEmbedding(nn.Module):
   """The product x_p E of equation 1 for every patch.
 
-  It has the parameters of a convolution whose stride equals its kernel size,
-  but is computed as a matrix product; see `tpu_layout`.
+  The parameters are named as in a convolution; see `tpu_layout`.
   """
 
   width: int
@@ -38,15 +37,12 @@ class PatchEmbedding(nn.Module):
     """Returns the embeddings BhwD."""
     P = self.patch_size
     B, H, W, C = x_BHWC.shape
-    x_BhPwPC = x_BHWC.reshape(B, H // P, P, W // P, P, C)
+    x_BhPwPC = x_BHWC.astype(self.dtype).reshape(B, H // P, P, W // P, P, C)
     shape = P, P, C, self.width
     E_PPCD = self.param('kernel', nn.initializers.lecun_normal(), shape)
     bias_D = self.param('bias', nn.initializers.zeros, (self.width,))
-    y_BhwD = jnp.einsum(
-      'BhPwQC,PQCD->BhwD',
-      x_BhPwPC.astype(self.dtype),
-      E_PPCD.astype(self.dtype),
-    )
+    E_PPCD = E_PPCD.astype(self.dtype)
+    y_BhwD = jnp.einsum('BhPwQC,PQCD->BhwD', x_BhPwPC, E_PPCD)
     return y_BhwD + bias_D.astype(self.dtype)[None, None, None]
 
 
@@ -63,25 +59,15 @@ class ViT(Model):
   )
   cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
 
-  num_classes: int = field(
-    REQUIRED,
-    'C, number of classes; 0 returns the representation y of equation 4.',
-    valid='[0, inf)',
-  )
   patch_size: int = field(
     REQUIRED,
-    "P, side of a patch in pixels; with a stem, in positions of the stem's "
-    'feature map.',
+    "P, side of a patch in pixels, or in cells of a stem's feature map.",
     valid='[1, 65536]',
   )
   width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of encoder layers.', valid=layers.DEPTHS)
-  mlp_dim: int = field(
-    REQUIRED, 'M, hidden width of the MLP.', valid='[1, inf)'
-  )
-  heads: int = field(
-    REQUIRED, 'N, number of heads; must divide D.', valid='[1, inf)'
-  )
+  mlp_dim: int = field(REQUIRED, 'M, hidden width of MLPs.', valid='[1, inf)')
+  heads: int = field(REQUIRED, 'N, heads; must divide D.', valid='[1, inf)')
   pool: str = field(
     'cls',
     "The head reads the class token ('cls'), the mean of the patches ('gap'), "
@@ -145,12 +131,8 @@ class ViT(Model):
   swiglu: bool = field(False, 'SwiGLU, a gated MLP, instead of GELU.')
   qkv_bias: bool = field(True, 'Queries, keys and values have a bias.')
   qk_norm: bool = field(False, 'A norm of queries and keys, per head.')
-  attention_norm: bool = field(
-    False, "A norm of all heads' outputs before their projection (BEiT-3)."
-  )
-  mlp_norm: bool = field(
-    False, 'A norm inside the MLP, before its last layer (EVA-02).'
-  )
+  attention_norm: bool = field(False, 'A norm of the joined heads (BEiT-3).')
+  mlp_norm: bool = field(False, "A norm before the MLP's last layer (EVA-02).")
   rope: float = field(
     0.0,
     'Theta of rotary embeddings of the patches, in addition to `posemb`; 0 '
@@ -186,9 +168,8 @@ class ViT(Model):
   )
   head_bias: float = field(
     0.0,
-    'Initial bias of the head. Use -10 for the sigmoid loss with many classes: '
-    'with 0 every class starts at probability 0.5, and negatives dominate the '
-    'loss.',
+    'Initial bias of the head. With the sigmoid loss and many classes use -10, '
+    'so that the negatives do not dominate the loss at first.',
     valid='(-inf, inf)',
   )
   stem_width: int = field(
@@ -203,21 +184,6 @@ class ViT(Model):
     'convolution and max-pooling.',
     valid=layers.DEPTHS,
     needs='stem_width',
-  )
-  dtype: Any = field(
-    jnp.float32, 'Dtype of the computation; parameters are always float32.'
-  )
-  scan: bool = field(
-    False,
-    'Loops over one compiled layer with stacked parameters instead of '
-    'unrolling the layers. This compiles several times faster.',
-  )
-  remat: str = field(
-    'none',
-    "Activations that a layer saves for the backward pass: all ('none'), "
-    "matrix products and attention ('cheap'), or chosen by a policy of "
-    '`jax.checkpoint_policies`.',
-    valid=REMAT,
   )
 
   @property
@@ -260,15 +226,18 @@ class ViT(Model):
     stride = self.patch_size
     if self.stem_width:
       stride *= resnet.total_stride(self.stem_layers)
-    return posemb.grid_shape(image_size, stride)
+    H, W = image_size
+    if H % stride or W % stride or not H or not W:
+      raise ValueError(
+        f'Patches of {stride}x{stride} pixels do not tile an image of {H}x{W}: '
+        'choose an image size that is a multiple of the patch size.'
+      )
+    return H // stride, W // stride
 
   def check(self, image_size: tuple[int, int]) -> None:
     layers.check_heads(self)
-    if self.axial and 'cls' in self.pool:
-      raise ValueError(
-        f'model.pool is {self.pool!r}, but axial attention excludes a class '
-        "token. Use 'gap' or 'map'."
-      )
+    if self.axial:
+      fields.check_only(self, 'axial attention', pool=('gap', 'map'))
     if self.rope and self.width // self.heads % 4:
       raise ValueError(
         f'model.rope is {self.rope} and a head has width '
@@ -287,12 +256,9 @@ class ViT(Model):
         f'model.width {self.width} is not a multiple of {parts}, which '
         f'model.posemb {self.posemb!r} needs.'
       )
-    if self.posemb in ('none', 'relative') and self.posemb_at != 'input':
-      raise ValueError(
-        f'model.posemb_at is {self.posemb_at!r}, but model.posemb '
-        f'{self.posemb!r} adds nothing to the tokens: leave model.posemb_at at '
-        "'input'."
-      )
+    if self.posemb in ('none', 'relative'):  # they add nothing to the tokens
+      user = f'model.posemb {self.posemb!r}'
+      fields.check_only(self, user, posemb_at=('input',))
     self.grid(image_size)
 
   @nn.compact
@@ -320,22 +286,16 @@ class ViT(Model):
       intermediates.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)  # equation 1
-    _, h, w, _ = x_BhwD.shape
-    x_BLD, captured = self.encode(  # equations 2 and 3
-      x_BLD, (h, w), train=train, capture=capture
-    )
-    y_BD = self.represent(x_BLD)  # equation 4
-    aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
+    aux = self.encode(x_BhwD, x_BLD, train=train, capture=capture)  # 2 to 4
     if not self.num_classes:
-      return y_BD, aux
-    logits_BC, more = self.classify(x_BLD, y_BD)
-    return logits_BC, aux | more
+      return aux['pre_logits'], aux
+    return self.classify(aux)
+
+  # The compact `__call__` of this class or a subclass calls the methods below
+  # and owns their parameters.
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
-    """Computes equation 1 without position embeddings, which `encode` adds.
-
-    Call this method, `encode`, `represent` and `classify` in a compact method
-    of this class or a subclass. The compact method owns their parameters.
+    """Computes equation 1 without position embeddings, which `Encoder` adds.
 
     Returns:
       The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
@@ -366,24 +326,24 @@ class ViT(Model):
 
   def encode(
     self,
+    x_BhwD: Array,
     x_BLD: Array,
-    grid: tuple[int, int],
     *,
     train: bool = False,
     capture: tuple[str, ...] = (),
     visible_BK: Array | None = None,
-  ) -> tuple[Array, dict[str, Any]]:
-    """Computes equations 2 and 3 for the tokens from `embed`.
+  ) -> dict[str, Any]:
+    """Computes equations 2 to 4 for the result of `embed`.
 
-    `Encoder` documents `visible_BK`, and `__call__` the other arguments.
-
-    Returns:
-      The encoded tokens BLD, and the captured intermediates.
+    `Encoder` documents `visible_BK`, and `__call__` the dict that it returns.
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None
     encoder = Encoder(self.encoder_fields, capture, name='Transformer')
-    return encoder(x_BLD, grid, key, visible_BK)
+    _, h, w, _ = x_BhwD.shape
+    x_BLD, captured = encoder(x_BLD, (h, w), key, visible_BK)  # 2 and 3
+    y_BD = self.represent(x_BLD)  # 4
+    return {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
 
   def represent(self, x_BLD: Array) -> Array:
     """Returns y of equation 4, the input of the head's last layer.
@@ -410,10 +370,7 @@ class ViT(Model):
       y_BD = nn.tanh(y_BD)
     return y_BD
 
-  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns logits BC of the representation, and more outputs by name.
-
-    Some subclasses use `x_BLD`, the encoded tokens.
-    """
-    del x_BLD
-    return heads.classifier(y_BD, self.num_classes, self.head_bias), {}
+  def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    """Returns logits BC of the representation, and the dict of `encode`."""
+    y_BD = aux['pre_logits']
+    return heads.classifier(y_BD, self.num_classes, self.head_bias), aux

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import transfer
 from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
-from vit_jax.models.model import Batch, Metrics, Model, Params
+from vit_jax.models.model import Batch, Metrics, Model, Params, run
 from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Best, Facts, Objective, sums
 
@@ -220,13 +220,8 @@ class Classification(Objective):
     self, params: Params, images: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, Batch]:
     """Returns logits NC and other outputs; flattens axes before HWC to N."""
-    apply: Any = self.model.apply
-    return apply(
-      {'params': params},
-      images.reshape(-1, *images.shape[-3:]),
-      train=True,
-      rngs={'dropout': key},
-    )
+    images_NHWC = images.reshape(-1, *images.shape[-3:])
+    return run(self.model, params, images_NHWC, key)
 
   def _labels(self, batch: Batch) -> jax.Array:
     """Returns the labels of a batch as float32 BC."""

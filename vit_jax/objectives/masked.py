@@ -22,7 +22,7 @@ from vit_jax.models.masked_vit import (
   SMALL,
   MaskedViT,
 )
-from vit_jax.models.model import Batch, Params
+from vit_jax.models.model import Batch, Params, run
 from vit_jax.objectives.reconstruction import Reconstruction
 
 
@@ -105,12 +105,9 @@ class MaskedPatches(Reconstruction):
     The loss of a patch is the mean cross-entropy of its colours in nats, or the
     mean squared error of its pixels.
     """
-    predicted, _ = self.model.apply(
-      {'params': params},
-      batch['image'],
-      train=key is not None,
-      corruption=(batch['kind'], batch['other']),
-      rngs=None if key is None else {'dropout': key},
+    corruption = batch['kind'], batch['other']
+    predicted, _ = run(
+      self.model, params, batch['image'], key, corruption=corruption
     )
     if self.model.target == 'pixels':
       losses = jnp.square(predicted - batch['target'])

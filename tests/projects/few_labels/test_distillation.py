@@ -214,6 +214,6 @@ def test_either_may_have_no_say(weight):
 
 def test_deit_has_linear_heads_on_two_tokens():
   with pytest.raises(
-    ValueError, match="model.pool is 'gap'.*class and distillation tokens"
+    ValueError, match="model.pool is 'gap', which DeiT .* Use 'cls'"
   ):
     CheckedConfig(distilled(**{'model.pool': 'gap'}))

@@ -171,7 +171,9 @@ def test_what_works_is_taken(name, changes):
   CheckedConfig(test_every.config_of(name, **changes))
 
 
-@pytest.mark.parametrize('name', ['exemplar', 'distillation', 'pseudo_labels'])
+@pytest.mark.parametrize(
+  'name', ['exemplar', 'distillation', 'pseudo_labels', 'rotation']
+)
 def test_several_classes_an_image_are_refused(name):
   config = test_every.config_of(name, **{'loss.name': 'softmax'})
   facts = Facts(('cat', 'dog'), 9, several_labels=True)

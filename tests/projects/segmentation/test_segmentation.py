@@ -407,7 +407,7 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match=f'has {len(names)} classes'):
       checked.objective.on_data(config, Facts(names, 100))
   config_lib.choose_model(config, 'r50x1')
-  with pytest.raises(ValueError, match='segmentation needs a ViT'):
+  with pytest.raises(ValueError, match='segmentation needs .vit'):
     CheckedConfig(config, jax.devices()[:1])
   with pytest.raises(ValueError, match="value is 'all'; write head or whole"):
     segment.get_config('./unused,vit/b16,all')

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import fields, posemb, resnet
-from vit_jax.models.fields import REQUIRED, field
+from vit_jax.models.fields import field
 from vit_jax.models.layers import DEPTHS, check_heads, repeated
-from vit_jax.models.model import REMAT, Loop, Model, Partitions, padding
+from vit_jax.models.model import Loop, Model, Partitions, padding
 from vit_jax.projects.detr import mask_head
 from vit_jax.projects.detr.layers import (
   BACKBONES,
@@ -77,9 +77,6 @@ class DETR(Model):
   partitions: ClassVar[Partitions] = PARTITIONS
   cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
 
-  num_classes: int = field(
-    REQUIRED, 'C, number of classes; 0: query tokens.', valid='[0, inf)'
-  )
   num_queries: int = field(100, 'Number of queries Q.', valid=_SIZES)
   width: int = field(256, 'D, width of a token.', valid=_SIZES, multiple=4)
   heads: int = field(8, 'N, number of heads; must divide D.', valid=_SIZES)
@@ -101,9 +98,6 @@ class DETR(Model):
     0, '0: frozen BatchNorm, 1: GroupNorm.', valid=(0, 1)
   )
   dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
-  dtype: Any = field(jnp.float32, 'Compute dtype.')
-  scan: bool = field(False, 'See `ViT`.')
-  remat: str = field('none', 'See `ViT`.', valid=REMAT)
 
   @property
   def task(self) -> str:
@@ -132,7 +126,8 @@ class DETR(Model):
     if self.backbone != 'resnet':
       return {}
     own = self.backbone_layers, self.backbone_width, self.backbone_version
-    return {'backbone': resnet.ResNet(0, *own, scan=self.scan, parent=None)}
+    model = resnet.ResNet(*own, num_classes=0, scan=self.scan, parent=None)
+    return {'backbone': model}
 
   @property
   def stride(self) -> int:
@@ -264,9 +259,7 @@ class DETR(Model):
     """Returns tokens BLD, query tokens XBQD by layer, and captured values."""
     B, _, D = x_BLD.shape
     loop: dict[str, Any] = {
-      'heads': self.heads,
-      'scan': self.scan,
-      'policy': self.remat,
+      'of': self,
       'is_initializing': self.is_initializing(),
       'fields': {'of': fields.frozen(self), 'capture': capture},
     }

@@ -37,7 +37,6 @@ class Distillation(Classification):
     teacher: a checkpoint of any architecture and image size. It sees the same
       augmented images, resized and normalised for it. None if an earlier stage
       of the run has yet to train it.
-    class_order: `config.data.class_order`.
   """
 
   one_class: ClassVar[bool] = True
@@ -82,9 +81,7 @@ class Distillation(Classification):
   def taught(self, fixed: Params, images_BHWC: jax.Array) -> jax.Array:
     """Returns the teacher's logits, float32 BC, without gradient.
 
-    Args:
-      fixed: parameters of the teacher.
-      images_BHWC: augmented images, normalised for the student.
+    Images are augmented, and normalised for the student.
     """
     given = self.images.preprocessing
     mean_C, std_C = (

@@ -7,10 +7,8 @@ without noise. The loss is the mean over all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
-The file of soft labels is a NumPy archive. `probabilities` has q of all images,
-in the order of the data, float32 NC. The other arrays are `class_names`,
-`images` (name and split of the data), `split_seed` and `teacher` (checksums of
-the teacher's parameters).
+The file of soft labels is a NumPy archive: `probabilities` has q of all images,
+float32 NC, and the other arrays say what q was computed from; see `kept`.
 
 `data.augment`, `model.dropout` and `model.stochastic_depth` set the noise.
 """
@@ -55,7 +53,6 @@ class PseudoLabels(TwoStreams):
       of soft labels exists.
   """
 
-  one_class: ClassVar[bool] = True
   unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
@@ -85,12 +82,11 @@ class PseudoLabels(TwoStreams):
     return super()._arguments(config, image_size) | {'teacher': teacher}
 
   def train_transform(self) -> Any:
-    """Returns the function that turns a record into an example.
+    """Returns the function from a record to an example with r more images.
 
-    If the file of soft labels is missing, the teacher makes it first. Examples
-    have the 'image' and 'label' of the record, and r random pseudo-labelled
-    images: 'unlabelled' uint8 [r, H, W, 3], with soft labels 'soft' float32
-    [r, C].
+    Adds r random images, 'unlabelled' uint8 [r, H, W, 3], and their soft labels
+    'soft', float32 [r, C]. If the file of soft labels is missing, the teacher
+    makes it first.
 
     Raises:
       ValueError: if the teacher or the file does not fit the classes or the
@@ -127,11 +123,6 @@ class PseudoLabels(TwoStreams):
     return 1 + self.ratio
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch.
-
-    Images are uint8 BHWC, labels int32 B, `unlabelled` uint8 BrHWC and `soft`
-    float32 BrC.
-    """
     shapes = super().batch_shapes(size)
     image = shapes['image']
     B, *rest = image.shape
@@ -202,14 +193,8 @@ def kept(
   """Reads the probabilities float32 NC of a file; makes the file if missing.
 
   All processes call it together, with a path on shared storage. The teacher
-  sees images as in evaluation, without noise.
-
-  Args:
-    path: path of the file, which is written atomically.
-    teacher: a classifier of `class_names`; may be None if the file exists.
-    source: the N images.
-    data: a `config.data` with the name and split of the images.
-    class_names: C names.
+  sees images as in evaluation, without noise. It may be None if the file
+  exists. `data` is a `config.data` with the name and split of the images.
 
   Raises:
     ValueError: if the file does not hold soft labels, or was made for other
@@ -290,13 +275,9 @@ def balanced(
 
   An image qualifies if its highest probability is at least `threshold`. It
   counts for its likeliest class. Each class contributes the same number of
-  images, the most probable first. A class with fewer images repeats them; a
-  class without images is left out.
-
-  Args:
-    probabilities_NC: the teacher's probabilities of all images.
-    threshold: lowest probability of an image's likeliest class, from 0 to 1.
-    images_a_class: images per class; 0 for as many as the largest class has.
+  images, the most probable first: `images_a_class`, or if that is 0 as many as
+  the largest class has. A class with fewer images repeats them; a class without
+  images is left out.
 
   Raises:
     ValueError: if no image reaches the threshold.

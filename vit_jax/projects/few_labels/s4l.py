@@ -62,11 +62,7 @@ class Rotation(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that turns a record into an example.
-
-    Examples have the 'image' and 'label' of the record, and a random
-    'unlabelled' image.
-    """
+    """Returns a function that adds a random 'unlabelled' image to examples."""
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
 
     def pair(record: Record, rng: np.random.Generator) -> Example:
@@ -82,17 +78,13 @@ class Rotation(TwoStreams):
     return 2 * TURNS
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of `Classification`, and `unlabelled` uint8 BHWC."""
     shapes = super().batch_shapes(size)
     return shapes | {'unlabelled': shapes['image']}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Augments both streams; see `Classification`.
+    """Augments as `Classification`, and `unlabelled` to float32 BHWC.
 
     Mixup and CutMix change only the labelled images.
-
-    Returns:
-      `image` and `unlabelled`: float32 BHWC; `label`: float32 BC.
     """
     key, key_unlabelled = jax.random.split(key)
     unlabelled_BHWC = self.augmented(batch['unlabelled'], key_unlabelled)
@@ -137,7 +129,6 @@ class Rotation(TwoStreams):
 class Exemplar(TwoStreams):
   """Learns labels, and representations that tell different images apart."""
 
-  one_class: ClassVar[bool] = True
   # A mixture of two images is not a copy of either.
   unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
@@ -164,7 +155,7 @@ class Exemplar(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that turns a record into an example.
+    """Returns the function from a record to copies of two images.
 
     Examples have the 'label' of the record, 'image' (K copies of its image) and
     'unlabelled' (K copies of a random image), both uint8 [K, H, W, 3]. 'owner',
@@ -194,10 +185,6 @@ class Exemplar(TwoStreams):
     return 2 * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch.
-
-    Images are uint8 BKHWC in both streams, labels int32 B, owners int32 B2.
-    """
     shapes = super().batch_shapes(size)
     B, *rest = shapes['image'].shape
     copies = jax.ShapeDtypeStruct((B, self.copies, *rest), np.uint8)
@@ -215,13 +202,9 @@ class Exemplar(TwoStreams):
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     B, G = len(labels), self.group
-    images = jnp.concatenate(
-      [
-        batch[name].reshape(B // G, G, *batch[name].shape[1:])
-        for name in ('image', 'unlabelled')
-      ],
-      axis=1,
-    )
+    streams = batch['image'], batch['unlabelled']
+    groups = [x.reshape(B // G, G, *x.shape[1:]) for x in streams]
+    images = jnp.concatenate(groups, axis=1)
     owner_GN = batch['owner'].reshape(B // G, G, 2).swapaxes(1, 2)
     return {
       'image': self.augmented(images, key),
@@ -265,14 +248,10 @@ def unit_vectors(x_XD: jax.Array) -> jax.Array:
 def triplet_gaps(x_GNKD: jax.Array, owner_GN: jax.Array) -> jax.Array:
   """Returns the farthest positive minus the nearest negative distance, GNK.
 
-  Distances are squared distances of unit vectors, from 0 to 4. The positives of
-  a copy are the copies of its image. Its negatives are the copies of other
-  images in its group. A copy without negatives gets -inf.
-
-  Args:
-    x_GNKD: representations of K copies of N images in G groups.
-    owner_GN: id of each image. Images with the same id, such as a repeated
-      image or frames of one video, are not negatives of each other.
+  `x_GNKD` represents K copies of N images in G groups. Distances are squared
+  distances of unit vectors, from 0 to 4. The positives of a copy are the copies
+  of its image. Its negatives are the copies of images in its group that have
+  another owner. A copy without negatives gets -inf.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)

@@ -25,11 +25,9 @@ class RotationViT(ViT):
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, predicting rotations'
 
-  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns class logits BC, and a dict with the rotation logits."""
-    logits_BC, more = super().classify(x_BLD, y_BD)
-    turns_B4 = heads.classifier(y_BD, TURNS, 0.0, 'head_rotation')
-    return logits_BC, more | {'logits_rotation': turns_B4}
+  def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    turns_B4 = heads.classifier(aux['pre_logits'], TURNS, 0.0, 'head_rotation')
+    return super().classify(aux | {'logits_rotation': turns_B4})
 
 
 class VideoViT(ViT):
@@ -45,9 +43,8 @@ class VideoViT(ViT):
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, predicting shots'
 
-  def classify(self, x_BLD: Array, y_BD: Array) -> tuple[Array, dict[str, Any]]:
-    """Returns class logits BC, and a dict with `next_shot`."""
-    logits_BC, more = super().classify(x_BLD, y_BD)
+  def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
+    y_BD = aux['pre_logits']
     change_BD = heads.classifier(y_BD, y_BD.shape[-1], 0.0, 'head_next')
     next_BD = y_BD + change_BD.astype(y_BD.dtype)
-    return logits_BC, more | {'next_shot': next_BD}
+    return super().classify(aux | {'next_shot': next_BD})

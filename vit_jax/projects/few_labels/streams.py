@@ -1,7 +1,7 @@
 """Base of objectives with two streams: labelled and unlabelled images."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from ml_collections import ConfigDict
@@ -19,6 +19,8 @@ class TwoStreams(Classification):
   Attributes:
     data: `config.data`, but with the name and split of the unlabelled images.
   """
+
+  one_class: ClassVar[bool] = True
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
   unlabelled_data: str = field(
@@ -45,11 +47,7 @@ class TwoStreams(Classification):
     return bad_images.open_checked(self.data, self.data.split)
 
   def augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
-    """Normalises and augments each of the images, uint8 [..., H, W, C].
-
-    Returns:
-      Images of the same shape, float32.
-    """
+    """Normalises and augments images, uint8 [..., H, W, C], to float32."""
     images_NHWC = images.reshape(-1, *images.shape[-3:])
     return self.images.augmented(
       self.images.normalize(images_NHWC), key

@@ -48,10 +48,7 @@ from vit_jax.projects.few_labels.second_heads import VideoViT
 
 @dataclasses.dataclass(frozen=True)
 class VideoInvariances(Exemplar):
-  """Learns from labelled images and from clips of videos.
-
-  `margin` and `weight` are fields of `Exemplar`.
-  """
+  """Learns from labelled images and from clips of videos."""
 
   trained: ClassVar[type[VideoViT]] = VideoViT
   # Frames of videos take the place of unlabelled images.
@@ -87,10 +84,10 @@ class VideoInvariances(Exemplar):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns the function that turns a record into an example.
+    """Returns the function from a record to an example with a random clip.
 
-    Examples have the 'image' and 'label' of the record, and a random clip:
-    'clip' uint8 [S, F, K, H, W, 3] and 'video' int32, the index of its video.
+    Adds 'clip', uint8 [S, F, K, H, W, 3], and 'video', int32, the index of the
+    clip's video.
 
     Raises:
       ValueError: if the videos cannot be opened, or a video has fewer than S F
@@ -102,9 +99,9 @@ class VideoInvariances(Exemplar):
       first = videos.edges[np.argmin(lengths)]
       raise ValueError(
         f'The video that begins with {videos.frames[int(first)]["name"]} has '
-        f'{min(lengths)} frames; objective.shots={self.shots} with '
-        f'objective.frames={self.frames} each need {least}. Remove the video, '
-        'or lower shots or frames.'
+        f'{min(lengths)} frames; objective.shots={self.shots} of '
+        f'objective.frames={self.frames} need {least}. Remove the video, or '
+        'lower shots or frames.'
       )
     labelled = Classification.train_transform(self)
     transform = self.images.train_transform()
@@ -129,10 +126,6 @@ class VideoInvariances(Exemplar):
     return 1 + self.shots * self.frames * self.copies
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch.
-
-    Images are uint8 BHWC, clips uint8 BSFKHWC, labels and videos int32 B.
-    """
     shapes = Classification.batch_shapes(self, size)
     B, *rest = shapes['image'].shape
     shape = B, self.shots, self.frames, self.copies, *rest
@@ -142,9 +135,7 @@ class VideoInvariances(Exemplar):
     }
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Augments images, and arranges the rows of the batch in groups.
-
-    Gradient accumulation splits the first axis, so it does not split groups.
+    """Augments images, and arranges the rows in groups, as `Exemplar` does.
 
     Returns:
       `image`: float32 [B / G, G, 1 + S F K, H, W, C], each labelled image
@@ -198,9 +189,7 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the losses `frames` and `shots` of the module's docstring.
 
-    Args:
-      y: representations of all copies, [groups, G, S F K, D].
-      video: number of the video of each row, [groups, G].
+    `y` is [groups, G, S F K, D], and `video`, the video of a row, [groups, G].
     """
     groups, G, copies, D = y.shape
     gaps = triplet_gaps(
@@ -220,11 +209,6 @@ class VideoInvariances(Exemplar):
     """Returns the loss `videos`, and the share of shots predicted correctly.
 
     Two clips of the same video are not negatives of each other.
-
-    Args:
-      y: representations of all copies, [groups, G, S F K, D].
-      following: the next shot as predicted from each copy, of the same shape.
-      video: number of the video of each row, [groups, G].
     """
     groups, G, copies, D = y.shape
     shape = groups, G, self.shots, -1, D
@@ -285,11 +269,7 @@ class Videos:
 
 
 def open_videos(path: str, on_bad_image: str) -> Videos:
-  """Opens the videos of a folder, and checks their frames.
-
-  Args:
-    path: a folder with one folder of numbered frames per video.
-    on_bad_image: see `config.data.on_bad_image`.
+  """Opens a folder with one folder of numbered frames per video.
 
   Raises:
     ValueError: if there are no videos or a video has no frames; or if frames

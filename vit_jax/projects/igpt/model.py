@@ -26,7 +26,7 @@ from vit_jax.models.layers import (
   constrain,
   repeated,
 )
-from vit_jax.models.model import REMAT, Loop, Model
+from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
 # Keys and values of X layers, both XBLNK, and the number of filled positions.
@@ -176,9 +176,6 @@ class IGPT(Model):
   after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
   cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
 
-  num_classes: int = field(
-    REQUIRED, 'C, number of classes; 0: the mean token.', valid='[0, inf)'
-  )
   width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)
   mlp_dim: int = field(
@@ -194,9 +191,6 @@ class IGPT(Model):
     'R, G and B of K colours, in [-1, 1].',
     valid='[-1.001, 1.001]',
   )
-  dtype: Any = field(jnp.float32, 'Compute dtype.')
-  scan: bool = field(False, 'See `ViT`.')
-  remat: str = field('none', 'See `ViT`.', valid=REMAT)
 
   @property
   def task(self) -> str:
@@ -313,11 +307,9 @@ class IGPT(Model):
       x_BLD + wpe_1LD.astype(self.dtype),
       (kept,),
       (position,),
-      scan=self.scan,
-      policy=self.remat,
-      is_initializing=self.is_initializing(),
-      heads=self.heads,
+      of=self,
       depth=self.depth,
+      is_initializing=self.is_initializing(),
       fields={'of': fields.frozen(self), 'capture': capture},
     )
     if 'cache' in captured:

@@ -32,23 +32,10 @@ class MaskFiles(folder.Files):
   def __init__(
     self, root: pathlib.Path, paths: list[str], class_names: tuple[str, ...]
   ):
-    """Finds the masks.
-
-    Args:
-      root: the folder with `images/` and `masks/`.
-      paths: paths of the images.
-      class_names: names of classes 1, 2, ...
-
-    Raises:
-      ValueError: if an image lacks its mask.
-    """
+    """Finds the masks; raises ValueError if an image lacks its mask."""
     super().__init__(paths, class_names=class_names)
-    self._masks = [
-      (
-        root / 'masks' / pathlib.Path(x).relative_to(root / 'images')
-      ).with_suffix('.png')
-      for x in paths
-    ]
+    inside = [pathlib.Path(x).relative_to(root / 'images') for x in paths]
+    self._masks = [root / 'masks' / x.with_suffix('.png') for x in inside]
     if lacking := [x for x in self._masks if not x.is_file()]:
       raise ValueError(
         f'{len(lacking)} of {len(paths)} images of {root} lack a mask. The '
@@ -60,10 +47,7 @@ class MaskFiles(folder.Files):
 
 
 def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
-  """Opens a split of a folder.
-
-  Returns:
-    The images and masks; None if the folder lacks `classes.txt` or `masks/`.
+  """Opens a split; None if the folder lacks `classes.txt` or `masks/`.
 
   Raises:
     FileNotFoundError: if `images/` is missing.
@@ -83,16 +67,11 @@ class MaskTransform:
   """Turns a record with masks into an image and the class of each pixel.
 
   With a generator (training), it takes a random crop, else the whole image.
-
-  Attributes:
-    train: draws the random crop.
-    evaluation: resizes whole images; it must not crop them.
-    classes: C, the number of classes including background.
   """
 
   train: transforms.TrainTransform
-  evaluation: transforms.EvalTransform
-  classes: int
+  evaluation: transforms.EvalTransform  # must not crop
+  classes: int  # C, with the background
 
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None

@@ -23,8 +23,6 @@ class SegmentationEvaluator(Evaluator):
   Masks are resized to the model's image size.
 
   Attributes:
-    name: prefix of the metrics.
-    class_names: C names, the background first.
     confusion: maps (params, batch) to pixel counts, int32 CC: rows are classes,
       columns are predictions.
     batches: returns one pass over the split, as global device arrays.
@@ -83,11 +81,7 @@ class SegmentationEvaluator(Evaluator):
 def measures(
   confusion_CC: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-  """Returns metrics of a split.
-
-  Args:
-    confusion_CC: pixel counts by class (rows) and prediction (columns).
-    class_names: C names.
+  """Returns metrics of pixel counts by class (rows) and prediction (columns).
 
   Returns:
     iou_{class}: the IoU of each class that occurs in masks or predictions.

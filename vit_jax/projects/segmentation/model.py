@@ -2,10 +2,9 @@
 
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
 
-from vit_jax.models import heads
+from vit_jax.models import fields, heads
 from vit_jax.models.vit import ViT
 
 Array = jax.Array
@@ -21,40 +20,16 @@ class SegmentationViT(ViT):
   kind: ClassVar[str] = 'segmentation_vit'
   task_params: ClassVar[tuple[str, ...]] = ('head',)
 
-  @property
-  def task(self) -> str:
-    return 'masks'
-
-  @property
-  def vectors(self) -> tuple[str, ...]:
-    return ('pre_logits',)
+  task: ClassVar[str] = 'masks'
+  vectors: ClassVar[tuple[str, ...]] = ('pre_logits',)
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    if self.representation_size:
-      raise ValueError(
-        f'model.representation_size is {self.representation_size}: the head of '
-        'segmentation is one linear layer. Use 0.'
-      )
+    fields.check_only(self, 'segmentation', representation_size=(0,))
 
-  @nn.compact
-  def __call__(
-    self,
-    images_BHWC: Array,
-    *,
-    train: bool = False,
-    capture: tuple[str, ...] = (),
-  ) -> tuple[Array, dict[str, Any]]:
+  def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     """Returns logits BhwC in float32, and the same dict as `ViT`."""
-    x_BhwD, x_BLD = self.embed(images_BHWC)
-    B, h, w, D = x_BhwD.shape
-    x_BLD, captured = self.encode(x_BLD, (h, w), train=train, capture=capture)
-    aux = {
-      'stem': x_BhwD,
-      **captured,
-      'tokens': x_BLD,
-      'pre_logits': self.represent(x_BLD),
-    }
-    patches_ND = x_BLD[:, len(self.extra_tokens) :].reshape(-1, D)
+    B, h, w, D = aux['stem'].shape
+    patches_ND = aux['tokens'][:, len(self.extra_tokens) :].reshape(-1, D)
     logits_NC = heads.classifier(patches_ND, self.num_classes, self.head_bias)
     return logits_NC.reshape(B, h, w, -1), aux

@@ -11,7 +11,7 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives.objective import (
   OF_CLASSES,
   Best,
@@ -29,14 +29,9 @@ from vit_jax.projects.segmentation.model import SegmentationViT
 
 @dataclasses.dataclass(frozen=True)
 class Segmentation(Objective):
-  """Learns the class of each pixel.
+  """Learns the class of each pixel; class 0 is the background.
 
   Logits of patches are resized bilinearly to the image size.
-
-  Attributes:
-    model: predicts logits of patches.
-    images: image preprocessing, crops and flips.
-    class_names: C names; the first one is the background.
   """
 
   unused: ClassVar[Mapping[str, Any]] = {
@@ -46,25 +41,13 @@ class Segmentation(Objective):
     'data.crop_resize': 0.0,
     'data.resize_small': 0,
   }
+  trained: ClassVar[type[SegmentationViT]] = SegmentationViT
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
   _classes: ClassVar[int] = 1
 
   model: SegmentationViT
   images: Images
   class_names: tuple[str, ...] = ()
-
-  @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    if config.model.name != 'vit':
-      raise ValueError(
-        f'model.name is {config.model.name!r}, but segmentation needs a ViT. '
-        'Choose a variant such as b16.'
-      )
-    config = config.copy_and_resolve_references()
-    config.model.name = SegmentationViT.kind
-    return super()._arguments(config, image_size)
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data and the background.
@@ -84,7 +67,6 @@ class Segmentation(Objective):
     return dataclasses.replace(self, model=model, class_names=names)
 
   def train_transform(self) -> MaskTransform:
-    """Returns the function that turns a record into an example."""
     return MaskTransform(
       self.images.train_transform(),
       self.images.eval_transform(),
@@ -96,7 +78,6 @@ class Segmentation(Objective):
     return self.train_transform()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes of images uint8 BHWC and classes uint8 BHW."""
     classes = jax.ShapeDtypeStruct((size, *self.images.size), np.uint8)
     return {'image': self.images.batch_shape(size), 'classes': classes}
 
@@ -163,13 +144,7 @@ class Segmentation(Objective):
     self, params: Params, images_BHWC: jax.Array, key: jax.Array | None = None
   ) -> jax.Array:
     """Returns logits BHWC of the pixels; a key turns dropout on."""
-    apply: Any = self.model.apply
-    logits_BhwC, _ = apply(
-      {'params': params},
-      images_BHWC,
-      train=key is not None,
-      rngs=None if key is None else {'dropout': key},
-    )
+    logits_BhwC, _ = run(self.model, params, images_BHWC, key)
     shape = (*images_BHWC.shape[:3], logits_BhwC.shape[-1])
     return jax.image.resize(logits_BhwC, shape, 'bilinear')
 

@@ -65,11 +65,7 @@ def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Returns the likeliest class of each pixel, uint8 HW.
 
   Enlarges the logits class by class, because the logits of all classes of a
-  photograph would take gigabytes.
-
-  Args:
-    logits_hwC: logits of patches.
-    size: (H, W) of the photograph.
+  photograph of `size` (H, W) would take gigabytes.
   """
   best_HW = np.full(size, -np.inf, np.float32)
   classes_HW = np.zeros(size, np.uint8)

@@ -20,7 +20,7 @@ from vit_jax.checkpoints import transfer
 from vit_jax.data.images import Images, size_of
 from vit_jax.models import flops
 from vit_jax.models.fields import field
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives.objective import (
   OF_CLASSES,
   Best,
@@ -38,14 +38,13 @@ from vit_jax.training.durations import durations_of, steps_of
 class DINO(Objective):
   """Learns to predict the teacher's output for other views of an image.
 
+  `data.crop_min_area` is the smallest share of an image that a large view
+  covers.
+
   Attributes:
-    model: model of student and teacher.
-    images: image preprocessing and augmentation. `data.crop_min_area` is the
-      smallest share of an image that a large view covers.
     steps: number of steps of the run; set by `on_data`.
     warmup_steps: `temperature_warmup` in steps.
     freeze_steps: `freeze_last` in steps.
-    class_names: always empty.
   """
 
   unused: ClassVar[Mapping[str, Any]] = {
@@ -139,7 +138,6 @@ class DINO(Objective):
     return size_of(self.small_size)
 
   def train_transform(self) -> Views:
-    """Returns the function that turns a record into views; see `Views`."""
     return Views.of(
       self.images.size,
       self._small_hw,
@@ -149,11 +147,6 @@ class DINO(Objective):
     )
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of a batch of uint8 views.
-
-    They are `image` [B, 2, H, W, 3] and, if there are small views, `small`
-    [B, V, h, w, 3].
-    """
     shapes = {'image': (size, 2, *self.images.size, 3)}
     if self.small_views:
       shapes['small'] = (size, self.small_views, *self._small_hw, 3)
@@ -301,11 +294,6 @@ class DINO(Objective):
     With a key, dropout and stochastic depth are applied.
     """
     B, V, *rest = views.shape
-    _, aux = self.model.apply(
-      {'params': params},
-      views.reshape(B * V, *rest),
-      train=key is not None,
-      capture=('projected',),
-      rngs=None if key is None else {'dropout': key},
-    )
+    views_NHWC = views.reshape(B * V, *rest)
+    _, aux = run(self.model, params, views_NHWC, key, capture=('projected',))
     return aux['projected'].reshape(B, V, -1)

@@ -17,16 +17,9 @@ class Projection(nn.Module):
 
   The output of three dense layers is scaled to length 1. The logits are its dot
   products with K vectors. These have length 1, or learned lengths with `scale`.
-
-  Attributes:
-    outputs: K.
-    hidden: width of the first two dense layers.
-    bottleneck: width of the third dense layer.
-    scale: whether to learn the lengths of the K vectors.
-    dtype: compute dtype of the dense layers.
   """
 
-  outputs: int
+  outputs: int  # K
   hidden: int
   bottleneck: int
   scale: bool
@@ -70,7 +63,7 @@ class DINOViT(ViT):
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
   bottleneck: int = field(256, 'Width of the bottleneck.', valid='[1, inf)')
-  last_scale: bool = field(False, 'See `Projection.scale`.')
+  last_scale: bool = field(False, 'Learn lengths of prototypes.')
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
@@ -83,23 +76,14 @@ class DINOViT(ViT):
     train: bool = False,
     capture: tuple[str, ...] = (),
   ) -> tuple[Array, dict[str, Any]]:
-    """Computes representations BD.
+    """Returns the representations BD, and the same dict as `ViT`.
 
-    Args:
-      images_BHWC: normalised images.
-      train: whether to apply dropout and stochastic depth, which need the
-        random key 'dropout'.
-      capture: as in `ViT`; also 'projected' for the logits BK in float32.
-
-    Returns:
-      The representations BD, and a dict as in `ViT` with the captured values.
+    `capture` may contain 'projected', for the logits BK in float32.
     """
     of_body = tuple(name for name in capture if name != 'projected')
     x_BhwD, x_BLD = self.embed(images_BHWC)
-    _, h, w, _ = x_BhwD.shape
-    x_BLD, captured = self.encode(x_BLD, (h, w), train=train, capture=of_body)
-    y_BD = self.represent(x_BLD)
-    aux = {'stem': x_BhwD, **captured, 'tokens': x_BLD, 'pre_logits': y_BD}
+    aux = self.encode(x_BhwD, x_BLD, train=train, capture=of_body)
+    y_BD = aux['pre_logits']
     if 'projected' in capture or self.is_initializing():
       aux['projected'] = Projection(
         self.prototypes,

@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.data.images import Images
 from vit_jax.models import flops
 from vit_jax.models.fields import field
-from vit_jax.models.model import Batch, Params
+from vit_jax.models.model import Batch, Params, run
 from vit_jax.objectives.masked import cells
 from vit_jax.objectives.reconstruction import Reconstruction
 from vit_jax.projects.self_supervised.mae_model import MAEViT
@@ -21,13 +21,7 @@ _EPSILON = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class MaskedAutoencoder(Reconstruction):
-  """Learns the pixels of hidden patches from the visible ones.
-
-  Attributes:
-    model: encodes visible patches and predicts every patch.
-    images: image preprocessing and augmentation.
-    class_names: always empty.
-  """
+  """Learns the pixels of hidden patches from the visible ones."""
 
   trained: ClassVar[type[MAEViT]] = MAEViT
 
@@ -80,14 +74,8 @@ class MaskedAutoencoder(Reconstruction):
     self, params: Params, batch: Batch, key: jax.Array | None
   ) -> jax.Array:
     """Returns the predicted pixels of every patch, float32 BLX."""
-    predicted_BLX, _ = self.model.apply(
-      {'params': params},
-      batch['image'],
-      train=key is not None,
-      order_BL=batch['order'],
-      visible=self.visible,
-      rngs=None if key is None else {'dropout': key},
-    )
+    hidden = {'order_BL': batch['order'], 'visible': self.visible}
+    predicted_BLX, _ = run(self.model, params, batch['image'], key, **hidden)
     return predicted_BLX
 
   def losses(

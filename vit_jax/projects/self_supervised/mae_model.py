@@ -1,12 +1,10 @@
 """The model of masked autoencoders (MAE, 2111.06377).
 
 The encoder is a ViT that sees only the visible patches. A small decoder sees
-the encoder's outputs and a learned mask token for each hidden patch. It adds
-position embeddings and predicts the pixels of every patch.
+the encoder's outputs and a learned mask token for each hidden patch.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -15,19 +13,14 @@ import jax.numpy as jnp
 
 from vit_jax.models import layers
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.fields import field
-from vit_jax.models.vit import ViT
+from vit_jax.models.fields import check_only, field
+from vit_jax.models.masked_vit import PatchViT
 
 Array = jax.Array
 
 
 class Decoder(nn.Module):
-  """Maps the tokens of the encoder to the pixels of every patch.
-
-  Attributes:
-    fields: the fields of the decoder's layers.
-    pixels: X, values per patch.
-  """
+  """Maps the tokens of the encoder to the X `pixels` of every patch."""
 
   fields: layers.EncoderFields
   pixels: int
@@ -38,12 +31,8 @@ class Decoder(nn.Module):
   ) -> Array:
     """Returns the predicted pixels BLX in float32, patches in raster order.
 
-    Args:
-      x_BKD: the encoder's K outputs: `extra` tokens (class token and
-        registers), then the visible patches in the order of `order_BL`.
-      grid: (rows, columns) of patches.
-      order_BL: a permutation of the patches, the visible ones first.
-      extra: number of tokens before the patches.
+    `order_BL` is a permutation of the patches of the grid (h, w). `x_BKD` are
+    the encoder's outputs: `extra` tokens, then the first patches of `order_BL`.
     """
     f = self.fields
     B, L = order_BL.shape
@@ -65,12 +54,12 @@ class Decoder(nn.Module):
     )(x_BLD[:, extra:].astype(jnp.float32))
 
 
-class MAEViT(ViT):
+class MAEViT(PatchViT):
   """Maps images and an order of their patches to the pixels of all patches."""
 
   kind: ClassVar[str] = 'mae_vit'
   task_params: ClassVar[tuple[str, ...]] = ('decoder',)
-  after_layers: ClassVar[str] = f'{ViT.after_layers}|^decoder/'
+  after_layers: ClassVar[str] = f'{PatchViT.after_layers}|^decoder/'
   cast_params: ClassVar[tuple[str, ...]] = (
     r'^(decoder/)?Transformer/.*/kernel$',
   )
@@ -80,10 +69,6 @@ class MAEViT(ViT):
   )
   decoder_depth: int = field(8, 'Layers of the decoder.', valid=layers.DEPTHS)
   decoder_heads: int = field(16, 'Heads of the decoder.', valid='[1, inf)')
-
-  @property
-  def task(self) -> str:
-    return 'patches'
 
   @property
   def decoder_fields(self) -> layers.EncoderFields:
@@ -103,33 +88,18 @@ class MAEViT(ViT):
       stochastic_depth=0.0,
     )
 
-  def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    del aux
-    return {'predictions': outputs}
-
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
     layers.check_heads(self.decoder_fields)
-    for name, only in (
-      ('posemb', ('learned1d', 'learned2d', 'sincos2d')),
-      ('posemb_at', ('input',)),
-      ('axial', (False,)),
-      ('rope', (0.0,)),
-      ('stem_width', (0,)),
-      ('pool', ('cls', 'gap')),
-      ('representation_size', (0,)),
-      ('num_classes', (0,)),
-    ):
-      if (value := getattr(self, name)) not in only:
-        raise ValueError(
-          f'model.{name} is {value!r}, which a masked autoencoder does not '
-          f'support. Use {" or ".join(map(repr, only))}.'
-        )
-    if self.grid(image_size) == (1, 1):
-      raise ValueError(
-        'The image is a single patch, so no visible patch is left to predict '
-        'it from. Use a smaller model.patch_size or a larger data.image_size.'
-      )
+    check_only(
+      self,
+      'a masked autoencoder',
+      posemb=('learned1d', 'learned2d', 'sincos2d'),
+      posemb_at=('input',),
+      axial=(False,),
+      rope=(0.0,),
+      stem_width=(0,),
+    )
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return (
@@ -149,11 +119,9 @@ class MAEViT(ViT):
   ) -> tuple[Array, dict[str, Any]]:
     """Predicts every patch.
 
+    `ViT` documents the other arguments.
+
     Args:
-      images_BHWC: normalised images.
-      train: whether to apply dropout and stochastic depth, which need the
-        random key 'dropout'. The decoder has neither.
-      capture: as in `ViT`.
       order_BL: a permutation of the patches of each image; None if the encoder
         sees all patches.
       visible: number of patches at the start of `order_BL` that the encoder
@@ -161,24 +129,18 @@ class MAEViT(ViT):
 
     Returns:
       Predicted pixels BLX in float32, where X is (row, column, RGB) of a patch,
-      flattened; and a dict as in `ViT`.
+      flattened; and the same dict as `ViT`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape
     visible_BK = None if order_BL is None else order_BL[:, :visible]
-    x_BLD, captured = self.encode(
-      x_BLD, (h, w), train=train, capture=capture, visible_BK=visible_BK
+    aux = self.encode(
+      x_BhwD, x_BLD, train=train, capture=capture, visible_BK=visible_BK
     )
-    aux = {
-      'stem': x_BhwD,
-      **captured,
-      'tokens': x_BLD,
-      'pre_logits': self.represent(x_BLD),
-    }
     if order_BL is None:
       order_BL = jnp.broadcast_to(jnp.arange(h * w)[None], (B, h * w))
     decoder = Decoder(
       self.decoder_fields, 3 * self.patch_size**2, name='decoder'
     )
     extra = len(self.extra_tokens)
-    return decoder(x_BLD, (h, w), order_BL, extra), aux
+    return decoder(aux['tokens'], (h, w), order_BL, extra), aux

@@ -20,17 +20,11 @@ _CHANGED, _GREY = 0.8, 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Distortion:
-  """Random colour jitter, greyscale, blur and solarization.
+  """Random colour jitter, greyscale, blur and solarization."""
 
-  Attributes:
-    blurred: probability of blurring an image.
-    solarized: probability of solarizing an image.
-    radius: largest radius of the blur in pixels.
-  """
-
-  blurred: float
-  solarized: float
-  radius: float
+  blurred: float  # probability
+  solarized: float  # probability
+  radius: float  # largest radius of the blur in pixels
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -58,13 +52,7 @@ class Distortion:
 
 @dataclasses.dataclass(frozen=True)
 class Views:
-  """Turns a record into two large views and several small views.
-
-  Attributes:
-    large: the transforms of the two large views.
-    small: the transform of a small view.
-    count: number of small views.
-  """
+  """Turns a record into two large views and `count` small views."""
 
   large: tuple[TrainTransform, TrainTransform]
   small: TrainTransform
@@ -81,12 +69,8 @@ class Views:
   ) -> 'Views':
     """Returns a transform with the distortions of DINO's original code.
 
-    Args:
-      size: (H, W) of large views.
-      small_size: (H, W) of small views.
-      least: smallest share of the image's area that a large view covers.
-      areas: smallest and largest share that a small view covers.
-      count: number of small views.
+    A large view covers at least the share `least` of an image, a small view a
+    share in the range `areas`. Sizes are (H, W).
     """
     radius = 2.0 * max(size) / 224
     first, second, small = (
@@ -107,11 +91,9 @@ class Views:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
-    """Returns the views of an image.
+    """Returns 'image' uint8 [2, H, W, 3], and 'small' uint8 [count, h, w, 3].
 
-    Returns:
-      'image': uint8 [2, H, W, 3]; and, unless `count` is 0, 'small': uint8
-      [count, h, w, 3].
+    If `count` is 0, 'small' is missing.
 
     Raises:
       UnreadableImage: if the image cannot be decoded.
