@@ -351,7 +351,7 @@ def choose_model(config: ConfigDict, variant: str) -> None:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-  """Sets the objective of a config, with its fields at their defaults."""
+  """Sets an objective and its default fields; ValueError if it is unknown."""
   defaults = OBJECTIVES.load(name).defaults
   config.objective = ConfigDict({'name': name, **defaults})
 

@@ -263,9 +263,8 @@ class Experiment:
   def train_step(self) -> jax.stages.Wrapped:
     """Returns the jitted training step.
 
-    The step takes the state (donated), the result of `all_fixed`, a training
-    batch and the number of steps taken before. It returns the next state and
-    the metrics.
+    It maps the state (donated), the result of `all_fixed`, a training batch and
+    the number of steps taken before to the next state and the metrics.
     """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     return jax.jit(

@@ -261,9 +261,6 @@ def _muon(
   """Returns Muon with Nesterov momentum; Adam updates non-hidden parameters."""
   find = hidden_matrices(model)
 
-  def is_leaf(x: Any) -> bool:
-    return x is None or isinstance(x, MuonDimensionNumbers)
-
   def scale(u: jax.Array, axes: MuonDimensionNumbers) -> jax.Array:
     sides = (
       math.prod(u.shape[axis] for axis in part)
@@ -283,7 +280,9 @@ def _muon(
   return optax.partition(
     {'muon': muon, 'adam': adam},
     lambda params: jax.tree.map(
-      lambda x: 'muon' if x else 'adam', find(params), is_leaf=is_leaf
+      lambda x: 'muon' if x else 'adam',
+      find(params),
+      is_leaf=lambda x: x is None or isinstance(x, MuonDimensionNumbers),
     ),
   )
 
