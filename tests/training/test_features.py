@@ -138,7 +138,7 @@ def test_what_gives_an_image_no_class_is_refused():
     encoder_layers=1,
     decoder_layers=1,
   )
-  with pytest.raises(ValueError, match='a DETR, finds objects and does not cl'):
+  with pytest.raises(ValueError, match='a DETR, predicts objects and does not'):
     features.top_k(detr, 5)
   for name in ('pre_logits', 'logits'):
     with pytest.raises(ValueError, match=f"'{name}'. For a DETR use .*block_0"):
