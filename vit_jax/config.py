@@ -340,9 +340,7 @@ def base() -> ConfigDict:
 
 
 def choose_model(config: ConfigDict, variant: str) -> None:
-  """Sets the model of a config to a named variant, such as 'l16' or 'r50x1'.
-
-  `variants.carry_over` says which fields of the previous model are kept.
+  """Sets the model to a variant such as 'l16'; see `variants.carry_over`.
 
   Raises:
     ValueError: if the variant is unknown.

@@ -24,7 +24,7 @@ from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import objective_type
-from vit_jax.objectives.objective import Facts, Objective
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
@@ -85,7 +85,17 @@ class CheckedConfig:
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)
     self.image_size = images.size_of(config.data.image_size)
-    self.objective = _objective_of(config, self.image_size)
+    kind = objective_type(config)
+    if on := [
+      f'{field}={value!r} (off: {off!r})'
+      for field, off in kind.unused.items()
+      if (value := operator.attrgetter(field)(config)) != off
+    ]:
+      raise ValueError(
+        f'objective.name={config.objective.name} ignores {", ".join(on)}: use '
+        'the "off" values.'
+      )
+    self.objective = kind.from_config(config, self.image_size)
 
 
 class Experiment:
@@ -108,17 +118,13 @@ class Experiment:
     self.image_size = checked.image_size
     self.objective = checked.objective.on_data(config, facts)
     self._partitions = self.objective.model.partitions
-    self.durations = durations_of(config, facts.examples)
+    self.durations = durations = durations_of(config, facts.examples)
     o = config.optimizer
     self.lr = optim.schedule(
-      o.lr,
-      o.decay,
-      self.durations.warmup,
-      self.durations.total,
-      self.durations.milestones,
+      o.lr, o.decay, durations.warmup, durations.total, durations.milestones
     )
     self.optimizer = optim.make(
-      o, self.lr, self.objective.model, self.durations.total
+      o, self.lr, self.objective.model, durations.total
     )
     self.has_adapters = o.lora > 0
     if self.has_adapters and self.objective.result:
@@ -151,14 +157,10 @@ class Experiment:
         f'std {theirs.std}, but data.mean is {mean} and data.std is {std}. Set '
         'them to the values of the checkpoint.'
       )
-    return self.place(
-      transfer.to_new_task(
-        checkpoint,
-        self.objective.model,
-        self.image_size,
-        self.new_params(),
-      )
+    params = transfer.to_new_task(
+      checkpoint, self.objective.model, self.image_size, self.new_params()
     )
+    return self.place(params)
 
   def start(self, params: Params) -> TrainState:
     """Returns the initial state; donates `params`, except with adapters."""
@@ -182,9 +184,8 @@ class Experiment:
 
   def fixed_shapes(self) -> Params:
     """Returns the shapes and shardings of a step's fixed parameters."""
-    fixed, params = map(
-      jax.eval_shape, (self.objective.fixed, self._new_params)
-    )
+    fixed = jax.eval_shape(self.objective.fixed)
+    params = jax.eval_shape(self._new_params)
     return self.placed(self.all_fixed(fixed, params))
 
   def all_params(self, params: Params, fixed: Params) -> Params:
@@ -366,22 +367,6 @@ class Experiment:
       grads, seen = jax.grad(loss, has_aux=True)(params)
     grads = sharding.scatter(grads, self.mesh, self._partitions)
     return jax.tree.map(lambda x: x.astype(jnp.float32), grads), seen
-
-
-def _objective_of(config: ConfigDict, image_size: tuple[int, int]) -> Objective:
-  """Returns the objective, after refusing set fields that it ignores."""
-  kind = objective_type(config)
-  on = [
-    f'{field}={value!r} (off: {off!r})'
-    for field, off in kind.unused.items()
-    if (value := operator.attrgetter(field)(config)) != off
-  ]
-  if on:
-    raise ValueError(
-      f'objective.name={config.objective.name} ignores {", ".join(on)}: use '
-      'the "off" values.'
-    )
-  return kind.from_config(config, image_size)
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:

@@ -195,8 +195,7 @@ class Classification(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over examples, and `rows` if images have several labels.
 
-    Labels are neither smoothed nor mixed, so that losses of different recipes
-    can be compared.
+    Labels are neither smoothed nor mixed, to compare losses of recipes.
     """
     del fixed
     logits_BC, _ = self.model.apply(

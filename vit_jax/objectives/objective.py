@@ -202,8 +202,7 @@ class Objective:
   def fixed(self) -> Params:
     """Returns the parameters of a frozen model such as a teacher, or {}.
 
-    They must depend only on the config, so that a resumed run has the same
-    values.
+    They depend only on the config, so that resumed runs have the same values.
     """
     return {}
 

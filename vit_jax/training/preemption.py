@@ -88,9 +88,8 @@ def preemption_notice(
 
   previous: dict[signal.Signals, Any] = {}
   if threading.current_thread() is threading.main_thread():
-    for number in (
-      (signal.SIGINT,) if several else (signal.SIGINT, signal.SIGTERM)
-    ):
+    numbers = [signal.SIGINT] if several else [signal.SIGINT, signal.SIGTERM]
+    for number in numbers:
       # Shells make background jobs ignore SIGINT; leave that as it is.
       if signal.getsignal(number) != signal.SIG_IGN:
         previous[number] = signal.signal(number, note)

@@ -274,8 +274,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 def place(tree: Any, shardings: Any) -> Any:
   """Places NumPy arrays on the devices by a sharding for each, or one for all.
 
-  Raises:
-    ValueError: if the arrays differ between processes.
+  Raises ValueError if the arrays differ between processes.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, shardings)
