@@ -108,14 +108,12 @@ def _reduce(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
 
 
 def _slice(graph: Graph, out: Any, params: Any, x: Tensor) -> Value:
-  columns = (
-    params['start_indices'],
-    params['limit_indices'],
-    params['strides'] or [1] * len(x.shape),
+  steps = params['strides'] or [1] * len(x.shape)
+  ranges = zip(
+    params['start_indices'], params['limit_indices'], steps, strict=True
   )
-  ranges = dict(enumerate(zip(*columns, strict=True)))
   return graph.slice(
-    x, {i: r for i, r in ranges.items() if r != (0, x.shape[i], 1)}
+    x, {i: r for i, r in enumerate(ranges) if r != (0, x.shape[i], 1)}
   )
 
 
