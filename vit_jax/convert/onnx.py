@@ -110,7 +110,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     mean, std = (np.float32(json.loads(saved[key])) for key in ('mean', 'std'))
   except Exception as e:
     raise ValueError(
-      f'{path} is not an ONNX file of this package: {type(e).__name__}: {e}'
+      f'{path} is not an ONNX file of this package. Write one with --to=onnx. '
+      f'{type(e).__name__}: {e}'
     ) from e
   names = [output.name for output in session.get_outputs()]
   wanted = [x for x in COMPARED if x in names]

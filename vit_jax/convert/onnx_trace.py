@@ -87,7 +87,8 @@ class _Reader:
 
     def read(atom: Any) -> Value:
       if isinstance(atom, Literal):
-        return np.asarray(atom.val, atom.aval.dtype)
+        aval: Any = atom.aval
+        return np.asarray(atom.val, aval.dtype)
       return env[atom]
 
     i = 0

@@ -91,7 +91,8 @@ def open_peer(path: str) -> Peer:
     has_boxes = isinstance(found, dict)
   except Exception as e:
     raise ValueError(
-      f'{folder / what} cannot be read: {type(e).__name__}: {e}'
+      f'{folder / what} cannot be read: {type(e).__name__}: {e}. Convert the '
+      'checkpoint again with --to=stablehlo.'
     ) from e
   params = jax.device_put(params)
 

@@ -1,6 +1,7 @@
 """Principal components of patch tokens as colours, as in DINOv2."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.training import features
@@ -27,11 +28,11 @@ def section(subject: Subject) -> sections.Section:
       'one token per patch. Use a ViT or a hybrid.'
     )
   encode = jax.jit(features.patches(model, 'pre_logits'))
-  tokens = [
-    encode(checkpoint.on_device, checkpoint.normalize(p.seen_HWC[None]))
-    for p in subject.photographs
-  ]
-  colours_Bhw3 = colours(np.concatenate(tokens))
+  tokens = []
+  for photograph in subject.photographs:
+    images_1HWC = checkpoint.normalize(jnp.asarray(photograph.seen_HWC)[None])
+    tokens += [*encode(checkpoint.on_device, images_1HWC)]
+  colours_Bhw3 = colours(np.stack(tokens))
 
   def line(i: int) -> dict[str, np.ndarray]:
     shown_HWC = subject.photographs[i].shown()
