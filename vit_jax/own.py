@@ -7,10 +7,8 @@ steps. A resumed run reads these choices, so its length never changes.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
-import operator
 import re
 import statistics
 import time
@@ -99,11 +97,9 @@ def config(
   left_open = _choices(example, 1, 'new')
   if init:
     left_open |= _held_out(example)
-  for field, value in left_open.items():
-    *groups, name = field.split('.')
-    group = functools.reduce(operator.getitem, groups, made)
-    del group[name]
-    group[name] = placeholder(type(value))
+  made.update_from_flattened_dict(
+    {field: placeholder(type(value)) for field, value in left_open.items()}
+  )
   return made
 
 
