@@ -54,8 +54,3 @@ def between(grid: tuple[int, int]) -> np.ndarray:
   """Returns the distances between patches of a grid, LL, in patches."""
   at_L2 = np.indices(grid).reshape(2, -1).T
   return np.linalg.norm(at_L2[:, None] - at_L2[None], axis=-1)
-
-
-def uniform(grid: tuple[int, int]) -> float:
-  """Returns the mean distance for uniform attention, in patches."""
-  return float(between(grid).mean())

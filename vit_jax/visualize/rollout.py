@@ -76,12 +76,6 @@ def fuse(
   return fused_BQL
 
 
-def mixing(fused_BLL: Array) -> Array:
-  """Returns (A + I) / 2 with rows divided by their sums."""
-  a_BLL = fused_BLL + jnp.eye(fused_BLL.shape[-1], dtype=fused_BLL.dtype)[None]
-  return a_BLL / jnp.sum(a_BLL, axis=-1, keepdims=True)
-
-
 def maps(
   fused: Sequence[Array], read_BL: Array, grid: tuple[int, int]
 ) -> Array:
@@ -93,7 +87,10 @@ def maps(
   # Multiplying a vector by each matrix is cheaper than multiplying matrices.
   row: Any = read_BL
   for fused_BLL in reversed(fused):
-    row = jnp.einsum('BQ,BQL->BL', row, mixing(fused_BLL))
+    identity_LL = jnp.eye(fused_BLL.shape[-1], dtype=fused_BLL.dtype)
+    a_BLL = fused_BLL + identity_LL[None]
+    a_BLL = a_BLL / jnp.sum(a_BLL, axis=-1, keepdims=True)
+    row = jnp.einsum('BQ,BQL->BL', row, a_BLL)
   row = row[:, row.shape[1] - h * w :]
   # The bound avoids 0 / 0. The map of an image is 0 if no attention to
   # patches is left.

@@ -200,7 +200,7 @@ def distance(subject: Subject) -> Section:
     pixels = subject.checkpoint.image_size[0] / layers.grid[0]
     mean_XN = distance_lib.mean_distances(layers, pixels, len(batch))
     sum_XN += len(batch) * mean_XN
-  uniform = distance_lib.uniform(layers.grid) * pixels
+  uniform = distance_lib.between(layers.grid).mean() * pixels
   n = len(subject.photographs)
   mean_XN = sum_XN / n
   drawn = functools.partial(draw.distances, mean_XN, uniform)
