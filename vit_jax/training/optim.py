@@ -36,6 +36,10 @@ def schedule(
 ) -> Schedule:
   """Returns the learning-rate schedule: linear warm-up times a decay.
 
+  At step t of T with w warm-up steps, the warm-up is min(1, (t + 1) / w). With
+  p = clip((t - w) / (T - w), 0, 1), the decay is 1 - p (linear),
+  (1 + cos(pi p)) / 2 (cosine), 0.1^k after k milestones (staircase), or 1.
+
   Raises:
     ValueError: if the warm-up is not shorter than the run, or milestones and
       decay contradict each other.
