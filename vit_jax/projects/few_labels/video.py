@@ -99,8 +99,8 @@ class VideoInvariances(Exemplar):
       first = videos.edges[np.argmin(lengths)]
       raise ValueError(
         f'The video that begins with {videos.frames[int(first)]["name"]} has '
-        f'{min(lengths)} frames; objective.shots={self.shots} of '
-        f'objective.frames={self.frames} need {least}. Remove the video, or '
+        f'{min(lengths)} frames; objective.shots={self.shots} times '
+        f'objective.frames={self.frames} is {least}. Remove the video, or '
         'lower shots or frames.'
       )
     labelled = Classification.train_transform(self)
@@ -189,7 +189,7 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the losses `frames` and `shots` of the module's docstring.
 
-    `y` is [groups, G, S F K, D], and `video`, the video of a row, [groups, G].
+    `y` is [groups, G, S F K, D]; `video` [groups, G] is the video of each row.
     """
     groups, G, copies, D = y.shape
     gaps = triplet_gaps(
