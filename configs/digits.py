@@ -66,7 +66,7 @@ def get_config(argument='vit'):
     config_lib.choose_objective(config, 'distillation')
     config.model.name = 'deit'
   if family == 'igpt':
-    # Imported here, so that the other families load no project.
+    # Imported here, so that the other families do not import it.
     from vit_jax.projects.igpt.model import grey_palette
 
     config_lib.choose_objective(config, 'pixels')

@@ -23,8 +23,8 @@ parameter.
 
   objective.small_views=8        number of small views; see also small_size and
                                  small_area
-  objective.momentum=0.996       momentum of the teacher; higher for small
-                                 batches
+  objective.momentum=0.996       momentum of the teacher; the authors advise a
+                                 higher one for small batches
   objective.teacher_temperature=0.07
 
 The best sign of progress is k-NN accuracy. These flags measure it with labels

@@ -19,7 +19,7 @@ mention weight decay, so this config sets it to 0. Fields of the objective:
   objective.target=mean_colour     or downsized (4 x 4 colours), or pixels
   objective.rate=0.5               fraction of patches that are corrupted
   objective.mask=0.8               fraction of the corrupted patches that become
-                                   the mask embedding
+                                   the mask token
   objective.other=0.1              fraction of the corrupted patches that become
                                    another patch of the image; the remaining
                                    corrupted patches are unchanged

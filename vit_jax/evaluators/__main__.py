@@ -2,7 +2,7 @@
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
 
-Each curve is named after the folder of its file.
+Each curve is named after its file's folder, or its path if names repeat.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def report(config: ConfigDict, workdir: str) -> str:
 
 
 def _test_split(config: ConfigDict) -> str:
-  """Returns the split of evaluator `test`, or of the first mean evaluator."""
+  """Returns the split of `test`, or of the first evaluator of type 'mean'."""
   splits = {
     name: entry.split
     for name, entry in build.entries(config).items()
@@ -108,7 +108,7 @@ def baselines(
 def _features(
   source: sources.LabelledSource, rows: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns pixels and histograms, float32 ND, and the labels."""
+  """Returns features (float32 ND) and labels (N) of the readable images."""
   transform = Images((_SIDE, _SIDE)).eval_transform()
   edges = np.linspace(0, 256, _BINS + 1)
 

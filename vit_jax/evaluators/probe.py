@@ -78,12 +78,12 @@ def fit_probe(
   equally good penalties. Penalties are tried from high to low, and each trial
   starts from the result of the previous trial.
 
-  All processes must call it with the same arrays, which are sharded over the
-  mesh's batch axes. Features must be finite.
+  All processes must call it with the same arrays. The training set is sharded
+  over the mesh's batch axes. Features must be finite.
 
   Args:
-    l2_grid: penalties to choose from. A single penalty is used without a trial,
-      and without the errors of `hold_out`.
+    l2_grid: penalties to choose from. A single penalty is used without a trial;
+      several penalties raise ValueError for fewer than ten training examples.
     tolerance: maximum gradient entry at the end of a fit.
   """
   mean_D, std_D = ridge.moments(features_ND)
@@ -222,7 +222,7 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Shards an array over the batch axes, after padding its rows with zeros.
+  """Shards an array over the batch axes, after appending rows of zeros.
 
   The array must be equal in all processes.
   """

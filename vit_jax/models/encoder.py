@@ -37,8 +37,8 @@ class Encoder(nn.Module):
       grid: (h, w) of the patch grid.
       key: random key for dropout and stochastic depth; None disables both.
       visible_BK: indices of the patches to encode, in the order of the result;
-        None for all. If given, positions must be added at the input alone:
-        `posemb_at` is 'input', `posemb` is not 'relative', and `rope` is 0.
+        None for all. If given, `posemb_at` must be 'input', `rope` and `axial`
+        must be off, and `posemb` must not be 'relative'.
 
     Returns:
       The encoded tokens BLD, and the captured intermediates, stacked by layer.
@@ -87,7 +87,7 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Returns the tokens, and embeddings XLD that the layers add, or None."""
+    """Adds positions to the tokens, or returns XLD for X layers to add."""
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None
@@ -109,7 +109,7 @@ class Encoder(nn.Module):
   def _rotation(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> posemb.Rotation | None:
-    """Returns the rotation of the patches, or of registers and patches."""
+    """Returns the rotation of registers (if rotated) and patches, or None."""
     f = self.fields
     if not f.rope:
       return None

@@ -14,7 +14,7 @@ from vit_jax.models.fields import REQUIRED, field
 Params = Any
 # Arrays by name; the first axis goes over examples.
 Batch = dict[str, jax.Array]
-# Scalars by name; `Objective.evaluate` may add `rows`.
+# Scalars by name; `Objective.evaluate` may add `rows`, a dict of arrays.
 Metrics = dict[str, jax.Array]
 # Mesh axes that a batch is sharded over.
 BATCH_AXES = ('slice', 'data', 'fsdp')
@@ -60,7 +60,7 @@ class Model(nn.Module, kw_only=True):
       of the part's parameters. If a model starts from a checkpoint that lacks
       these parameters, they are initialised. If only the checkpoint has them,
       they are dropped.
-    compute_fields: fields that change the computation but not the parameters.
+    compute_fields: fields that do not change parameters (`scan` stacks them).
     loops: groups of layers that a scan stacks.
     depth_loop: the loop whose length is the field `depth`, or None.
     after_layers: regular expression for the paths of the parameters that come
@@ -115,7 +115,7 @@ class Model(nn.Module, kw_only=True):
 
   @classmethod
   def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-    """Returns the model's fields; the fields that all models have come last."""
+    """Returns the model's fields, with the fields of `Model` last."""
     shared = {x.name for x in dataclasses.fields(Model)}
     found = [x for x in dataclasses.fields(cls) if x.name not in _FLAX]
     return tuple(sorted(found, key=lambda x: x.name in shared))
@@ -153,7 +153,7 @@ class Model(nn.Module, kw_only=True):
 
   @property
   def extra_tokens(self) -> tuple[str, ...]:
-    """Parameter names of the learned tokens before the patches."""
+    """The parameter name of each learned token before the patches."""
     return ()
 
   @property
@@ -237,7 +237,7 @@ class Model(nn.Module, kw_only=True):
 def run(
   model: Any, params: Params, images: Any, key: jax.Array | None, **more: Any
 ) -> Any:
-  """Applies a model; with a random key, as in training."""
+  """Applies a model, in training mode if there is a random key."""
   return model.apply(
     {'params': params},
     images,

@@ -38,7 +38,7 @@ class MaskedPatches(Reconstruction):
 
   model: MaskedViT
   images: Images
-  rate: float = field(0.5, 'Share of corrupted patches.', valid='(0, 1]')
+  rate: float = field(0.5, 'Share of patches to corrupt.', valid='(0, 1]')
   mask: float = field(
     0.8, 'Share of corrupted patches set to the mask token.', valid='[0, 1]'
   )
@@ -60,7 +60,7 @@ class MaskedPatches(Reconstruction):
     return super()._arguments(config, image_size)
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
-    """Returns normalised images BHWC, their `corruption` BL and `target`."""
+    """Returns normalised `image` BHWC, `kind` and `other` BL, and `target`."""
     h, w = self.model.grid(self.images.size)
     kind_BL, other_BL = jax.vmap(lambda key: self.corruption(key, h * w))(
       keys_B

@@ -81,7 +81,7 @@ def first_match(params: Any, patterns: Sequence[str]) -> Any:
   """Returns the index of the first pattern that matches each parameter's path.
 
   Patterns are regular expressions for paths joined by '/'. Parameters without a
-  match get the number of patterns.
+  match get `len(patterns)`.
 
   Raises:
     ValueError: if a pattern matches no path, or is not a regular expression.
@@ -204,9 +204,10 @@ def hidden_matrices(model: Model) -> Callable[[Any], Any]:
 
   It maps parameters to a tree with the matrix axes of these kernels, and None
   for other parameters. Muon treats each kernel as a matrix from inputs to
-  outputs. For queries, keys and values, the axes N and K together are outputs;
-  for the output projection they are inputs. For a convolution, rows, columns
-  and input channels are inputs. Layers stacked for a scan are separate.
+  outputs. For queries, keys and values, heads N and head width K together are
+  outputs; for the output projection they are inputs. For a convolution, rows,
+  columns and input channels are inputs. Layers stacked for a scan are separate
+  matrices.
   """
 
   def axes_of(path: tuple[Any, ...], x: Any) -> Any:
@@ -225,8 +226,8 @@ def new_adapters(
 ) -> Any:
   """Returns the parameters that LoRA trains: adapters and task parameters.
 
-  The path of a kernel leads to its A and B (see `adapters.merged`). As in peft,
-  A is uniform in (-D^-0.5, D^-0.5) for D inputs, and B is 0.
+  A and B are stored under their kernel's path (see `adapters.merged`). As in
+  peft, A is uniform in (-D^-0.5, D^-0.5) for D inputs, and B is 0.
 
   Raises:
     ValueError: if the pattern matches no kernel of the layers.
@@ -262,7 +263,7 @@ def new_adapters(
 def _muon(
   model: Model, momentum: float, dtype: str, adam: Any
 ) -> optax.GradientTransformation:
-  """Returns Muon with Nesterov momentum; Adam updates non-hidden parameters."""
+  """Returns Muon (Nesterov) for `hidden_matrices`, and Adam for the others."""
   find = hidden_matrices(model)
 
   def scale(u: jax.Array, axes: MuonDimensionNumbers) -> jax.Array:
@@ -296,7 +297,7 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
 
   This is algorithm 2 of 1904.00962 with the identity as phi. If a norm is 0, u
   stays. As in the code of DeiT III, parameters without weight decay are not
-  scaled. Layers stacked for a scan are separate.
+  scaled. Layers stacked for a scan have separate norms.
   """
 
   def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
@@ -331,9 +332,9 @@ def make(
 ) -> optax.GradientTransformation:
   """Returns the optax chain of `config.optimizer`.
 
-  Weight decay is decoupled and multiplied by the learning rate, as in AdamW.
-  big_vision multiplies it only by the schedule: decay 0.1 of table 3 at
-  learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD is the
+  Except for SGD, weight decay is decoupled and multiplied by the learning rate,
+  as in AdamW. big_vision multiplies it only by the schedule: decay 0.1 of table
+  3 at learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD is the
   gradient of an L2 penalty, as in BiT, so momentum accumulates it.
 
   LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.

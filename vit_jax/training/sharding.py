@@ -252,7 +252,7 @@ def _names(axes: Axes) -> tuple[str, ...]:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-  """Returns the index of this process's part of a batch, and their number.
+  """Returns the index of this process's part of a batch, and the part count.
 
   Processes whose devices differ only along `tensor` load the same part. Raises
   ValueError if the parts of two processes overlap partially.
@@ -272,7 +272,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 
 
 def place(tree: Any, shardings: Any) -> Any:
-  """Places NumPy arrays on the devices by a sharding for each, or one for all.
+  """Places NumPy arrays on the devices, by one sharding or a tree of shardings.
 
   Raises ValueError if the arrays differ between processes.
   """
