@@ -44,8 +44,9 @@ Exit status:
 After 69 and 75 the same command resumes, even with another number of processes.
 After 75 it resumes at the step where the run stopped, after 69 at the last
 checkpoint. slurm.sbatch and tpu.sh in launch/ run the command again after 75,
-but not after 69, because its cause may recur. On GKE, launch/gke.sh runs it
-again after every failure except 2 and 65, a limited number of times.
+but not after 69, because its cause may recur: read the last messages of the
+lost process. On GKE, launch/gke.sh runs the command again after every failure
+except 2 and 65, a limited number of times.
 """
 
 import os
