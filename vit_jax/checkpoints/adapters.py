@@ -1,8 +1,8 @@
 """Low-rank adapters for kernels (LoRA, arXiv 2106.09685).
 
 A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
-[r, E]. Training changes, and checkpoints store, only A, B and the task's
-parameters, such as the head. The others are in the checkpoint `config.init`.
+[r, E]. Only A, B and the task's parameters, such as the head, are trained and
+saved. The others are in the checkpoint `config.init`.
 """
 
 import os

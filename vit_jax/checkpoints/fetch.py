@@ -74,7 +74,7 @@ def local(source: str) -> str:
 
 
 def is_name(source: str) -> bool:
-  """Whether `source` names a checkpoint to fetch, instead of a path."""
+  """Whether `source` is a URL or a published name, instead of a path."""
   return '://' in source or (
     source in PUBLISHED and not os.path.lexists(source)
   )

@@ -68,7 +68,7 @@ class UnreadableImage(ValueError):
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
-  Raises UnreadableImage, also for a folder, a pipe or a device.
+  Raises UnreadableImage if it cannot be read or is not a regular file.
   """
   try:
     mode = os.stat(path).st_mode
@@ -111,8 +111,8 @@ def state_of(path: str) -> str:
 class Picture:
   """An image of known size; `read` returns its pixels or a part of them.
 
-  This class holds decoded pixels; `_JpegPicture` decodes in `read`. The size
-  `height`, `width` is that of the upright image.
+  This class holds decoded pixels; `_JpegPicture` decodes in `read`. `height`
+  and `width` describe the upright image.
   """
 
   def __init__(self, image: np.ndarray):
@@ -204,7 +204,7 @@ class JpegHeader(NamedTuple):
   Attributes:
     height_at: position of the height in the file, in bytes; 0 if the decoder
       cannot stop early. It can in a sequential JPEG of one scan without restart
-      markers; a missing marker would look like damage.
+      markers: libjpeg would report missing markers as damage.
     lookahead: number of following rows that affect a decoded row; 0 unless
       chroma is interpolated between rows.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.
@@ -388,7 +388,7 @@ def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
 def _decode_with_pillow(
   data: bytes, name: str, formats: Sequence[str], max_pixels: int
 ) -> np.ndarray:
-  """Decodes an image of any format at full size and turns it upright."""
+  """Decodes an image with Pillow at full size and turns it upright."""
   if not data:
     raise UnreadableImage(name, 'the file is empty')
   is_heic = data[4:10] == b'ftyphe'

@@ -3,8 +3,8 @@
 `OPERATIONS` has RandAugment's operations (1909.13719) with AutoAugment's ranges
 (1805.09501, table 6). Magnitudes go from 0 to 10 (end of the range), as in
 DeiT; in torchvision they go to 30. `BIG_VISION` has the operations of
-big_vision, the code of ViT's authors. Its Posterize and Solarize change images
-less at higher magnitudes below 10.
+big_vision, the code of ViT's authors. There, a higher magnitude weakens
+Posterize and Solarize, but Solarize inverts all pixels at magnitude 10.
 """
 
 import dataclasses
@@ -185,7 +185,7 @@ class RandAugment:
   count: int = 2  # number of operations, N of the paper
   magnitude: float = 9.0  # M of the paper, from 0 to 10
   deviation: float = 0.0  # standard deviation of the magnitude; 0.5 in DeiT
-  operations: str = 'torchvision'  # or 'big_vision', for `BIG_VISION`
+  operations: str = 'torchvision'  # `OPERATIONS`; 'big_vision': `BIG_VISION`
 
   def __post_init__(self) -> None:
     if (

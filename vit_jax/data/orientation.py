@@ -135,9 +135,9 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
 
 
 def scale_factor(box: Box, size: tuple[int, int]) -> int:
-  """Returns the largest divisor after which a box still has at least `size`.
+  """Returns the largest factor that shrinks `box` to at least `size`.
 
-  The result is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
+  The factor is 1, 2, 4 or 8: libjpeg has no vector code for other scales.
   """
   ratio = min(box.height // size[0], box.width // size[1])
   return next(f for f in (8, 4, 2, 1) if f <= max(ratio, 1))

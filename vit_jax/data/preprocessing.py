@@ -135,7 +135,7 @@ class Preprocessing:
     return (self.resize_like, self.interpolation) == ('vit_jax', 'bilinear')
 
   def resize(self, image: np.ndarray, plan: Plan, size: _Size) -> np.ndarray:
-    """Resizes and crops the pixels of `plan.box` to uint8 [*size, 3].
+    """Resizes and crops `image`, the pixels of `plan.box`, to uint8 [*size, 3].
 
     `image` is uint8 [H, W, 3], decoded at full or reduced size.
     """

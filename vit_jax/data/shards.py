@@ -46,7 +46,7 @@ _READ_TOGETHER = 512
 
 
 def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
-  """Opens a split of ArrayRecord or TFRecord files, as `open_source` does."""
+  """Opens a split of shards; see `sources.open_source`."""
   kind = name.partition(':')[0]
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])
@@ -276,7 +276,8 @@ def _index(
   """Indexes all shards, or reads their index from the cache.
 
   Returns the number of records of each shard; the class of each record (a
-  number, a name or None); and its start and end in bytes, int64 [N, 2].
+  number, a name or None); and its start and end in bytes, int64 [N, 2]. These
+  are 0 for ArrayRecord.
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
@@ -379,7 +380,7 @@ def _parse(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the first value of the first field that is not empty, or None."""
+  """Returns the first value among the fields `names`, or None."""
   for name in names:
     if name in fields and (kind := fields[name].WhichOneof('kind')):
       if values := getattr(fields[name], kind).value:

@@ -55,7 +55,7 @@ def labelled(source: Source, name: str) -> LabelledSource:
 
 
 def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
-  """Returns the fields of `config.data` that `open_config` reads.
+  """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 
   `data` is the name of a dataset, or a dict with `name` and some of the fields.
   """
@@ -141,9 +141,9 @@ def open_source(
     split: A split with an optional slice, such as `train[:98%]`; see `splits`.
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
-    split_seed: Determines the order of examples before a split is sliced. If
-      the dataset has no test split, it also determines which examples become
-      the test split. TFDS datasets ignore it.
+    split_seed: Determines the order of examples before a split is sliced, and
+      the examples that become `test` if the dataset has no splits or only
+      `train`. TFDS datasets ignore it.
 
   Raises:
     ValueError: The name, the split or the data is invalid.

@@ -143,7 +143,7 @@ def select_rows(
 
   Each split is shuffled before it is sliced, because many datasets are sorted
   by class. If `train` is the only split, a fifth of each class becomes `test`.
-  `sizes` are the numbers of rows; the rows of the splits follow each other.
+  `sizes` has the number of rows of each split, in the order of the rows.
   """
   members: dict[str, Sequence[int]] = {}
   start = 0

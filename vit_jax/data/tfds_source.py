@@ -24,7 +24,7 @@ _FILE_NAMES = ('file_name', 'image/file_name', 'filename', 'image/filename')
 
 
 def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
-  """Returns the rule that turns a field of integers below `values` to classes.
+  """Returns the rule that maps a field of integers below `values` to classes.
 
   If there are fewer class names than values, adjacent values share a class.
   """
@@ -184,7 +184,7 @@ def _unknown(name: str, places: str) -> str:
   close = difflib.get_close_matches(base, [*_all_names(), 'digits'], n=3)
   hint = f'; did you mean {" or ".join(close)}?' if close else '.'
   return (
-    f'unknown dataset {name!r}{hint} Valid names are digits, a dataset of TFDS '
+    f'unknown dataset {name!r}{hint} Use digits, a dataset of TFDS '
     '(such as imagenet2012; https://www.tensorflow.org/datasets/catalog), a '
     f"dataset in TFDS's format in {places}, a table (.csv), "
     "'hf://datasets/OWNER/NAME', or a folder "

@@ -171,7 +171,7 @@ def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
 def tfds_split(task: Task, split: str, sizes: Mapping[str, Any]) -> str:
   """Returns the TFDS split string for one of `SPLITS`.
 
-  `sizes` are the splits of the TFDS dataset; values have `num_examples`.
+  `sizes` maps the names of TFDS splits to infos with `num_examples`.
   """
   val, test = (
     sizes[name].num_examples * percent // 100 if name in sizes else 0

@@ -24,8 +24,8 @@ _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')
 def matches(arrays: table.Flat) -> bool:
   """Whether the arrays are from a big_vision file.
 
-  With fixed position embeddings it has no distinctive key. But official ViT
-  files always store position embeddings.
+  A file with Linen's module numbers but without position embeddings is from
+  big_vision, because official ViT files always store position embeddings.
   """
   prefix, arrays = npz.without_other_trees(arrays)
   return prefix + _POSITIONS in arrays or (
@@ -108,7 +108,7 @@ def _infer_fields(lookup: archive.Lookup, stacked: bool) -> dict[str, Any]:
 
 
 def _assumed_side(patch: int) -> int:
-  """Returns the largest image side up to 224 that the patches tile."""
+  """Returns the largest multiple of `patch` up to 224, or `patch`."""
   return max(224 // patch, 1) * patch
 
 
@@ -120,9 +120,9 @@ def _preprocessing(image_size: tuple[int, int]) -> table.Preprocessing:
 def _table(
   shapes: table.Shapes, key_of: Callable[[str], str], stacked: int = 0
 ) -> list[table.Entry]:
-  """Returns `table.File.table` of `shapes`.
+  """Returns the entries for our arrays of these shapes; see `table.File`.
 
-  The file stacks `stacked` layers along a first axis; 0 if they are separate.
+  `stacked` is the number of layers that the file stacks along a first axis.
   """
   entries = []
   for name in shapes:
