@@ -1,4 +1,4 @@
-"""Choose a colour palette for iGPT from the images of a data set.
+"""Choose a colour palette for iGPT from the images of a dataset.
 
   python -m vit_jax.palette DATASET --colours=512 --out=palette.npy
 

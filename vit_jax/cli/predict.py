@@ -82,7 +82,7 @@ def main() -> int:
   add(
     '--topk',
     type=flags.positive,
-    help=f'for classes: predictions per file (default: {TOPK})',
+    help=f'for classifiers: predictions per file (default: {TOPK})',
   )
   add(
     '--format',

@@ -69,7 +69,7 @@ def pixels(png: bytes) -> np.ndarray:
 def sheet(
   rows: Sequence[Mapping[str, np.ndarray]], names: Sequence[str]
 ) -> bytes:
-  """Draws named rows of images HWC under the titles of their columns."""
+  """Draws images HWC, keyed by column title; `names` label the rows."""
   titles = list(rows[0])
   across, down = len(titles), len(rows)
   figure = plots.figure(1.8 * across + 0.3, 1.8 * down + 0.3)

@@ -363,7 +363,7 @@ def test_a_folder_without_models_says_so(tmp_path):
   assert result.returncode == 2
   assert result.stderr == (
     f'error: {tmp_path}/models has no models. Write the folder again with '
-    'python -m vit_jax.convert --to=board.\n'
+    'python -m vit_jax.convert CHECKPOINT FOLDER --to=board.\n'
   )
 
 

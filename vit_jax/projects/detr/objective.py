@@ -2,7 +2,7 @@
 
 Bipartite matching assigns each object to one query (equation 1), separately in
 each decoder layer. Matched queries learn the class, box and mask of their
-object, the other queries learn "no object" (equation 2).
+object; the other queries learn "no object" (equation 2).
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Detection(Objective):
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
-  buckets: int = field(1, 'See `BoxTransform`; each compiles separately.')
+  buckets: int = field(1, 'See `BoxTransform`; each bucket is compiled.')
   max_objects: int = field(100, 'See `BoxTransform`.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
@@ -91,7 +91,7 @@ class Detection(Objective):
     return found
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
-    """Adds the class names; raises ValueError if the data lack them."""
+    """Sets the classes; raises ValueError if the data have none."""
     names = facts.class_names
     if not names:
       raise ValueError(
@@ -114,7 +114,7 @@ class Detection(Objective):
       self.buckets,
     )
 
-  # Evaluation calls it without a generator.
+  # Evaluation calls the transform without a generator.
   eval_transform = train_transform
 
   def batch_sizes(self) -> list[tuple[int, int]]:
@@ -138,7 +138,7 @@ class Detection(Objective):
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
     """Adds `objects` float32 B, the mean number of objects per image.
 
-    It is the mean over the whole batch; each microbatch divides its sums by it.
+    The mean over the whole batch keeps the loss independent of microbatches.
     """
     del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
@@ -151,9 +151,9 @@ class Detection(Objective):
     """Returns the loss of the batch, and its unweighted terms.
 
     Sums over queries are divided by the sum of their weights in the batch, and
-    sums over objects by the number of objects. The loss includes all decoder
-    layers; the terms are from the last layer. 'class_accuracy' is the
-    accuracy of matched queries, and 'dense' the result of `_dense`.
+    sums over objects by the number of objects. The loss has the class and box
+    terms of all decoder layers; the returned terms are from the last layer.
+    'class_accuracy' is for matched queries, and 'dense' is from `_dense`.
     """
     del fixed
     losses_B, parts = self._losses(params, batch, key)
@@ -198,7 +198,7 @@ class Detection(Objective):
   def set_losses(
     self, outputs: Batch, batch: Batch
   ) -> tuple[jax.Array, Metrics]:
-    """Returns losses B over all decoder layers, and the last layer's terms.
+    """Returns losses B, and the unweighted terms B of the last decoder layer.
 
     Args:
       outputs: the second output of `DETR`.
@@ -253,7 +253,7 @@ class Detection(Objective):
   def _dense(
     self, params: Params, batch: Batch, tokens_BLD: jax.Array
   ) -> jax.Array:
-    """Returns the weighted mean cross-entropy of classifying each cell, B.
+    """Returns the cross-entropy of classes, a weighted mean over cells, B.
 
     The class head is applied to the encoder's output. The target of a cell is
     the class of the smallest box around its centre, or "no object". Cells have

@@ -99,8 +99,8 @@ class VideoInvariances(Exemplar):
       first = videos.edges[np.argmin(lengths)]
       raise ValueError(
         f'The video that begins with {videos.frames[int(first)]["name"]} has '
-        f'{min(lengths)} frames; objective.shots={self.shots} times '
-        f'objective.frames={self.frames} is {least}. Remove the video, or '
+        f'{min(lengths)} frames; objective.shots={self.shots} x '
+        f'objective.frames={self.frames} need {least}. Remove the video, or '
         'lower shots or frames.'
       )
     labelled = Classification.train_transform(self)
@@ -208,7 +208,8 @@ class VideoInvariances(Exemplar):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the loss `videos`, and the share of shots predicted correctly.
 
-    Two clips of the same video are not negatives of each other.
+    `y` and `following` are [groups, G, S F K, D]. Two clips of the same video
+    are not negatives of each other.
     """
     groups, G, copies, D = y.shape
     shape = groups, G, self.shots, -1, D

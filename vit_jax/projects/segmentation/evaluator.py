@@ -18,9 +18,9 @@ from vit_jax.training import features, sharding
 
 @dataclasses.dataclass(frozen=True)
 class SegmentationEvaluator(Evaluator):
-  """Compares the predicted class of every pixel of a split with its mask.
+  """Compares the predicted classes of a split's pixels with the masks.
 
-  Masks are resized to the model's image size.
+  Masks are resized to the model's image size. Ignored pixels do not count.
 
   Attributes:
     confusion: maps (params, batch) to pixel counts, int32 CC: rows are classes,

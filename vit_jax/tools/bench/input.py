@@ -27,7 +27,10 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader on photographs (with --vs, another too) or --data."""
+  """Measures our loader on photographs, or on the datasets of --data.
+
+  With --vs, also measures tf.data on the photographs.
+  """
   # Restrict this process to one core. This comes first, because TensorFlow and
   # OpenCV count the cores when they create their threads.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -98,7 +101,7 @@ def _our_batches(source: Source) -> Callable[[], float]:
 
 
 def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
-  """Returns a turn of the usual tf.data pipeline, which decodes only crops."""
+  """Returns a function that measures tf.data, which decodes only crops."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 

@@ -19,8 +19,8 @@ images:
               AdamW, and autocast if --dtype=bfloat16
   timm-eager  the same without torch.compile
 
-If a batch does not fit into memory, the command prints a message and continues
-with the next combination.
+If a batch does not fit into memory, the command prints a message and leaves the
+implementation out.
 """
 
 import functools

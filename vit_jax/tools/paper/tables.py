@@ -33,11 +33,11 @@ SYMBOLS = {'natural': '●', 'specialised': '■', 'structured': '▲'}
 
 
 class Line(NamedTuple):
-  """A row of table 2 or a column of table 9: a dataset, or VTAB's mean."""
+  """A row of table 2 or a column of table 9: a metric of a dataset, or VTAB."""
 
   name: str  # column of the published results
   title: str
-  cells: dict[str, str]  # by the names of your models
+  cells: dict[str, str]  # texts by model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,8 @@ class TransferReport(grid.GridReport):
   """Reports the runs of a sweep beside the published results.
 
   The axis 'Dataset' lists the datasets. Each combination of the other axes,
-  except seeds, is a model. The tables always show test accuracy.
+  except seeds, is a model. The tables show test accuracy and `EXTRAS`; another
+  metric may choose the best step of a run.
   """
 
   def markdown(self) -> str:
@@ -64,7 +65,7 @@ class TransferReport(grid.GridReport):
     )
 
   def _table_2(self) -> str:
-    """Returns a table with a row per dataset and a column per model."""
+    """Returns a table with a row per `Line` and a column per model."""
     lines = self.data_lines()
     if self._tasks:
       lines.append(self._mean_line(VTAB_TITLE, decimals=2))
@@ -163,7 +164,7 @@ class TransferReport(grid.GridReport):
     return Line(key or dataset, title, cells)
 
   def _mean_line(self, title: str, decimals: int) -> Line:
-    """Returns the mean over VTAB's tasks, of seeds that finished all."""
+    """Returns VTAB's mean over tasks; only seeds that finished all count."""
     tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:
@@ -188,7 +189,7 @@ class TransferReport(grid.GridReport):
     """Returns the published models to show, and their results.
 
     These are the models of table 2, and the models of table 5 that have the
-    architecture of one of your runs. Models without a result are left out.
+    architecture of a finished run. Models without a result are left out.
     """
     columns = dict(published.TABLE_2)
     models = [run.result['config']['model'] for run in self.runs if run.result]

@@ -91,7 +91,7 @@ class Decoder:
   """Decodes one image at a time, in a process that is replaced if it hangs."""
 
   def __init__(self, views: list[View], seconds: float = SECONDS):
-    """Starts the process, which decodes an image for all views in `seconds`."""
+    """Starts the process, or raises OSError; `seconds` is a limit per image."""
     self._views = views
     self._seconds = seconds
     self._start()
@@ -125,7 +125,7 @@ class Decoder:
 
     Raises:
       UnreadableUpload: if `data` is not an image, is damaged, has too many
-        pixels, or takes too long.
+        pixels, or takes too much time or memory.
       OSError: if the process cannot be started.
     """
     # The process may have exceeded a limit and ended after the last image.

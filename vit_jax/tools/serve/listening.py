@@ -109,7 +109,7 @@ def main() -> int:
     if not found:
       raise FileNotFoundError(
         f'{folder} has no models. Write the folder again with '
-        'python -m vit_jax.convert --to=board.'
+        'python -m vit_jax.convert CHECKPOINT FOLDER --to=board.'
       )
     serve(args, [choose(x, args.dtype, args.threads) for x in found.values()])
   except (OSError, ValueError) as e:

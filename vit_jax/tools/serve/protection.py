@@ -19,7 +19,7 @@ HEADER_SECONDS = 10.0
 BODY_SECONDS = 30.0
 LOOPBACK = ('localhost', '127.0.0.1', '::1')
 
-# Headers of every response.
+# Headers of every response, except to malformed HTTP.
 HEADERS = {
   'Connection': 'close',
   'Cross-Origin-Opener-Policy': 'same-origin',
@@ -32,9 +32,10 @@ HEADERS = {
 
 
 def content_policy(page: str) -> str:
-  """Returns a Content-Security-Policy that allows only a page's own parts.
+  """Returns the Content-Security-Policy of a page.
 
-  The page's script and style are allowed by their hashes.
+  It allows the page's script and style by their hashes, images from this server
+  or made by the page, and requests to this server.
   """
 
   def hashed(tag: str) -> str:
@@ -53,7 +54,7 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Refuses requests that a browser sends on behalf of another site's page.
+  """Raises HTTPException for requests from pages of other sites, except links.
 
   `hosts` are the accepted host names, without ports; None accepts every name. A
   list protects against DNS rebinding, a foreign name that resolves to this
@@ -87,8 +88,8 @@ def check_token(request: Request, token: str) -> None:
 def lingering(app: ASGIApp) -> ASGIApp:
   """Delays the end of a response until the whole request has arrived.
 
-  The end closes the connection. A client that is still sending its image would
-  see a broken connection instead of the response.
+  The end closes the connection, so a client that is still sending its image
+  would see a broken connection instead of the response.
   """
 
   async def lingering_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,8 +119,8 @@ class ImpatientProtocol(H11Protocol):
 
   A client has `HEADER_SECONDS` to send headers, `BODY_SECONDS` to send a body
   and `BODY_SECONDS` to read the response. If there are too many connections, a
-  new one closes the oldest, so idle clients cannot block others. Every response
-  closes its connection.
+  new one closes the oldest that does not wait for the model, so idle clients
+  cannot block others. Every response closes its connection.
   """
 
   _deadline: asyncio.TimerHandle | None = None

@@ -23,7 +23,7 @@ class Answer(NamedTuple):
   # For each fusion of heads, the attention weights of all X layers, [X, L, L];
   # empty if the model does not support maps.
   fused: dict[str, np.ndarray]
-  # The weight of each token in the output, see `attention_maps.Layers`.
+  # Weight of each token in the output, see `attention_maps.Layers`, or None.
   read_L: np.ndarray | None
   seconds: float  # run time of the model
 
@@ -91,7 +91,7 @@ class ServedModel:
     except Exception as e:
       raise ValueError(
         f'{path} is not a model for serving ({type(e).__name__}: {e}). Write '
-        'one with python -m vit_jax.convert --to=board.'
+        'one with python -m vit_jax.convert CHECKPOINT FOLDER --to=board.'
       ) from e
 
   def run(self, seen: Seen) -> Answer:
@@ -153,7 +153,7 @@ def rollout(
   discard: float,
   layer: int | None,
 ) -> np.ndarray:
-  """Returns a rollout map [h, w] with a maximum of 1, or 0 if all is discarded.
+  """Returns a rollout map [h, w] with maximum 1, or 0 if patches get no weight.
 
   Computes the same as `visualize/rollout.py`, without JAX.
 
