@@ -65,10 +65,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def check_vit(weights: table.Weights, format_name: str, holds: str) -> None:
-  """Raises ValueError if an .npz file cannot store a ViT.
-
-  Messages begin with `format_name`. `holds` is as in `table.check_writable`.
-  """
+  """Raises ValueError if a file cannot store a ViT; see `check_writable`."""
   start = f'{format_name} cannot store a model with'
   table.check_writable(weights.fields, start, ('vit',), holds)
   H, W = weights.fields['image_size']
