@@ -50,7 +50,7 @@ def train(
       are damaged.
 
   Returns:
-    The last row of metrics.csv in the first process, {} in other processes.
+    The metrics in the last row of metrics.csv; {} except in the first process.
 
   Raises:
     ValueError: if the config or data are invalid, if another run uses the
@@ -58,7 +58,7 @@ def train(
     OSError: if a file is missing, or storage fails.
     ImportError: if the config needs a package that is not installed.
     JaxRuntimeError: if a step does not fit into a device's memory.
-    Diverged: if the loss stops being finite.
+    Diverged: if the loss, the gradient or the parameters are not finite.
     Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   dashboards.check(config)

@@ -1,7 +1,7 @@
 """Sends the metrics of a run to TensorBoard and Weights & Biases.
 
-Once a run has started, a failing dashboard never stops it, and delays only its
-end.
+Once a run has started, a failing dashboard never stops the run and delays only
+its end.
 """
 
 import importlib.util
@@ -46,7 +46,7 @@ class Dashboard:
   def __init__(
     self, name: str, open_writer: 'Callable[[], EventFile | WandbRun]'
   ):
-    """Starts the thread, which calls `open_writer`; it may raise any error."""
+    """Starts the thread. It calls `open_writer`, which may raise any error."""
     self._name, self._open = name, open_writer
     self._queue: queue.SimpleQueue[tuple[int, Values] | None]
     self._queue = queue.SimpleQueue()
@@ -92,6 +92,7 @@ class EventFile:
     """Opens a file of a run that starts or resumes at `first_step`.
 
     TensorBoard hides events of older files at `first_step` and later steps.
+    Raises ImportError without tensorboard, OSError if `folder` is not writable.
     """
     from tensorboard.compat.proto import event_pb2, summary_pb2
     from tensorboard.summary.writer import record_writer
@@ -111,7 +112,7 @@ class EventFile:
     self._add(step=first_step, session_log=start)
 
   def write(self, step: int, values: Values) -> None:
-    """Adds numbers and pictures; a bucket shows them at most once a minute."""
+    """Adds numbers and pictures; a bucket gets them at most once a minute."""
     summary = self._summary_pb2.Summary()
     for name, value in values.items():
       entry = summary.value.add(tag=name)
@@ -164,7 +165,7 @@ class WandbRun:
   def __init__(
     self, project: str, workdir: str, config: dict[str, Any], is_new: bool
   ):
-    """Starts or resumes the run, named by the last part of `workdir`.
+    """Starts or resumes the run, named after the last part of `workdir`.
 
     Raises:
       ConnectionError: if Weights & Biases rejects the run.

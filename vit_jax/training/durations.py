@@ -85,8 +85,9 @@ def steps_of(
 ) -> int:
   """Returns the steps of a duration.
 
-  Durations are '10000 steps' (the unit may be left out), '90 epochs' of
-  `examples`, '1e6 examples', and '5%' of `total_steps`.
+  Durations are '10000 steps' (the unit may be left out) of `batch_size`
+  examples, '90 epochs' of `examples`, '1e6 examples', and '5%' of
+  `total_steps`. Percentages are rounded up, others to the nearest step.
 
   Raises:
     ValueError: if the duration is invalid.

@@ -164,7 +164,7 @@ class Extractor:
     mesh: jax.sharding.Mesh,
     workers: int = 0,
   ):
-    """Compiles the function; `batch_size` is over all devices and hosts."""
+    """Jits the function; `batch_size` is the global batch size."""
 
     def forward(
       params: Any, batch: dict[str, jax.Array]

@@ -65,8 +65,8 @@ def compiler_options(device: jax.Device) -> dict[str, bool | int]:
 def peak_flops(device: jax.Device) -> float | None:
   """Returns the peak dense bfloat16 FLOP/s of a JAX device, or None if unknown.
 
-  TPU figures are from the pages under `TPU_CHIPS`, divided by the JAX devices
-  of a chip. NVIDIA figures are from the data sheets
+  TPU figures are from Google's pages, see `TPU_CHIPS`, divided by the JAX
+  devices of a chip. NVIDIA figures are from the data sheets
   (nvidia.com/en-us/data-center), without sparsity: most sheets print twice as
   much. Some TPUs have two entries: the kind that the device reports, and its
   alias in JAX's own list (`jax/_src/pallas/mosaic/tpu_info.py`).

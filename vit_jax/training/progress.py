@@ -25,7 +25,8 @@ class Progress:
   Attributes:
     start_step: step from which the run resumes; 0 for a new run.
     cores: cores in use, over all devices (see `hardware`).
-    train_flops_per_image: FLOPs of one image's forward and backward pass.
+    train_flops_per_image: FLOPs of one image's forward and backward pass;
+      None to omit MFU.
     peak_flops: peak FLOP/s of all devices together; None to omit MFU.
     prior_s: wall seconds of the run before it was resumed.
     enabled: whether to print; totals are computed in any case.
@@ -219,9 +220,9 @@ def plot_curves(
 ) -> bool:
   """Draws loss, `metrics` and learning rate of a run against steps.
 
-  Each quantity, such as `accuracy` of `test/accuracy`, has a panel with the
-  curves of training and of all evaluators. Returns False, and writes nothing,
-  if the log is empty.
+  Each quantity with values, such as `accuracy` of `test/accuracy`, has a panel
+  with the curves of training and of all evaluators. Returns False, and writes
+  nothing, if there is no panel.
   """
   named = ('loss', *(name.rpartition('/')[2] for name in metrics), 'lr')
   panels = [

@@ -42,9 +42,9 @@ class Run:
     evaluators: functions from parameters to metrics and pictures by name.
     shown: which value is best ('highest' or 'lowest'), by metric in the curves
       and the summary.
-    meta: metadata (JSON) that every checkpoint stores. `save` updates these
-      entries: `elapsed_s`, wall seconds of the run; `since_log`, metrics of the
-      steps since the last logged row; `evaluation_due`, whether a signal
+    meta: metadata (JSON) that every checkpoint stores. `save` stores current
+      values of `elapsed_s`, wall seconds of the run; `since_log`, metrics of
+      the steps since the last logged row; `evaluation_due`, whether a signal
       interrupted the evaluation of the step; and `evaluated`, the value of
       `best_metric` in every evaluation.
     forward_flops: FLOPs of one example's forward pass.
@@ -142,7 +142,7 @@ class Run:
   def _wait(self, in_flight: int) -> None:
     """Waits until at most `in_flight` steps are running; logs finished steps.
 
-    Raises Diverged if the loss, the gradient or the parameters are not finite.
+    Raises Diverged if a metric is not finite.
     """
     while len(self._in_flight) > in_flight:
       step, metrics = self._in_flight.popleft()
@@ -192,7 +192,8 @@ class Run:
     """Runs the evaluators on the result of training up to this step.
 
     The result is the part of the objective's state that `meta['result']` names,
-    such as a momentum teacher, or the Polyak average, or the parameters.
+    such as a momentum teacher. Without a name, it is the Polyak average if
+    there is one, else the parameters.
 
     Raises:
       Diverged: if the metrics of a step are not finite.
@@ -257,7 +258,8 @@ class Run:
   def finish(self) -> dict[str, float]:
     """Waits for the last checkpoint, draws the curves and prints a summary.
 
-    Returns the last row of metrics.csv; {} in other processes than the first.
+    Returns the metrics in the last row of metrics.csv; {} except in the first
+    process.
     """
     self.checkpoints.wait()
     self.close(dashboards.CLOSE_S)
@@ -273,7 +275,7 @@ class Run:
     return self._log.last()
 
   def close(self, patience_s: float = dashboards.BRIEF_S) -> None:
-    """Closes the log; after an error or a signal, waits only `BRIEF_S`."""
+    """Closes the log; waits up to `patience_s` for each dashboard."""
     self._watch.stop()
     self._trace.close()
     self._log.close(patience_s)

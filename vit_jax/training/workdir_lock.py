@@ -31,7 +31,10 @@ FILE = 'lock'
 
 
 def check(workdir: str) -> None:
-  """Raises ValueError if a run could not write to a workdir, new or not."""
+  """Raises ValueError if a run could not write to a workdir.
+
+  Does not create the workdir.
+  """
   if '://' in workdir:
     return
   place = pathlib.Path(absolute(workdir))

@@ -113,7 +113,7 @@ def _forward(
 def _of_logit(
   model: Any, x_BLD: Array, params: Any, images_BHWC: Array, class_B: Array
 ) -> Array:
-  """Returns the logit's gradient with respect to `x_BLD`, the last output."""
+  """Returns the gradient of the logits of `class_B` with respect to `x_BLD`."""
 
   def replace(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
     # Layers do not run: each returns `x_BLD`, the last layer's output.

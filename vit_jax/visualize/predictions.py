@@ -106,8 +106,7 @@ def colours_of(
 ) -> np.ndarray:
   """Converts predictions or targets of one image to patches, uint8 LPPC.
 
-  See `objectives.masked.target` for the values. A patch has the shape (P, P,
-  3).
+  `objectives.masked.target` describes `values`; `shape` is (P, P, 3).
   """
   L, (height, width, _) = len(values), shape
   if model.target == 'pixels':

@@ -126,7 +126,8 @@ def choose(
   """Returns the file of a model in one dtype.
 
   `paths` has a file for 'float32', 'int8' or both. `dtype` chooses from two
-  files; 'faster' runs both and takes the faster one.
+  files; 'faster' runs both and takes the faster one. Then ValueError is raised
+  if a file is not a model for serving.
   """
   if len(paths) == 1:
     return next(iter(paths.values()))

@@ -204,9 +204,11 @@ class PageServer:
 
 
 def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
-  """Returns the values of all parameters of /api/predict, or their defaults.
+  """Returns the values of all parameters of /api/predict.
 
-  Values are checked against openapi.json and the limits of the model.
+  A missing or empty parameter gets its default, or None without a default.
+  Raises HTTPException if a value is outside of openapi.json's or the model's
+  limits, or a parameter is unknown.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
