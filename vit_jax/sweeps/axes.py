@@ -40,8 +40,8 @@ class Cell:
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
-  `field` is a dotted name, or `model` for variants. The values get the type
-  that the field has in `config`, so 1e-3 and 0.001 are the same value.
+  `field` is a dotted name, or `model` for variants; it also names the axis. The
+  values get the type of the field in `config`: 1e-3 and 0.001 are the same.
 
   Raises:
     ValueError: if the field is unknown or a value is invalid.
@@ -60,9 +60,9 @@ def add_axes(
 ) -> None:
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
-  New values replace those of an axis with the same field. They also replace
-  `tune.axes` that an axis of the sweep sets, such as learning rates per data
-  set.
+  New values replace those of an axis with the same field. `tunes` also apply to
+  every `tune.axes` that an axis of the sweep sets, such as learning rates per
+  data set.
 
   Raises:
     ValueError: if a text, a field or a value is invalid.
@@ -96,7 +96,7 @@ def _extended(
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Raises ValueError if an axis sets one of `fields`, given as flags."""
+  """Raises ValueError if an axis sets one of `fields`, which flags set too."""
   grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
     ('tune', entry.get('tune.axes', ()))
@@ -120,7 +120,11 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 
 
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
-  """Returns the runs of a sweep in order, without tuned fields."""
+  """Returns the runs of a sweep in order, without tuned fields.
+
+  Raises:
+    ValueError: if an axis or a value is invalid, or if no run is left.
+  """
   check_axes(config.sweep)
   found = []
   for labels, fields in combinations(config.sweep):
@@ -182,7 +186,7 @@ def sets_only(found: Axis, field: str) -> bool:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Prefixes messages with `what`; FileNotFoundError becomes ValueError."""
+  """Prefixes errors with `what`; FileNotFoundError becomes ValueError."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:

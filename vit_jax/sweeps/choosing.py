@@ -1,8 +1,9 @@
 """Tune fields of a sweep's runs on a validation split.
 
-Runs that differ only in the seed form a group. For each combination of values
-of `tune.axes`, a group runs one trial, on `tune.train` and `tune.val`. All runs
-of the group then train on `data.split` with the best combination.
+Runs that differ only in the seed form a group. If `tune.axes` has several
+combinations of values, a group runs a trial of each: it trains on `tune.train`
+and is measured on `tune.val`. All runs of the group then train on `data.split`
+with the best combination.
 """
 
 import collections
@@ -34,7 +35,7 @@ class Group:
   # Tuned values to choose from. Without tuning, there is a single candidate,
   # which sets no fields.
   candidates: tuple[Combination, ...]
-  trials: tuple[Cell, ...]  # one per candidate; empty for a single candidate
+  trials: tuple[Cell, ...]  # one per candidate; empty if there is only one
 
   @property
   def name(self) -> str:
@@ -50,7 +51,11 @@ class PlannedRun(NamedTuple):
 
 
 def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
-  """Returns the runs of a config, in the order of its sweep."""
+  """Returns the runs of a config, in the order of its sweep.
+
+  Raises:
+    ValueError: if an axis, a label or a value is invalid.
+  """
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
   found = []
@@ -86,7 +91,7 @@ def _with_candidate(
   workdir: str,
   kind: str,
 ) -> Cell:
-  """Returns a run with a candidate's values; its folder's name has them too."""
+  """Returns a run with a candidate's values, in a folder named after them."""
   chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
@@ -110,7 +115,7 @@ def _trial(
 
 
 def metric_of(config: ConfigDict) -> tuple[str, Best]:
-  """Returns the metric that compares trials, and 'highest' or 'lowest'."""
+  """Returns the trials' metric, and whether 'highest' or 'lowest' is best."""
   (name, best), *_ = objective_type(config).metrics.items()
   return f'val/{name}', best
 
@@ -163,7 +168,7 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
 
 
 def best(values: Mapping[int, float], good: Best) -> int | None:
-  """Returns the key of the first best value; None if all values are NaN."""
+  """Returns the first key with the best value; None if all values are NaN."""
   known = [key for key, value in values.items() if not math.isnan(value)]
   choose = max if good == 'highest' else min
   return choose(known, key=values.__getitem__, default=None)
@@ -172,7 +177,7 @@ def best(values: Mapping[int, float], good: Best) -> int | None:
 def csv_text(
   groups: Sequence[Group],
   results: Mapping[epath.Path, Mapping[str, Any]],  # by the folder of a run
-  choices: Mapping[Group, int | None],
+  choices: Mapping[Group, int | None],  # chosen index; None if all diverged
 ) -> str:
   """Returns a CSV with a line for every trial that has finished or diverged."""
   runs = []

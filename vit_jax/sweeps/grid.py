@@ -21,7 +21,7 @@ class GridRun(NamedTuple):
 
   labels: dict[str, str]  # by the name of the axis
   workdir: epath.Path
-  result: dict[str, Any] | None  # content of result.json, once finished
+  result: dict[str, Any] | None  # content of result.json; None if pending
 
   @property
   def status(self) -> str:
@@ -32,8 +32,9 @@ class GridRun(NamedTuple):
 class GridReport:
   """The runs of a sweep as a table.
 
-  The second axis gives the columns. Combinations of all other axes give the
-  rows. Runs that differ only in the seed are averaged.
+  The second axis gives the columns, not counting axes that only set the seed.
+  Combinations of all other axes give the rows. Runs that differ only in the
+  seed are averaged.
   """
 
   axes: dict[str, list[str]]  # all labels by the name of the axis
@@ -67,7 +68,7 @@ class GridReport:
     return {name: operator.itemgetter(name) for name in names}
 
   def markdown(self) -> str:
-    """Returns the table; a cell without runs is n/a."""
+    """Returns the caption and the table; a cell without runs is n/a."""
     n = max(len(self.values(runs)) for runs in self.groups.values())
     rows, found = (dict.fromkeys(x) for x in zip(*self.groups, strict=True))
     columns = [c for c in self.axes.get(self.column_axis, found) if c in found]
@@ -197,7 +198,10 @@ def mean_text(
   lost: int,
   number: Callable[[float], str],
 ) -> str:
-  """Formats mean ± standard deviation; notes missing and `lost` (diverged)."""
+  """Formats mean ± standard deviation.
+
+  Adds n if it is not `usual_n`, and the number `lost` of diverged runs.
+  """
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []
   text = ' ± '.join(number(x) for x in moments(values) if x is not None)

@@ -50,7 +50,7 @@ def run(
     ValueError: before any run starts, if a run cannot work, its folder has a
       different run, or another sweep uses the workdir.
     Diverged: at the end, if all candidates of a group diverged.
-    Preempted: after SIGTERM, once the state is saved.
+    Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
     if config[field]:
@@ -152,8 +152,8 @@ class _Sweep:
       return
     choice: int | None = 0
     if group.trials:
-      # Only the first process has metrics, so it decides for all processes. A
-      # trial that diverged has none.
+      # Only the first process has metrics, so it decides for all processes.
+      # Trials that diverged lack the metric.
       config = group.trials[0].config
       metric, (_, good) = self._metric(config), choosing.metric_of(config)
       found = [self._results[x.workdir]['metrics'] for x in group.trials]

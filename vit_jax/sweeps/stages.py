@@ -45,7 +45,7 @@ def train(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
 
 def check(config: ConfigDict) -> CheckedConfig:
-  """Checks every stage of a config, without opening data.
+  """Checks all stages without opening data; returns the run's checked config.
 
   Raises:
     ValueError: if a stage cannot work. The message names stage and field.

@@ -64,8 +64,8 @@ def find(
 def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Returns the likeliest class of each pixel, uint8 HW.
 
-  Enlarges the logits class by class, because the logits of all classes of a
-  photograph of `size` (H, W) would take gigabytes.
+  Enlarges the patches' logits to `size` (H, W) one class at a time, because all
+  classes of a photograph at once would take gigabytes.
   """
   best_HW = np.full(size, -np.inf, np.float32)
   classes_HW = np.zeros(size, np.uint8)

@@ -195,7 +195,7 @@ class DINO(Objective):
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns the loss, its metrics, and the mean of the teacher's outputs.
+    """Returns the loss, metrics, and `center`: the mean of teacher outputs, K.
 
     The loss is the mean cross-entropy over pairs of a view of the teacher and
     another view of the student. `teacher_entropy` is the mean entropy of the
@@ -264,8 +264,8 @@ class DINO(Objective):
   def _frozen(self, params: Params, step: jax.Array) -> Params:
     """Stops gradients of the last layer during the first `freeze_steps`.
 
-    Weight decay still scales its vectors. The layer normalises them, so its
-    outputs stay the same.
+    Weight decay still scales the layer's vectors. The layer normalises these
+    vectors, so weight decay does not change the outputs.
     """
     projection = params['projection']
     last = {

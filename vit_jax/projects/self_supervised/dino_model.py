@@ -63,7 +63,7 @@ class DINOViT(ViT):
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
   bottleneck: int = field(256, 'Width of the bottleneck.', valid='[1, inf)')
-  last_scale: bool = field(False, 'Learn lengths of prototypes.')
+  last_scale: bool = field(False, 'Learn the lengths of the prototypes.')
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
@@ -78,7 +78,7 @@ class DINOViT(ViT):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the representations BD, and the same dict as `ViT`.
 
-    `capture` may contain 'projected', for the logits BK in float32.
+    `capture` may also contain 'projected', for the logits BK in float32.
     """
     of_body = tuple(name for name in capture if name != 'projected')
     x_BhwD, x_BLD = self.embed(images_BHWC)

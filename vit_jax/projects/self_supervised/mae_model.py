@@ -20,10 +20,10 @@ Array = jax.Array
 
 
 class Decoder(nn.Module):
-  """Maps the tokens of the encoder to the X `pixels` of every patch."""
+  """Maps the encoder's tokens to the pixels of every patch."""
 
   fields: layers.EncoderFields
-  pixels: int
+  pixels: int  # X, values per patch
 
   @nn.compact
   def __call__(

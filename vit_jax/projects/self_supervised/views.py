@@ -69,8 +69,8 @@ class Views:
   ) -> 'Views':
     """Returns a transform with the distortions of DINO's original code.
 
-    A large view covers at least the share `least` of an image, a small view a
-    share in the range `areas`. Sizes are (H, W).
+    `least` is the smallest share of an image that a large view covers. `areas`
+    is the range of this share for a small view. Sizes are (H, W).
     """
     radius = 2.0 * max(size) / 224
     first, second, small = (

@@ -31,8 +31,8 @@ def paced(
 ) -> Callable[[], float]:
   """Returns a turn that runs 1 to 100 steps, as many as fit into `TURN_S`.
 
-  `start` dispatches a step with this number of images. `wait` blocks until the
-  device has finished all steps.
+  `start` dispatches a step of `images` images. `wait` blocks until the device
+  has finished all steps.
   """
   steps = 0
 

@@ -28,6 +28,7 @@ def config_of(
   """Returns the config of one combination of the grid.
 
   `image_size` is in pixels. `overrides` are texts like `model.remat=cheap`.
+  Raises ValueError if a value is invalid.
   """
   if batch_size < 1:
     raise ValueError(f'--batch_sizes has {batch_size}; use 1 or more.')

@@ -19,7 +19,11 @@ from vit_jax.tools.bench.race import Contender
 
 
 def arguments(experiment: Experiment) -> dict[str, Any]:
-  """Returns the arguments of `timm.create_model` for an experiment's model."""
+  """Returns the arguments of `timm.create_model` for an experiment's model.
+
+  Raises:
+    ValueError: if timm lacks the model.
+  """
   model, size = experiment.objective.model, experiment.image_size
   # Only names and shapes matter. Broadcast arrays take no memory.
   params = jax.tree.map(
@@ -52,7 +56,7 @@ def contender(
   device. Inference copies images from host memory. bfloat16 uses autocast.
 
   Raises:
-    ImportError: if timm is not installed.
+    ImportError: if timm, torch or torchvision is not installed.
     ValueError: if timm lacks the model, or `torch.compile` fails.
   """
   torch = libraries()
@@ -136,7 +140,7 @@ def contender(
 
 
 def libraries() -> Any:
-  """Returns torch, with threads and precision set as in JAX."""
+  """Returns torch with JAX's threads and precision; may raise ImportError."""
   try:
     import torch
 

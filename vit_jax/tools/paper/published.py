@@ -1,16 +1,18 @@
 """Results published in the ViT paper (arXiv 2010.11929v2).
 
 `published.csv` has a row for each model of tables 2, 5 and 9. Results are
-accuracies in percent, named as in `data.benchmarks`. The columns 'real',
-'objectnet' and 'objectnet/top5' (appendix D.9) are for models fine-tuned on
-imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks. Noisy Student's
-88.4 on ImageNet is from its own paper; the ViT paper also prints 88.5.
+accuracies in percent, named as in `data.benchmarks`. The columns 'real' (ReaL
+labels), 'objectnet' and 'objectnet/top5' (appendix D.9) are for models
+fine-tuned on imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks.
+Noisy Student's 88.4 on ImageNet is from its own paper; the ViT paper also
+prints 88.5.
 """
 
 import csv
 import pathlib
 
-# Accuracies by column, such as '88.4', or '88.55 ± 0.04' with its deviation.
+# Accuracies by column, such as '88.4', or '88.55 ± 0.04': the mean and the
+# standard deviation of three fine-tuning runs.
 Results = dict[str, str]
 # Columns of published.csv that are not results.
 _FACTS = ('table', 'model', 'variant', 'pretraining')

@@ -24,7 +24,7 @@ class Point(NamedTuple):
   family: str  # one of `FAMILIES`
   exaflops: float  # of pre-training
   mean: float  # of the metric over seeds
-  deviation: float | None = None  # None for one seed
+  deviation: float | None = None  # standard deviation; None for one seed
 
 
 def exaflops(result: Mapping[str, Any]) -> float:

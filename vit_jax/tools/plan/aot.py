@@ -47,7 +47,10 @@ def training(experiment: Experiment) -> Program:
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:
-  """Returns inference, a function of the parameters and uint8 images BHWC."""
+  """Returns inference, a function of the parameters and uint8 images BHWC.
+
+  It returns the model's main output.
+  """
   objective = experiment.objective
 
   def apply(params: Any, images_BHWC: Any) -> Any:

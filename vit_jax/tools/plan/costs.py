@@ -131,7 +131,7 @@ def devices_of(
   Raises:
     ImportError: if libtpu is not installed.
     ValueError: if the topology is unknown, or if the speed of the network
-      between its slices is not published.
+      between slices is not published.
   """
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
   generation = match[1] if match else ''  # libtpu crashes on zero chips
@@ -166,7 +166,9 @@ def devices_of(
 
 
 def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
-  """Returns facts about a config's data; a number of 0 is looked up.
+  """Returns facts about a config's data; class names are numbers.
+
+  Looks up `num_classes` and `examples` where they are 0.
 
   Raises:
     ValueError: if the dataset or the split is invalid.
@@ -200,7 +202,8 @@ class Cost:
     most_s: upper bound of the step time. Nothing overlaps, and each device
       sends its own data.
     sent_bytes: data that each device sends inside its slice.
-    network_bytes, network_s: data that each device sends to other slices.
+    network_bytes: data that each device sends to other slices.
+    network_s: time to send `network_bytes`.
     flops: FLOPs of a step at the largest image size.
     peak_flops: peak FLOP/s of all chips.
     hbm_bytes: memory of a device.

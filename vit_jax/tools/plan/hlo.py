@@ -123,8 +123,8 @@ class CompiledProgram:
     """Returns the run time if collectives overlap with computation.
 
     The links of a slice run one collective at a time, in order, and so does the
-    network between slices. A collective takes `sent_s` seconds and is assumed
-    not to slow down computation.
+    network between slices. `sent_s` returns the seconds that a collective
+    takes. Collectives are assumed not to slow down computation.
     """
     now = 0.0
     free = {False: 0.0, True: 0.0}  # when links and network become free

@@ -43,7 +43,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 
   Raises:
     FileExistsError: if the target exists.
-    ImportError, ValueError: as `write_model`.
+    ImportError, ValueError: as in `write_model`.
   """
   with atomic_files.new_folder(target) as folder:
     # `__main__` and `board` need JAX.

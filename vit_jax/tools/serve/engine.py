@@ -82,7 +82,10 @@ class Engine:
 
   @contextlib.contextmanager
   def place(self) -> Iterator[None]:
-    """Counts a request in this context; for the event loop's thread only."""
+    """Counts a request as waiting in this context, or raises HTTPException.
+
+    Call it only in the thread of the event loop.
+    """
     self.refuse_if_full()
     self.waiting += 1
     start = time.perf_counter()
@@ -104,7 +107,10 @@ class Engine:
       )
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
-    """Decodes an image file; the future returns its digest and `Sights`."""
+    """Decodes an image file in another thread.
+
+    The future returns digest and `Sights`, or raises as `Decoder.see`.
+    """
     return self._decoding.submit(self._add, data)
 
   def _add(self, data: bytes | bytearray) -> tuple[str, Sights]:
