@@ -31,8 +31,9 @@ ROWS = (
 )
 # Prefix of the rows for masks.
 MASKS = 'mask_'
-# The objects of an image: `boxes` (x0, y0, x1, y1) in pixels, `labels` and
-# `masks`; if annotated, also `area`, `crowd` and `size`; if detected, `scores`.
+# The objects of an image: `boxes` (x0, y0, x1, y1) in pixels, `labels` and, if
+# measured, `masks`. Annotated objects also have `area`, `crowd` and `size`,
+# detected objects `scores`.
 Objects = Mapping[str, Any]
 
 
@@ -42,9 +43,9 @@ class CocoEvaluator(Evaluator):
 
   Attributes:
     objects: the annotated objects of each image.
-    detect: maps (params, batch) to the dict of `set_losses.likeliest` with
-      `index` B (-1 for rows without an image) and `size` B2 of the batch.
-      `mask_logits` are only present if masks are measured.
+    detect: maps (params, batch) to the dict of `set_losses.likeliest`, plus the
+      batch's `index` B (-1 for rows without an image) and `size` B2. The dict
+      has `mask_logits` only if masks are measured.
     canvas: (H, W) of the padded images.
   """
 
@@ -64,7 +65,10 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns COCO's rows for boxes and, with masks, more; all 'highest'."""
+    """Returns COCO's rows for boxes, all with 'highest'.
+
+    With masks, adds COCO's rows for masks and `segments.ROWS`.
+    """
     del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
@@ -74,7 +78,8 @@ class CocoEvaluator(Evaluator):
     """Returns the evaluator of a split.
 
     Raises ValueError if the model does not predict what the entry measures, or
-    if the split lacks it: boxes, or objects of the size of `best_metric`.
+    if the split has no boxes, only crowds, or no object of the size that
+    `best_metric` names.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -133,7 +138,7 @@ class CocoEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns `{name}/{row}` for rows whose object sizes the split has."""
+    """Returns metrics `{name}/{row}`; leaves out sizes that do not occur."""
     found: dict[int, dict[str, Any]] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
     # Computes only one batch ahead, because the mask logits of more batches
@@ -157,7 +162,7 @@ class CocoEvaluator(Evaluator):
   ) -> dict[int, dict[str, Any]]:
     """Returns the objects detected in each image of a batch, by image index.
 
-    With masks, `segments` has the annotated and the detected segments.
+    With masks, the entry `segments` is a pair: annotated and detected segments.
     """
 
     def of(row: int) -> tuple[int, dict[str, Any]]:
@@ -197,14 +202,15 @@ def average_precision(
 ) -> dict[str, float]:
   """Computes COCO's rows from annotated and detected objects by image.
 
-  The kind is 'bbox' for boxes or 'segm' for masks. The mask of a crowd may be
-  None, which means its whole box. Rows of object sizes that do not occur are
-  left out; if all objects are crowds, the result is empty.
+  `found` may lack images. The kind is 'bbox' for boxes or 'segm' for masks. The
+  mask of a crowd may be None, which means its whole box. Rows of object sizes
+  that do not occur are left out; without objects, or with crowds only, the
+  result is empty.
   """
   from hotcoco import COCO, COCOeval
 
   def listed(images: Mapping[int, Objects], **more: str) -> list[Any]:
-    """Returns COCO's annotations; `more` are our names of more entries."""
+    """Returns COCO's annotations; `more` maps further COCO keys to our keys."""
     return [
       {'image_id': i, 'category_id': int(x['labels'][j])}
       | {key: float(x[ours][j]) for key, ours in more.items()}

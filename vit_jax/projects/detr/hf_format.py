@@ -76,9 +76,9 @@ _LAYERS: dict[str, Rules] = {
 
 
 def key_of(name: str, naming: str, prefix: str = '') -> str:
-  """Returns the file's key for one of our names.
+  """Returns the file's key for one of our parameter names.
 
-  `prefix` starts all keys except the keys of the panoptic head.
+  All keys start with `prefix`, except the keys of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name
@@ -140,7 +140,7 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; refuses unsupported models."""
+  """Reads a directory with this config.json; see `table.Format.read`."""
   arrays = tensors.read_folder(path)
   naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)

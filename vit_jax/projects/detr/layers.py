@@ -48,11 +48,12 @@ class PostNormLayer(nn.Module):
     mask_B1L: Array | None,
     key: Array | None,
   ) -> tuple[Array, Array | None]:
-    """Returns the queries BQD after attention, and the weights BNQL.
+    """Returns the query tokens BQD after attention, and the weights BNQL.
 
-    `queries` and `seen` are tokens and their positions, which are added to
-    queries and keys, not to values. `mask_B1L` is true for tokens that may be
-    attended to. Weights may be None unless 'attention' is captured.
+    `queries` and `seen` are pairs of tokens and their positions. Positions are
+    added to queries and keys, not to values. `mask_B1L` is true for tokens that
+    may be attended to; None for all. The weights may be None unless 'attention'
+    is captured.
     """
     (x_BQD, places_BQD), (seen_BLD, seen_places_BLD) = queries, seen
     key_weights, key_branch = _split(key, 2)
@@ -128,8 +129,9 @@ class DecoderLayer(PostNormLayer):
     """Returns the query tokens BQD after this layer, and a dict.
 
     The dict repeats the tokens under the key 'outputs', so that the loop over
-    layers stacks them. `queries_1QD` are the learned positions of the queries,
-    and `memory_BLD` is the encoder's output at `places_BLD`, whose B may be 1.
+    layers stacks them. `queries_1QD` are the learned positions of the queries.
+    `memory_BLD` is the encoder's output, and `places_BLD` are its positions,
+    where B may be 1.
     """
     key_self, key_cross, key_mlp = _split(key, 3)
     x = constrain(x_BQD, 'BLD'), queries_1QD

@@ -1,8 +1,9 @@
 """Convert mask files to COCO annotations.
 
-A mask pixel is 0 for background, or the number of its object. As in Pascal VOC,
-255 marks a border, which is left out. But if any mask has an object 254, or if
-the masks have only 0 and 255, 255 is an object.
+The mask of `images/a.jpg` is `masks/a.png` or `masks/a_mask.png`. A mask pixel
+is 0 for background, or the number of its object. As in Pascal VOC, 255 marks a
+border, which is left out. But if any mask has an object 254, or if the masks
+have only 0 and 255, 255 is an object.
 """
 
 import logging
@@ -28,7 +29,8 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
   Raises:
     ImportError: hotcoco is not installed.
     UnreadableImage: an image or a mask cannot be decoded.
-    ValueError: images are missing, or images and masks do not match.
+    ValueError: images or masks are missing, a mask is invalid or not of its
+      image's size, or two files have the same stem.
   """
   segments.require_library('Converting masks to COCO')
   from hotcoco import mask as coco_mask
@@ -105,7 +107,8 @@ def _by_stem(place: pathlib.Path, end: str = '') -> dict[str, pathlib.Path]:
 def numbers(path: pathlib.Path) -> np.ndarray:
   """Returns the object number of each pixel of a mask file, int64 HW.
 
-  Raises UnreadableImage, or ValueError unless it has one channel of integers.
+  Raises UnreadableImage if the file cannot be decoded, and ValueError if it is
+  a JPEG or does not have one channel of integers.
   """
   with decode.naming_errors(str(path)), Image.open(path) as image:
     numbers_HW = np.array(image)
@@ -122,8 +125,8 @@ def numbers(path: pathlib.Path) -> np.ndarray:
 def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   """Returns the object numbers of a mask; refuses antialiased masks.
 
-  In these, most numbers, and at least four, occur mainly in edge pixels. An
-  edge pixel touches another object, but no pixel of its own number.
+  In an antialiased mask, most numbers, and at least four, occur mainly in edge
+  pixels. An edge pixel touches another object, but no pixel of its own number.
   """
   padded = np.pad(numbers_HW, 1)
   row, column = padded[:, 1:-1], padded[1:-1]

@@ -2,7 +2,8 @@
 
 As in the original code (2005.12872), a transformer encodes the last feature map
 of a backbone, and learned queries attend to the encoded map. Each query
-predicts one object: its class or "no object", its box and its mask (`masks`).
+predicts one object: its class or "no object", its box and, with `masks`, its
+mask.
 
 Q is the number of queries. `models.layers` lists the other dimension letters.
 """
@@ -92,10 +93,13 @@ class DETR(Model):
     (3, 4, 6, 3), 'Residual units (plain: layers) per stage.', valid=DEPTHS
   )
   backbone_width: int = field(
-    64, 'Width of stage 1.', valid='[1, inf)', multiple=resnet.GROUPS
+    64,
+    'Channels of the root (plain: stage 1).',
+    valid='[1, inf)',
+    multiple=resnet.GROUPS,
   )
   backbone_version: int = field(
-    0, '0: frozen BatchNorm, 1: GroupNorm.', valid=(0, 1)
+    0, 'ResNet norm; 0: frozen BatchNorm, 1: GroupNorm.', valid=(0, 1)
   )
   dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
 

@@ -35,7 +35,7 @@ def require_library(what: str) -> None:
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
-  """Describes the error in a segmentation of an image of `size`, or ''."""
+  """Returns the error in a segmentation or ''; `size` is the image's (H, W)."""
   if isinstance(segmentation, Mapping):
     found, counts = segmentation.get('size'), segmentation.get('counts')
     if found != list(size):
@@ -109,8 +109,8 @@ def in_pixels(
   """Resizes mask logits from the padded canvas to the original image.
 
   As in DETR's code (2005.12872), logits float32 are interpolated bilinearly to
-  the canvas, and then by nearest neighbour from the `size` of the image inside
-  the canvas to the size `shown`. Sizes are (height, width).
+  the canvas. The image, which covers `size` of the canvas, is then resized to
+  `shown` by nearest neighbour. Sizes are (height, width).
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = map(nearest, size, shown)
@@ -160,9 +160,10 @@ def found(
 ) -> Segments:
   """Assigns each pixel to the query with the highest positive logit.
 
-  Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike
-  there, pixels without a positive logit stay background. `logits_of` returns
-  the logits HW of a query; all logits of a photograph would take gigabytes.
+  Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike in
+  that code, pixels without a positive logit stay background. `logits_of`
+  returns the logits HW of one query, because the logits of all queries would
+  take gigabytes for a photograph.
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):
@@ -178,8 +179,9 @@ def written(x: Segments, *, background: bool = False) -> Written:
   """Returns segments as COCO's annotations.
 
   The category of class c is c + 1. Crowds of a class are merged, because
-  panopticapi expects at most one per class and image. `background` is added as
-  a segment of category 0.
+  panopticapi expects at most one crowd per class and image. With `background`,
+  the background becomes a segment of category 0. Segments without pixels are
+  left out.
   """
   alone, crowds = np.flatnonzero(~x.crowd_N), np.flatnonzero(x.crowd_N)
   parts: list[tuple[Any, int, Any]] = [(x.labels_N[i] + 1, 0, i) for i in alone]
@@ -200,7 +202,8 @@ def written(x: Segments, *, background: bool = False) -> Written:
 def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
   """Returns PQ, SQ and RQ, from 0 to 1; {} if there are no objects.
 
-  Each image has its annotated segments, with background, and its detected ones.
+  For each image, `images` has the annotated segments, with background, and the
+  detected segments.
   """
   from hotcoco import panoptic as hotcoco_panoptic
 

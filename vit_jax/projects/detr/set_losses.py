@@ -81,9 +81,9 @@ def costs(
 ) -> jax.Array:
   """Returns the matching cost of each query and object, float32 BQM.
 
-  It is -p(class) + l1 |difference of the boxes| - giou GIoU. As in section 3.1,
-  it has the probability instead of its logarithm. Boxes are (cx, cy, w, h), and
-  labels are -1 in empty rows.
+  The cost is -p(class) + l1 |difference of the boxes| - giou GIoU, with the
+  probability p and not its logarithm, as in section 3.1. Boxes are
+  (cx, cy, w, h), and labels are -1 in empty rows.
   """
   p_BQC = jax.nn.softmax(logits_BQC.astype(jnp.float32))
   p_BQM = jnp.take_along_axis(p_BQC, jnp.maximum(labels_BM, 0)[:, None], axis=2)
@@ -195,7 +195,8 @@ def mask_losses(
 ) -> Batch:
   """Returns mask losses, summed over the objects of each image, float32 B.
 
-  The logits are resized to the masks BMHW of `objects`; see `box_losses`.
+  `objects` has `labels`, see `box_losses`, and `masks`, bool BMHW. Logits are
+  resized to (H, W).
 
   Returns:
     mask: focal loss with alpha .25 and gamma 2 (1708.02002), averaged over

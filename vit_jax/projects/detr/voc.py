@@ -17,7 +17,7 @@ _Element = xml.etree.ElementTree.Element
 
 
 def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns for each split the file that lists its names.
+  """Returns for each split the file that lists its image names.
 
   Without such files, the only key is 'all', with the folder of the XML files.
   The dict is empty if there are no XML files. `trainval` is left out if `train`
@@ -122,8 +122,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
 def _image_names(root: pathlib.Path, said: dict[str, str]) -> dict[str, str]:
   """Returns the file name of the image of each annotation file, by stem.
 
-  The `<filename>` in a file, `said`, decides only if several images have the
-  file's stem or none.
+  `said` has the `<filename>` of each annotation file. It decides only if no
+  image or several images have the annotation file's stem.
   """
   of_stem = image_files.by_stem(image_folder(root))
   images = {}

@@ -81,7 +81,7 @@ class Distillation(Classification):
   def taught(self, fixed: Params, images_BHWC: jax.Array) -> jax.Array:
     """Returns the teacher's logits, float32 BC, without gradient.
 
-    Images are augmented, and normalised for the student.
+    `images_BHWC` are already augmented, and normalised for the student.
     """
     given = self.images.preprocessing
     mean_C, std_C = (

@@ -84,9 +84,9 @@ class PseudoLabels(TwoStreams):
   def train_transform(self) -> Any:
     """Returns the function from a record to an example with r more images.
 
-    Adds r random images, 'unlabelled' uint8 [r, H, W, 3], and their soft labels
-    'soft', float32 [r, C]. If the file of soft labels is missing, the teacher
-    makes it first.
+    Adds r random pseudo-labelled images, 'unlabelled' uint8 [r, H, W, 3], and
+    their soft labels, 'soft' float32 [r, C]. If the file of soft labels is
+    missing, the teacher makes it first.
 
     Raises:
       ValueError: if the teacher or the file does not fit the classes or the
@@ -192,9 +192,9 @@ def kept(
 ) -> np.ndarray:
   """Reads the probabilities float32 NC of a file; makes the file if missing.
 
-  All processes call it together, with a path on shared storage. The teacher
-  sees images as in evaluation, without noise. It may be None if the file
-  exists. `data` is a `config.data` with the name and split of the images.
+  All processes must call this together, with a path on shared storage. The
+  teacher sees images as in evaluation, without noise; it may be None if the
+  file exists. `data` is a `config.data` with the name and split of the images.
 
   Raises:
     ValueError: if the file does not hold soft labels, or was made for other
@@ -274,10 +274,9 @@ def balanced(
   """Returns the indices of the images to learn from, with repeats, int64.
 
   An image qualifies if its highest probability is at least `threshold`. It
-  counts for its likeliest class. Each class contributes the same number of
-  images, the most probable first: `images_a_class`, or if that is 0 as many as
-  the largest class has. A class with fewer images repeats them; a class without
-  images is left out.
+  counts for its likeliest class. Each class contributes `images_a_class`
+  images, the most probable first; 0 means as many as the largest class has. A
+  class with fewer images repeats them; a class without images is left out.
 
   Raises:
     ValueError: if no image reaches the threshold.

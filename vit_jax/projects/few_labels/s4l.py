@@ -62,7 +62,10 @@ class Rotation(TwoStreams):
     return super()._arguments(config, image_size)
 
   def train_transform(self) -> Any:
-    """Returns a function that adds a random 'unlabelled' image to examples."""
+    """Returns the function from a record to an example.
+
+    Examples also have a random 'unlabelled' image.
+    """
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
 
     def pair(record: Record, rng: np.random.Generator) -> Example:
@@ -82,7 +85,7 @@ class Rotation(TwoStreams):
     return shapes | {'unlabelled': shapes['image']}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Augments as `Classification`, and `unlabelled` to float32 BHWC.
+    """Augments both streams as `Classification` does, to float32 BHWC.
 
     Mixup and CutMix change only the labelled images.
     """
@@ -159,7 +162,7 @@ class Exemplar(TwoStreams):
 
     Examples have the 'label' of the record, 'image' (K copies of its image) and
     'unlabelled' (K copies of a random image), both uint8 [K, H, W, 3]. 'owner',
-    int32 [2], has a hash of the name of each image.
+    int32 [2], has for each image a hash of the last two parts of its name.
     """
     transform, unlabelled = super().train_transform(), self.open_unlabelled()
     copies = self.copies
@@ -218,7 +221,7 @@ class Exemplar(TwoStreams):
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `told_apart` is the share of copies that are nearer to all copies of their
-    image than to any copy of another image.
+    image than to any copy of another image in their group.
     """
     del fixed
     images, labels = batch['image'], batch['label']
@@ -248,10 +251,10 @@ def unit_vectors(x_XD: jax.Array) -> jax.Array:
 def triplet_gaps(x_GNKD: jax.Array, owner_GN: jax.Array) -> jax.Array:
   """Returns the farthest positive minus the nearest negative distance, GNK.
 
-  `x_GNKD` represents K copies of N images in G groups. Distances are squared
-  distances of unit vectors, from 0 to 4. The positives of a copy are the copies
-  of its image. Its negatives are the copies of images in its group that have
-  another owner. A copy without negatives gets -inf.
+  `x_GNKD` has the representations of K copies of N images in each of G groups.
+  Distances are squared distances of unit vectors, from 0 to 4. The positives of
+  a copy are the copies of its image. Its negatives are the copies of images in
+  its group that have a different owner. A copy without negatives gets -inf.
   """
   G, N, K, D = x_GNKD.shape
   z_GMD = unit_vectors(x_GNKD).reshape(G, N * K, D)

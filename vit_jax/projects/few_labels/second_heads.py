@@ -33,8 +33,8 @@ class RotationViT(ViT):
 class VideoViT(ViT):
   """A ViT that also predicts a video's next shot, for VIVI (1912.02783).
 
-  The returned dict has `next_shot` BD, the predicted representation: the
-  image's own, plus a linear function of it that is initialised to zero.
+  The returned dict has `next_shot` BD, the predicted representation. It is
+  `pre_logits` plus a linear layer of `pre_logits` that starts as zero.
   """
 
   kind: ClassVar[str] = 'video_vit'

@@ -29,7 +29,8 @@ def continued(
 
   The distribution of pixel i is p(pixel i | pixels before i)^(1 / temperature),
   normalised. The random key of pixel i depends on `key` and i, not on `given`.
-  Pixels are palette indices, int32 BL, of a causal model.
+  Takes and returns palette indices, int32 BL. The model must be causal, and the
+  temperature above 0.
   """
   _, aux = model.apply({'params': params}, colours_BL, capture=('cache',))
   keys, values, _ = aux['cache']
@@ -63,8 +64,8 @@ def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
 class Completed(NamedTuple):
   """A photograph and its completions, at the model's image size.
 
-  `own_HWC` is the photograph in the colours of the palette, uint8, `kept` the
-  number of rows that were kept, and `bits` the photograph's bits per pixel.
+  `own_HWC` is the photograph in the palette's colours, uint8. `kept` is the
+  number of kept rows at the top. `bits` is the photograph's bits per pixel.
   """
 
   own_HWC: np.ndarray

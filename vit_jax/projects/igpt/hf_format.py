@@ -43,7 +43,7 @@ _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; refuses unsupported models."""
+  """Reads a directory with this config.json; see `table.Format.read`."""
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(
@@ -87,8 +87,8 @@ def read(path: str, config: dict[str, Any]) -> table.File:
 def _size(images: dict[str, Any], positions: int, path: str) -> tuple[int, int]:
   """Returns the image size (H, W), whose product is `positions`.
 
-  It is a square, unless preprocessor_config.json, `images`, has a size that
-  fits.
+  The image is square, unless `images` states another size that fits. `images`
+  is the content of preprocessor_config.json.
   """
   for key in ('crop_size', 'size'):
     stated = images.get(key)
@@ -183,7 +183,7 @@ def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
 def _layer(
   shapes: table.Shapes, layer: str, rest: str, start: str
 ) -> list[table.Entry]:
-  """Returns the entries of an array and, if our layers lack biases, a bias."""
+  """Returns an array's entry; adds biases of zero if our layers lack them."""
   module, _, leaf = rest.rpartition('/')
   ours, theirs = f'{layer}/{rest}', start + _MODULES[module]
   key = theirs + torch_vit.LEAVES[leaf]

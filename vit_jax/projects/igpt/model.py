@@ -72,8 +72,8 @@ class Block(nn.Module):
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the tokens BLD after this layer, and the captured values.
 
-    With `kept`, the cached keys and values BLNK of all L tokens, `x_BLD` has
-    only the token at `position`, an int32 scalar.
+    `kept` are the cached keys and values BLNK of all L tokens. With `kept`,
+    `x_BLD` has only the token at `position`, an int32 scalar.
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
@@ -154,7 +154,7 @@ class Block(nn.Module):
     return jnp.concatenate(parts, axis=1)
 
   def _mask(self, query_Q: np.ndarray | Array, keys: int) -> Array | None:
-    """Returns which keys the queries at these positions see, bool 1QL."""
+    """Returns a mask bool 1QL of the keys that queries see; None for BERT."""
     if not self.of.causal:
       return None
     return jnp.asarray((np.arange(keys)[None] <= query_Q[:, None])[None])

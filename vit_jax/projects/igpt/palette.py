@@ -49,7 +49,7 @@ def palette(
   Args:
     data: name of the data set, or a dict; see `sources.data_config`.
     colours: K, number of colours.
-    split: see `splits`.
+    split: see `data.splits`.
     image_size: (H, W) that images are resized to.
 
   Raises:
@@ -74,7 +74,7 @@ def palette(
 def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
   """Returns the cluster centres, from dark to bright, float32 KC in [-1, 1].
 
-  Raises ValueError if the pixels have fewer than K distinct colours.
+  Raises ValueError if the uint8 pixels have fewer than K distinct colours.
   """
   from sklearn.cluster import MiniBatchKMeans  # slow to import
 
@@ -102,7 +102,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
 
 
 def nearest(pixels_NC: np.ndarray, palette_KC: np.ndarray) -> np.ndarray:
-  """Returns the nearest palette colour of each pixel, uint8 NC."""
+  """Returns the nearest palette colour of each uint8 pixel, uint8 NC."""
   from sklearn.metrics import pairwise_distances_argmin
 
   values_NC = pixels_NC.astype(np.float32) / np.float32(127.5) - 1
@@ -114,8 +114,11 @@ def read(path: str) -> tuple[float, ...]:
   """Reads a palette from a .npy file, as the values of `IGPT.palette`.
 
   The array has the shape (colours, 3), or (colours, 1) for greys, and values in
-  [-1, 1]. Other arrays raise ValueError. If no value is negative, the range is
-  taken to be [0, 1], as in teddykoker/image-gpt, and a warning is logged.
+  [-1, 1]. If no value is negative, the range is taken to be [0, 1], as in
+  teddykoker/image-gpt, and a warning is logged.
+
+  Raises FileNotFoundError if the file is missing, and ValueError if it has
+  another array, or fewer than two colours.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(

@@ -47,7 +47,7 @@ class MaskFiles(folder.Files):
 
 
 def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
-  """Opens a split; None if the folder lacks `classes.txt` or `masks/`.
+  """Opens a split; returns None without `classes.txt` or `masks/`.
 
   Raises:
     FileNotFoundError: if `images/` is missing.
