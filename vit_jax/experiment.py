@@ -264,8 +264,8 @@ class Experiment:
   def train_step(self) -> jax.stages.Wrapped:
     """Returns the jitted training step.
 
-    It maps the state (donated), the result of `all_fixed`, a training batch and
-    the number of steps taken before to the next state and the metrics.
+    The step takes the state (donated), the result of `all_fixed`, a batch and
+    the number of earlier steps. It returns the next state and the metrics.
     """
     shardings = jax.tree.map(lambda x: x.sharding, self.state_shapes)
     return jax.jit(

@@ -14,7 +14,8 @@ This is a sweep. It runs every combination, each in its own folder under
 WORKDIR/runs/, and writes results.csv and table.md. The second axis gives the
 columns of the table, all others the rows; cells are means over seeds. The same
 command resumes the sweep. If you add values, it runs only the new combinations.
-A config such as configs/ablation.py defines axes; --sweep adds or replaces one.
+A config can define axes too, as configs/ablation.py does. --sweep then adds an
+axis or replaces the values of an axis.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2

@@ -70,6 +70,7 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   The extension or the first bytes decide whether a file is an image. Hidden
   files and folders are ignored. A folder that several links lead to is listed
   once. Returns the sorted paths, and the number of other files by extension.
+  Raises OSError if a folder cannot be read.
   """
   paths: list[str] = []
   others: Counter = collections.Counter()
@@ -131,7 +132,7 @@ def counted(others: Counter) -> str:
 
 
 def by_stem(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Maps each stem to the names of the folder's image files with that stem."""
+  """Maps each NFC stem to the names of the image files with that stem."""
   found: dict[str, list[str]] = {}
   for entry in visible(folder):
     if is_image_name(entry.name):

@@ -32,7 +32,10 @@ class Images:
 
   @classmethod
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
-    """Returns the settings in `config.data`, for images of a size (H, W)."""
+    """Returns the settings in `config.data`, for images of a size (H, W).
+
+    Raises ValueError if a field is invalid.
+    """
     text = data['train_size']
     train_size = size_of(text, 'data.train_size') if text else size
     if 0 < data['crop_resize'] < 1:
@@ -69,7 +72,7 @@ class Images:
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
-    """Returns shape and dtype of a training batch of images, uint8 BHWC."""
+    """Returns the shape and dtype of `size` training images, uint8 BHWC."""
     shape = (size, *(self.train_size or self.size), 3)
     return jax.ShapeDtypeStruct(shape, np.uint8)
 

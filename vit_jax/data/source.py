@@ -44,8 +44,8 @@ class Source(Protocol):
   def states(self, indices: Sequence[int]) -> Iterable[str] | None:
     """Returns a string for each record, which changes when the record changes.
 
-    The image check reads records with a new string. None means that the images
-    need no check. By default, a string has the fingerprint and the index.
+    The image check reads the records whose string is new. None means that the
+    images need no check. By default, each string is the fingerprint and index.
     """
     whole = self.fingerprint()
     return None if whole is None else (f'{whole} {i}' for i in indices)

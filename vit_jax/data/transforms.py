@@ -42,7 +42,7 @@ class TrainTransform:
 
   image_size: tuple[int, int]  # (height, width) of the output
   min_area: float = 0.05  # smallest share of the image in the inception crop
-  resize: tuple[int, int] | None = None  # None for the inception crop
+  resize: tuple[int, int] | None = None  # (H, W); None for the inception crop
   augmentation: Augmentation | None = None
   max_area: float = 1.0  # largest share of the image in the inception crop
 
@@ -115,7 +115,7 @@ class EvalTransform:
   Raises ValueError if a crop of `image_size` does not fit the resized image.
   """
 
-  image_size: tuple[int, int]
+  image_size: tuple[int, int]  # (height, width) of the output
   preprocessing: Preprocessing = Preprocessing()
 
   def __post_init__(self) -> None:

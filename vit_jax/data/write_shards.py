@@ -23,7 +23,8 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
   appears when everything is written. Returns the number of images by split.
 
   Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
-  ValueError if a split is sliced, or images have objects or several classes.
+  ValueError if a split is not one of `splits.NAMES`, or images have objects or
+  several classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():

@@ -84,7 +84,10 @@ def splits(config: ConfigDict) -> list[str]:
 
 
 def shown(config: ConfigDict) -> dict[str, Best]:
-  """Selects from `metrics`: `best_metric` and each evaluator's first metric."""
+  """Selects from `metrics`: `best_metric` and each evaluator's first metric.
+
+  Raises ValueError if no evaluator measures `best_metric`.
+  """
   known = metrics(config)
   if config.best_metric not in known:
     raise ValueError(

@@ -71,8 +71,9 @@ def evaluate(
       as `vtab/dtd` defines.
 
   Raises:
-    ValueError: if the data lack labels or have unreadable images, if the
-      checkpoint lacks a class of the data, or if logits are not finite.
+    ValueError: if the data lack labels, if the checkpoint lacks a class of the
+      data, if logits are not finite, or if images are unreadable and
+      `on_bad_image` of `data` is 'error', the default.
     OSError: if the checkpoint or data are missing.
   """
   checkpoint = opening.open_checkpoint(checkpoint)

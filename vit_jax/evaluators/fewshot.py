@@ -45,7 +45,7 @@ def fewshot(
 ) -> Curve:
   """Measures few-shot accuracy on frozen features.
 
-  Several processes must call it together, and must see the same files.
+  All processes must call it together, and must see the same files.
 
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
@@ -101,7 +101,7 @@ def probe_layers(
 ) -> dict[str, ProbeResult]:
   """Fits a linear probe to every layer, as in figure 2 of iGPT.
 
-  Several processes must call it together. `fewshot` documents the arguments and
+  All processes must call it together. `fewshot` documents the arguments and
   errors. Returns results by name of the layer, from the first to `pre_logits`.
   """
   frozen = _FrozenModel(checkpoint, data, **options)

@@ -90,8 +90,9 @@ def _merge(
   x_RD: jax.Array,
   labels_R: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Merges a block into similarities and labels Mk of the k nearest so far.
+  """Merges a block into the k nearest training images of earlier blocks.
 
+  `nearest` and the result are similarities, descending, and labels, both Mk.
   Among equal similarities, the earlier training image is kept.
   """
   similar_Mk, labels_Mk = nearest

@@ -40,7 +40,7 @@ class ObjectNetEvaluator(Evaluator):
     `top` maps (params, source) to the k >= 5 likeliest classes of each image,
     int Nk, the likeliest first.
 
-    Raises ValueError if the model's classes are not ImageNet's in its order.
+    Raises ValueError unless the classes are ImageNet's, in ImageNet's order.
     """
     check_imagenet(name, class_names)
     self.name, self._top, self._source = name, top, source

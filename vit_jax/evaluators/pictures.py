@@ -31,8 +31,8 @@ class PicturesEvaluator(Evaluator):
   ):
     """Takes the first `count` images of a source.
 
-    Raises ValueError if the model lacks attention between all tokens, or the
-    source has fewer images.
+    Raises ValueError if the model lacks attention between all tokens, or
+    `count` is not between 1 and the number of images.
     """
     if model.attention != 'all':
       raise ValueError(
@@ -59,7 +59,7 @@ class PicturesEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Also raises ImportError if there is neither TensorBoard nor W&B."""
+    """Also raises ImportError if TensorBoard is missing and W&B is off."""
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
         f'evaluators.{name} writes to TensorBoard, which is not installed. Run '

@@ -156,7 +156,8 @@ class TrainedModel:
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    If `of` is the name or number of a class, the maps explain this class.
+    If `of` is the name or number of a class, the maps explain this class. The
+    map of an image is 0 everywhere if no patch supports the class.
 
     Raises:
       UnreadableImage: if an image is unreadable.

@@ -121,8 +121,8 @@ def check_imagenet(name: str, class_names: Sequence[str]) -> None:
       f'have {len(class_names)}. Set evaluators.{name}.on=False.'
     )
   # ImageNet's order is the order of WordNet ids. So ids, or numbers with
-  # leading zeros, must be sorted as text. Other names are in another order if
-  # they are sorted as text.
+  # leading zeros, must be sorted as text. Other names must not be: sorted
+  # as text, they are in another order.
   are_ids = all(re.fullmatch(r'n\d{8}|\d{3,}', n) for n in class_names)
   are_sorted = list(class_names) == sorted(class_names)
   if are_ids != are_sorted:

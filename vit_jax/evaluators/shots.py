@@ -119,7 +119,7 @@ class Shots:
 
     `features_RD` has the features of the images `rows_R`. Leaves out images
     that the `Extractor` could not read. Raises ValueError if a feature of
-    another image is not finite.
+    a readable image is not finite.
     """
     is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
     rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]

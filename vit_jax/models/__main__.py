@@ -73,7 +73,7 @@ def rows(
 def write_parameters(
   names: Sequence[str], image_size: tuple[int, int], num_classes: int
 ) -> None:
-  """Prints a table of parameters for each model; raises errors as `rows`."""
+  """Prints a table of parameters for each model; raises what `rows` raises."""
   from clu import parameter_overview
 
   for name in names:
@@ -107,7 +107,10 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field of the models, or of ViT."""
+  """Returns a row for each config field of the models, or of ViT.
+
+  Raises ValueError for an unknown model.
+  """
   kinds = dict.fromkeys(variants.fields(m)['name'] for m in models or ['b16'])
   return [
     {

@@ -141,7 +141,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX cannot shard the sequence lengths, so shard_map does it.
+    # JAX cannot shard a call with sequence lengths, so shard_map does it.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(

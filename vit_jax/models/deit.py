@@ -35,7 +35,7 @@ class DistilledViT(ViT):
     fields.check_only(self, 'DeiT', pool=('cls',), representation_size=(0,))
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-    """Returns the mean logits BC, and the dict with each token's logits."""
+    """Returns the mean logits BC, and `aux` with each token's logits added."""
     C, bias = self.num_classes, self.head_bias
     cls_BC = heads.classifier(aux['pre_logits'], C, bias)
     dist_BC = heads.classifier(aux['tokens'][:, 1], C, bias, 'head_dist')
