@@ -180,7 +180,7 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to time training steps if `total` is in minutes. If false
-      (for evaluation), `total` becomes one step and the file is not written.
+      (for evaluation), such a `total` becomes one step, and no file is written.
 
   Raises:
     ValueError: if the data or `total` are invalid.
@@ -264,7 +264,7 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
 ) -> int:
-  """Returns the steps that fit into the minutes, at least `LEAST_STEPS`."""
+  """Returns the steps that fit minutes and epochs, at least `LEAST_STEPS`."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -292,7 +292,7 @@ def _steps_in(
 
 
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
-  """Returns the seconds of the first step (with compilation) and later ones."""
+  """Returns seconds of the first (compiling) step and mean of later steps."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
   fixed = experiment.place(experiment.objective.fixed())
   state = experiment.start(experiment.new_params())

@@ -101,7 +101,7 @@ def group_norm(
   scale_init: Any = nn.initializers.ones,
   groups: int = 32,
 ) -> Array:
-  """Applies GroupNorm, with 32 groups as in BiT (1912.11370).
+  """Applies GroupNorm, by default with 32 groups as in BiT (1912.11370).
 
   Computes the variance as the mean square of differences to the mean. Flax's
   default, the mean of squares minus the squared mean, costs the logits of a

@@ -22,9 +22,9 @@ TARGETS = ('mean_colour', 'downsized', 'pixels')
 COLOURS = 512
 # Side in pixels of a downsized patch.
 SMALL = 4
-# Kinds of patches. The model does not predict KEPT patches. It predicts MASKED
-# patches, which the mask token replaces; OTHER patches, which another patch
-# replaces; and SAME patches, which stay unchanged.
+# Kinds of patches. The loss ignores KEPT patches. It covers MASKED patches,
+# which the mask token replaces; OTHER patches, which another patch replaces;
+# and SAME patches, which stay unchanged.
 KEPT, MASKED, OTHER, SAME = range(4)
 
 

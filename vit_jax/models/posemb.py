@@ -221,7 +221,7 @@ def resize_all(
   These include tables with one entry per row or column, or per offset along
   one axis (axial attention). Results are JAX or NumPy arrays, like the input.
 
-  `like` has the shapes for the new grid. Grids are (h, w).
+  `like` is the same tree, with the shapes for the new grid. Grids are (h, w).
 
   Raises:
     ValueError: if embeddings are relative in raster order and the grids differ,

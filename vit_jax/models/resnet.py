@@ -147,8 +147,8 @@ UNITS = Loop('unit', 2, 'units')
 class Stage(nn.Module):
   """A sequence of units of one width.
 
-  The stride applies to the first unit, the dilation to all other units. With a
-  dilation equal to the omitted stride, their receptive field stays the same.
+  The stride applies to the first unit, the dilation to the other units. Their
+  receptive field stays the same if dilation 2 replaces stride 2.
   """
 
   units: int
@@ -308,7 +308,8 @@ class ResNet(Model):
     Returns:
       Logits (B, classes) in float32, or `pre_logits` if `num_classes` is 0; and
       a dict with `stem` (the root's output, BhwC), `tokens` (the last feature
-      map, BLC), `pre_logits` (its mean, BC) and the captured intermediates.
+      map, BLC, normalised in version 2), `pre_logits` (the mean of the tokens,
+      BC) and the captured intermediates.
     """
     del train
     if 'attention' in capture:

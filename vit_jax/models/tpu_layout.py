@@ -85,7 +85,7 @@ def of_heads(params: Any, heads: int) -> Any:
 
 
 def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
-  """Reshapes attention kernels: axes `new` replace `replaced` head axes."""
+  """Reshapes the `replaced` head axes of attention kernels to `new`."""
 
   def one(path: tuple[Any, ...], x: Array) -> Array:
     *_, module, name = (entry.key for entry in path)

@@ -188,7 +188,7 @@ def _fields(variant: str) -> dict[str, Any]:
 
 
 def _stem(depth: str, stride: int) -> dict[str, Any]:
-  """Returns the stem of a hybrid such as r50+b16; without a depth, the root."""
+  """Returns a hybrid's stem and patch size; depth '' means only the root."""
   if not depth and stride > 1:
     # The names in AugReg count the stride of the root's convolution, but not
     # the stride of its pooling: a token of R+Ti/16 covers 32 x 32 pixels.
@@ -216,9 +216,9 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
   """Returns the fields of a variant for a config that had another model.
 
   If both models are ViTs or of the same class, keeps the previous fields that
-  `variant` does not set. Exceptions: the stem, axial attention and fields of a
-  previous ViT-5. Otherwise keeps only dtype, scan, remat and head_bias. Raises
-  ValueError if the variant is unknown.
+  `variant` does not set. Exceptions: the stem, axial attention with its pool,
+  and fields of a previous ViT-5. Otherwise keeps only dtype, scan, remat and
+  head_bias. Raises ValueError if the variant is unknown.
   """
   new = fields(variant)
   known = defaults(new['name'])

@@ -25,7 +25,7 @@ Array = jax.Array
 class PatchEmbedding(nn.Module):
   """The product x_p E of equation 1 for every patch.
 
-  The parameters are named as in a convolution; see `tpu_layout`.
+  The parameters are named and shaped as in a convolution; see `tpu_layout`.
   """
 
   width: int
@@ -335,7 +335,7 @@ class ViT(Model):
   ) -> dict[str, Any]:
     """Computes equations 2 to 4 for the result of `embed`.
 
-    `Encoder` documents `visible_BK`, and `__call__` the dict that it returns.
+    `Encoder` documents `visible_BK`; `__call__` documents the returned dict.
     """
     drops = train and (self.dropout or self.stochastic_depth)
     key = self.make_rng('dropout') if drops else None

@@ -158,7 +158,7 @@ class Classification(Objective):
     return {'image': self.images.batch_shape(size), 'label': label}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Returns augmented, mixed images float32 BHWC and labels float32 BC."""
+    """Returns normalised, mixed images float32 BHWC and labels float32 BC."""
     key_flip, key_mixup = jax.random.split(key)
     images = self.images.augmented(
       self.images.normalize(batch['image']), key_flip
@@ -195,7 +195,7 @@ class Classification(Objective):
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
     """Returns sums over examples, and `rows` if images have several labels.
 
-    Labels are neither smoothed nor mixed, to compare losses of recipes.
+    Labels are neither smoothed nor mixed, so losses of runs are comparable.
     """
     del fixed
     logits_BC, _ = self.model.apply(
@@ -211,7 +211,7 @@ class Classification(Objective):
     return sums(batch['mask'], {'accuracy': hit_B, 'loss': losses_B})
 
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Returns mean average precision `map`, and mean F1 at probability 0.5."""
+    """Returns mean average precision `map` and mean `f1` at probability 0.5."""
     found = several_labels.measures(rows['labels'], rows['scores'], 0.0)
     return {'map': found.mean_ap, 'f1': found.mean_f1}
 

@@ -209,7 +209,7 @@ class Objective:
   def new_state(self, params: Params) -> ObjectiveState:
     """Returns the initial state of the objective, which every step updates.
 
-    Arrays with the names and shapes of parameters, as of a momentum teacher,
+    Arrays with the names and shapes of parameters, as in a momentum teacher,
     are sharded like the parameters.
     """
     del params
@@ -256,10 +256,10 @@ class Objective:
     return state
 
   def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
-    """Returns the sums of `metrics` over the rows of a batch whose `mask` is 1.
+    """Returns the sums of `metrics` over the examples whose `mask` is 1.
 
-    `examples` is their number. An objective with `measure_rows` also returns
-    `rows`, a dict of arrays BX that includes `mask`.
+    The entry `examples` counts these examples. An objective with `measure_rows`
+    also returns `rows`, a dict of arrays BX that includes `mask`.
     """
     raise NotImplementedError
 

@@ -58,7 +58,7 @@ class BoxTransform(transforms.PerStep):
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns the (H, W) of a training batch, once for each short side."""
+    """Returns equally likely (H, W) of batches; one entry if `buckets` is 1."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -96,7 +96,8 @@ class BoxTransform(transforms.PerStep):
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: The record lacks boxes or a mask, or has too many objects.
+      ValueError: The record lacks boxes or, with `mask_stride`, a mask; or more
+        than `max_objects` objects are left.
     """
     if 'boxes' not in record:
       raise ValueError(
@@ -164,8 +165,8 @@ class BoxTransform(transforms.PerStep):
   ) -> np.ndarray:
     """Returns the masks of the objects with indices `kept`, bool Mhw.
 
-    `pixels` are the original rows and columns of the resized image. A mask
-    pixel is the middle one of `mask_stride`^2 image pixels.
+    `pixels` maps rows and columns of the resized image to the original image. A
+    mask pixel is the middle one of `mask_stride`^2 image pixels.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2

@@ -86,9 +86,10 @@ class CocoFolder(Source):
   ):
     """Reads and checks the annotations of a split.
 
-    If one file holds all images, a fifth of them, drawn by `split_seed`, is the
-    split `test`. Wrong annotations of splits that `split` does not need are
-    skipped with a warning; other problems raise ValueError.
+    If one file holds all images, a fifth of them becomes the split `test`.
+    `split_seed` draws the fifth and shuffles every split. A split with wrong
+    annotations is skipped with a warning if `split` does not need it; other
+    problems raise ValueError.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -269,7 +270,7 @@ def _image_problem(x: dict[str, Any]) -> str:
     return 'needs an id and a file_name'
   sides = x.get('width', 1), x.get('height', 1)
   if not all(isinstance(side, int) and side > 0 for side in sides):
-    return f'is {sides[0]!r} wide and {sides[1]!r} high; both must be above 0'
+    return f'is {sides[0]!r} wide and {sides[1]!r} high; use integers above 0'
   return ''
 
 

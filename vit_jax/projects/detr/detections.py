@@ -23,8 +23,9 @@ _LEAST_SIDE = 480
 class Detections(NamedTuple):
   """The objects detected in an image, likeliest first.
 
-  Boxes are (x0, y0, x1, y1) in pixels of the image, clipped to it. Masks are
-  bool, at the resolution of the image; None if the model does not predict them.
+  Labels are class numbers, int32; scores are probabilities, float32. Boxes are
+  (x0, y0, x1, y1) in pixels of the image, clipped to it. Masks are bool, at the
+  resolution of the image; None if the model does not predict them.
   """
 
   labels_N: np.ndarray
@@ -101,7 +102,7 @@ def find(
   """Yields for each file a list of (class name, probability, x0, y0, x1, y1).
 
   The list has objects of at least probability `threshold`, likeliest first; the
-  boxes are in pixels, rounded to 0.1. Yields the error of an unreadable file.
+  boxes are in pixels, rounded to 0.1. For an unreadable file, yields its error.
   With `out`, writes a picture of each image into this folder, as
   `objects-NAME.png`. Raises the ValueError of `Detector`.
   """
