@@ -91,7 +91,7 @@ def base() -> ConfigDict:
       'total': '90 epochs',
       # Examples per step, over all devices and hosts.
       'batch_size': 4096,
-      # Gradient accumulation: number of microbatches of a batch.
+      # Gradient accumulation: number of microbatches per batch.
       'accum_steps': 1,
       # Checkpoint to start from, in any supported format. Its position
       # embeddings are resized and its head is replaced by a new one.
@@ -101,7 +101,7 @@ def base() -> ConfigDict:
       'head_first': False,
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
-      # Whether to only evaluate the checkpoint `init`, by default the workdir.
+      # Whether to only evaluate `init` or, if that is empty, the workdir.
       'eval_only': False,
       # Whether to continue the workdir's run to a longer `total`, with the
       # learning rates of the longer run.
@@ -116,7 +116,7 @@ def base() -> ConfigDict:
       # Weights & Biases project to log to; empty to disable.
       'wandb': '',
       # Whether the result of a run is the step with the best `best_metric`
-      # instead of the last step. The metric should be of a validation split.
+      # instead of the last step. Use a metric of a validation split.
       'early_stopping': False,
       # Training ends after this many evaluations in a row without a better
       # `best_metric`; 0 disables this.
@@ -136,8 +136,8 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order. If it differs from 'number', as in folders, training
-        # logs a warning, and checkpoints without class names are refused.
+        # the data's order, which is 'text' for folders. If it is not 'number',
+        # training warns, and checkpoints without class names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -191,16 +191,17 @@ def base() -> ConfigDict:
       'evaluators': {
         # Means of the objective's metrics.
         'test': {'type': 'mean', 'on': True, 'split': 'test'},
-        # Accuracy on ImageNet with the ReaL labels; `labels` is real.json.
+        # ImageNet accuracy with ReaL labels; `labels` is the path of real.json.
         'real': {
           'type': 'real',
           'on': False,
           'labels': '',
           'split': 'validation',
         },
-        # Accuracy of ImageNet classifiers on ObjectNet's images in `data`.
+        # Accuracy of ImageNet classifiers on ObjectNet, in the folder `data`.
         'objectnet': {'type': 'objectnet', 'on': False, 'data': ''},
-        # Accuracy of least squares on frozen features of a few examples.
+        # Few-shot accuracy: least squares on frozen features of a few examples
+        # per class.
         'fewshot': {
           'type': 'fewshot',
           'on': False,
@@ -303,9 +304,9 @@ def base() -> ConfigDict:
         # Layer-wise decay: each layer's learning rate is the next layer's
         # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
-        # Decay of the Polyak average (EMA) of the parameters, which evaluators
-        # measure; 0 disables it. To soon forget the initial parameters, step t,
-        # counted from 0, uses min(polyak, (1 + t) / (10 + t)).
+        # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
+        # Evaluators measure the average. Step t, counted from 0, uses
+        # min(polyak, (1 + t) / (10 + t)), so initial parameters soon fade.
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
@@ -385,7 +386,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   because defaults keep the behaviour of versions without the field. A longer
   `total` with `extend` is allowed and logs a warning.
 
-  Both arguments are metadata of checkpoints: of the workdir, and of a new run.
+  Both have the keys `config`, `steps`, `examples` and `class_names`, and may
+  have `data` and `fixed`, as in a checkpoint's metadata.
 
   Raises:
     ValueError: if a change prevents resuming. The message lists all of them.

@@ -34,7 +34,8 @@ def to_new_task(
     image_size: (H, W) that the model is built for.
     fresh: initial parameters of the model, kept for the new head.
 
-  Returns NumPy arrays. Raises ValueError if the bodies differ.
+  Returns NumPy arrays. Raises ValueError if the bodies differ, and the
+  ValueError of `posemb.resize_all`.
   """
   for name, part in model.parts().items():
     if type(part) is type(checkpoint.model):
@@ -101,8 +102,8 @@ def at_size(
   """Converts parameters from one image size (H, W) to another.
 
   Interpolates position embeddings (section 3.2 of the ViT paper). With JAX
-  arrays, works under `jax.jit` and `jax.grad`. Raises ValueError if other
-  parameters depend on the image size.
+  arrays, works under `jax.jit` and `jax.grad`. Raises the ValueError of
+  `posemb.resize_all`, and one if other parameters depend on the image size.
   """
   like = flops.param_shapes(model, new)
   # By default, TPUs round matrix products to bfloat16.
@@ -134,10 +135,10 @@ def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
 
 
 def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
-  """Returns a checkpoint with its head kept or dropped, as in `HEADS`.
+  """Returns a checkpoint with its head kept or dropped.
 
-  'representation' keeps only the representation layer. Raises ValueError if
-  there is no such layer.
+  `head` is one of `HEADS`. 'representation' drops the classifier and keeps the
+  representation layer; it raises ValueError if the model lacks this layer.
   """
   if head == 'keep':
     return checkpoint
@@ -161,7 +162,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Foreign formats need them. Converts learned 2-D, fixed and missing embeddings
+  Foreign formats need these. Converts learned 2-D, fixed and missing embeddings
   if `posemb_at` is 'input'; the outputs stay the same. Returns other
   checkpoints unchanged.
   """

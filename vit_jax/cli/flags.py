@@ -66,7 +66,7 @@ ENDINGS = (
   RuntimeError,
 )
 
-WIDTH = 40  # maximum length of a name in a table; ImageNet has names of 120
+WIDTH = 40  # limit of `short`; ImageNet has class names of 120 characters
 
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
@@ -184,7 +184,7 @@ def status(error: BaseException) -> int:
   """Prints an error of `ENDINGS`; returns the command's exit status.
 
   Raises:
-    RuntimeError: `error` itself, if the environment did not cause it.
+    RuntimeError: `error`, if it is one that the environment did not cause.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
@@ -362,7 +362,11 @@ def command(
   run: Callable[[argparse.Namespace], int | None],
   args: argparse.Namespace,
 ) -> int:
-  """Runs a command without a config; returns its exit status, None being 0."""
+  """Runs a command without a config; returns its exit status.
+
+  If `run` returns None, the status is 0. Errors of `ENDINGS` are printed; see
+  `status`.
+  """
   _calm_libtpu()
   # force=True replaces handlers that libraries have installed.
   handler = _handler('%(levelname)s: %(message)s')

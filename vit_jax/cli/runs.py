@@ -25,8 +25,8 @@ class FoundRun(NamedTuple):
   """A run with its curve of one metric."""
 
   name: str  # its folder, relative to the searched folder
-  # Metadata of the newest checkpoint. 'best' says whether the 'highest' or the
-  # 'lowest' value of this metric is best.
+  # Metadata of the newest checkpoint. 'best' says whether the 'highest' value
+  # of this metric is best (the default) or the 'lowest'.
   meta: dict[str, Any]
   steps: list[int]  # at which the metric was measured
   values: list[float]
@@ -40,11 +40,11 @@ class FoundRun(NamedTuple):
 def find(folder: str, metric: str = '') -> list[FoundRun]:
   """Returns the runs that have the metric and a checkpoint, best first.
 
-  The metric '' is each run's own `best_metric`.
+  The metric '' stands for each run's own `best_metric`.
 
   Raises:
     FileNotFoundError: if the folder is missing.
-    ValueError: if no run has the metric.
+    ValueError: if no run has both.
   """
   root = pathlib.Path(folder).expanduser()
   if not root.is_dir():

@@ -16,9 +16,9 @@ IMAGES = 8  # few, to save memory
 
 
 def agree(source: str, target: str, tolerance: float) -> bool:
-  """Compares two checkpoints on the same random images and prints the result.
+  """Compares two models on the same random images and prints the result.
 
-  Each may be a checkpoint, an .onnx file or a StableHLO directory. A source
+  Each is a checkpoint, an .onnx file or a StableHLO directory. A source
   checkpoint is converted to the target's image size. Returns whether the
   largest difference is within the tolerance, relative to the source's largest
   output.
@@ -75,9 +75,9 @@ def open_peer(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   If `image_size` is given, a checkpoint is converted to this (H, W).
 
   Raises:
-    FileNotFoundError: if the path does not exist.
-    ImportError: if onnxruntime is needed but not installed.
-    ValueError: if the path cannot be read.
+    FileNotFoundError: if the path does not exist and does not end in .onnx.
+    ImportError: if a needed library is not installed.
+    ValueError: if the path cannot be read, or converted to the image size.
   """
   if path.endswith('.onnx'):
     return onnx.open_peer(path)

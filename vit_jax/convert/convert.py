@@ -39,8 +39,8 @@ def convert(
     target: a new file or directory. It is written completely or not at all.
     to: the format: one of `WEIGHTS` ('npz', 'bigvision', 'timm', 'hf') or
       `PROGRAMS` ('onnx', 'stablehlo', 'orbax', 'board').
-    dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`,
-      and of the computation for `PROGRAMS`.
+    dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`
+      and 'orbax', and of the computation for the other formats.
     image_size: (H, W) for which to resize position embeddings; None keeps the
       checkpoint's size.
     head: one of `transfer.HEADS`.
@@ -120,7 +120,7 @@ def writer(to: str) -> types.ModuleType:
 
 
 def dtype_notes(checkpoint: opening.Checkpoint, dtype: str) -> list[str]:
-  """Notes that a float16 or bfloat16 model becomes a program in `dtype`."""
+  """Returns a note if a 16-bit model becomes a program in another dtype."""
   trained = checkpoint.model.dtype
   if trained in (jnp.float32, jnp.dtype(dtype)):
     return []

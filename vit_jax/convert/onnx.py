@@ -3,7 +3,8 @@
 The input `images` is float32 [batch, H, W, 3], normalised as described in the
 metadata. All outputs are float32:
 
-  logits            [batch, C]: logits of a classifier.
+  logits            [batch, C]: logits of a classifier; [batch, h, w, C] of
+                    segmentation, for h x w patches.
   pre_logits        [batch, D]: representation of a model without a head.
   predictions       [batch, patches, ...]: predicted patches.
   rollout           [batch, h, w]: the attention rollout, with `rollout`.
@@ -54,9 +55,9 @@ def write(
 
   With 'float16', norms, softmax, inputs and outputs stay float32, as in JAX.
   With 'int8', matrix products and their weights are quantised, and convolutions
-  stay float32. `served` means for `vit_jax.tools.serve`. Without an opset, the
-  file gets the lowest that suffices. Returns one sentence for each difference
-  from the checkpoint.
+  stay float32. `served` makes the file for `vit_jax.tools.serve`.
+  Without an opset, the file gets the lowest that suffices. Returns one sentence
+  for each difference from the checkpoint.
 
   Raises:
     FileExistsError: if the target exists.

@@ -47,7 +47,7 @@ class Graph:
   def __init__(self, inputs: Sequence[Tensor]):
     self.scope = ''  # prefix of the names of new nodes
     self._inputs = inputs
-    self._nodes: list[Any] = []  # onnx.NodeProto, with one output of its name
+    self._nodes: list[Any] = []  # onnx.NodeProto, named like its only output
     self._constants: dict[str, np.ndarray] = {}
     self._small: dict[tuple, str] = {}
     self._made: dict[tuple, Tensor] = {}
@@ -62,7 +62,7 @@ class Graph:
   ) -> Tensor:
     """Adds a node and returns its output, of the given shape and dtype.
 
-    Without a dtype, it is that of the first input.
+    The dtype defaults to that of the first input.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]
@@ -136,7 +136,7 @@ class Graph:
     return self.elementwise('Cast', x, dtype=dtype, to=to)
 
   def _sizes(self, shape: tuple[Any, ...]) -> Tensor:
-    """Returns a shape, whose first size is a multiple of the batch size."""
+    """Returns a shape as a tensor; its first size is n times the batch size."""
     first, (first_size, *sizes) = self._inputs[0], shape
     batch = first.shape[0]
     times = first_size // batch
@@ -172,7 +172,7 @@ class Graph:
   ) -> Any:
     """Returns an `onnx.ModelProto` of the nodes that the outputs need.
 
-    Without an opset, its opset is the lowest that suffices.
+    The opset defaults to the lowest that suffices.
 
     Raises:
       ValueError: if the opset lacks an operator or is unknown, or the weights

@@ -29,7 +29,8 @@ class Pattern:
     function: function of x and further arguments of shape [C], where C is the
       size of x's last axis.
     arguments: number of arguments after x.
-    emit: adds the nodes to a graph, given x and the arguments.
+    emit: function of a graph, x and the arguments. It adds nodes to the graph
+      and returns their result.
     fits: whether the pattern supports a shape of x.
   """
 
@@ -48,7 +49,7 @@ def trace(
   """Returns a graph with the nodes of a function, and its outputs by name.
 
   The function takes `params`, a tree of NumPy arrays, and the inputs. `inputs`
-  has the shape without the batch axis, and the dtype, of each input by name.
+  maps each name to a shape without the batch axis, and a dtype.
 
   Raises:
     NotImplementedError: if an operation is not supported; the message is a noun
@@ -142,7 +143,7 @@ class _Reader:
   ) -> tuple[Pattern, int, list[Any], Any] | None:
     """Finds a pattern that matches the operations that begin at `start`.
 
-    Also returns the number of operations, their inputs and their output.
+    Returns the pattern, the number of operations, their inputs and output.
     """
     first = jaxpr.eqns[start]
     x = next((a for a in first.invars if not isinstance(a, Literal)), None)

@@ -45,10 +45,11 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes the program, a function of (params, images), and its parameters.
 
   The input is images, float32 [batch, H, W, 3], normalised as described in
-  model.json. The output is logits, float32 [batch, C], or the representation of
-  a model without a head. DETR takes images without padding. Its output is a
-  dictionary of the last layer's `logits` [batch, Q, C + 1] and `boxes` [batch,
-  Q, 4]. It also has `mask_logits` if the model predicts masks.
+  model.json. The output is float32: logits [batch, C] ([batch, h, w, C] for
+  segmentation), predicted patches [batch, patches, ...], or the representation
+  [batch, D] of a model without a head. DETR takes images without padding. Its
+  output is a dictionary of the last layer's `logits` [batch, Q, C + 1] and
+  `boxes` [batch, Q, 4]. It also has `mask_logits` if the model predicts masks.
 
   The program computes in `dtype`; parameters are float32. Returns the notes of
   `dtype_notes`.

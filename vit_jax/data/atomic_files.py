@@ -66,7 +66,13 @@ def _beside(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def refuse_existing(target: str) -> None:
-  """Raises an OSError if `new_file` could not write `target`."""
+  """Raises an OSError if `new_file` could not write `target`.
+
+  Raises:
+    FileExistsError: if `target` exists.
+    FileNotFoundError: if its folder does not exist.
+    PermissionError: if its folder is not writable.
+  """
   path = pathlib.Path(target)
   if os.path.lexists(path):
     raise FileExistsError(

@@ -19,9 +19,9 @@ class Benchmark:
   train: str = 'train'  # the training split of the final run
   test: str = 'test'
   learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)  # table 4
-  group: str = ''  # VTAB's 'natural', 'specialised' or 'structured'
+  group: str = ''  # 'natural', 'specialised' or 'structured' in VTAB
   flip: bool = True  # whether training images are mirrored at random
-  crop: str = 'inception'  # of training images; or 'resize' (BiT's), 'none'
+  crop: str = 'inception'  # training crop; others: 'resize' (BiT's), 'none'
 
 
 # Additional learning rates for ResNets and hybrids on ImageNet.

@@ -38,10 +38,11 @@ def random_erasing(
 ) -> jax.Array:
   """Replaces a random rectangle of some images by noise (1708.04896).
 
-  The area of the rectangle is uniform between 2 % and a third of the image's
-  area. Its aspect ratio is log-uniform between 0.3 and 1/0.3. The first of ten
-  draws that fits into the image is used. The noise is standard normal, as in
-  DeiT. Images are normalised, float32.
+  Each image gets a rectangle with this `probability`. The rectangle's area is
+  uniform between 2 % and a third of the image's area. Its aspect ratio is
+  log-uniform between 0.3 and 1/0.3. The first of ten draws that fits into the
+  image is used. The noise is standard normal, as in DeiT. Images are
+  normalised, float32.
   """
   B, H, W, _ = images_BHWC.shape
   keys = jax.random.split(key, 6)
