@@ -72,7 +72,8 @@ class BoxedSource(Source, Protocol):
     crowd: bool [N], true for a box around many objects of a class.
     area: float [N], in pixels.
     size: the image's (height, width).
-    masks: optional; for each object None or a mask, see `segments.mask`.
+    masks: optional; for each object None or a segmentation, as
+      `projects.detr.segments.mask` takes it.
     """
     ...
 

@@ -48,7 +48,7 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
 
 def _write_split(source: Source, prefix: str) -> None:
-  # Imported here: TFDS takes a second, and array_record exists only on Linux.
+  # Imported here: TFDS takes a second; array_record is only installed on Linux.
   from array_record.python import array_record_module
   from tensorflow_datasets.proto import tf_example_pb2
 
