@@ -33,9 +33,9 @@ COMMANDS = {
 
 
 def main() -> int | None:
-  """Runs the module of a command, which ends with its own status.
+  """Runs the module of a command; without a command, lists all commands.
 
-  Without a command, lists all commands. Returns 2 if the command is unknown.
+  Returns 2 if the command is unknown. Each command sets its own exit status.
   """
   name = sys.argv[1] if len(sys.argv) > 1 else ''
   if name in COMMANDS:

@@ -1,8 +1,8 @@
 """Short names of published checkpoints.
 
-Sources: the READMEs of google-research/vision_transformer and big_transfer. For
-AugReg's B/8 and files fine-tuned at 224 pixels: timm's `vision_transformer.py`
-and `vision_transformer_hybrid.py`.
+Sources: the READMEs of google-research/vision_transformer and big_transfer.
+AugReg's B/8 and its files fine-tuned at 224 pixels are from timm's
+`vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Published(NamedTuple):
   image_size: int  # side in pixels, in the last stage of training
   data: str  # the training datasets, in the order of use
   address: str  # gs://BUCKET/FILE in a public bucket
-  accuracy: float | None = None  # top-1 on ImageNet in percent
+  accuracy: float | None = None  # top-1 on ImageNet in percent, if known
   accuracy_from: str = ''
   size_mib: int | None = None
 
@@ -50,7 +50,8 @@ _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
 }
 
 # Columns: model, its name in the file name, pre-training recipe, image size and
-# learning rate of fine-tuning, accuracy after it, MiB of the file before it.
+# learning rate of fine-tuning, accuracy of the fine-tuned file, size in MiB of
+# the pre-trained file.
 _AUGREG = """
 ti16    Ti_16    aug_none-wd_0.03-do_0.0-sd_0.0    384 0.03 78.22 37
 s32     S_32     aug_none-wd_0.1-do_0.0-sd_0.0     384 0.01 79.58 118
@@ -103,7 +104,7 @@ def _all() -> dict[str, Published]:
     )
   for line in _AUGREG.split('\n')[1:-1]:
     model, start, recipe, side, lr, *known = line.split()
-    # The README does not list files of 224 pixels.
+    # The README does not list AugReg files fine-tuned at 224 pixels.
     said = (float(known[0]), _README) if known else (None, '')
     size_mib = int(known[1]) if known else None
     address = _augreg(start, recipe)

@@ -27,7 +27,7 @@ def same_classes(
     if len(names) != C:
       raise ValueError(
         f'{checkpoint.path} has {C:,} classes without names, and the data have '
-        f'{len(names):,}. Without names, their numbers must be equal.'
+        f'{len(names):,}. Without names, both numbers must be equal.'
       )
     _match_by_position(checkpoint, names, class_order)
     return np.arange(C)
@@ -54,10 +54,10 @@ def check_same(
 ) -> None:
   """Checks that a checkpoint has the classes of the data.
 
-  The two may name a class differently, for example by WordNet id and by word.
-  Therefore different names at one position match, unless the checkpoint's name
-  is another class of the data, or vice versa. Raises ValueError if the classes
-  differ, or their order is ambiguous.
+  Their names may differ, for example a WordNet id and a word. Therefore
+  different names at one position match, unless the checkpoint's name is another
+  class of the data, or vice versa. Raises ValueError if the classes differ, or
+  their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
@@ -84,7 +84,8 @@ def _match_by_position(
 ) -> None:
   """Logs which class name belongs to which class index of the checkpoint.
 
-  Raises ValueError if the names have two orders and `class_order` is empty.
+  Raises ValueError if the names are numbers sorted as text, but not by value,
+  and `class_order` is empty.
   """
   if sources.has_two_orders(names) and not class_order:
     by_value = sorted(names, key=int)

@@ -46,10 +46,11 @@ def choose(config: ConfigDict, path: str) -> None:
 
 
 def resolve(config: ConfigDict) -> None:
-  """Fills in the fields that `choose` left open; applies `nearest_size`.
+  """Fills in the fields that `choose` left open.
 
-  Raises the errors of `opening.open_checkpoint`, and ValueError if the config
-  sets a field that the checkpoint's model lacks.
+  Rounds square image sizes by `nearest_size`. Raises the errors of
+  `opening.open_checkpoint`, and ValueError if the config sets a field that the
+  checkpoint's model lacks.
   """
   if config.model.name != NAME:
     return
@@ -92,9 +93,9 @@ def _tiled(config: ConfigDict, size: str | None) -> str | None:
 def nearest_size(config: ConfigDict, pixels: int) -> int:
   """Returns the nearest image side that the patches tile.
 
-  For example, returns 378 for 384 pixels and patches of 14; of two equally near
-  sides, the smaller one. Returns `pixels` if the model is not resolved yet, or
-  if no side within 64 pixels fits.
+  For example, returns 378 for 384 pixels and patches of 14. If two sides are
+  equally near, returns the smaller. Returns `pixels` if the model is not
+  resolved yet, or if no side within 64 pixels fits.
   """
   if config.model.name == NAME:
     return pixels

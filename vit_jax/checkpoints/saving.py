@@ -35,8 +35,8 @@ CHECKSUMS = 'checksums'
 # Items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
 # Each device saves a slice of replicated arrays that have at least this many
-# bytes. Slicing compiles a program for every shape and device, which would
-# delay the first checkpoint for smaller arrays.
+# bytes. Smaller arrays are not sliced, because slicing compiles a program for
+# every shape and device, which delays the first checkpoint.
 _LEAST_SLICE = 2**20
 
 # TensorStore's error codes for missing or wrong bytes. Other codes, such as
@@ -63,7 +63,7 @@ class Checkpoints:
       workdir: any path that `etils.epath` understands, including gs://.
       keep_last: number of newest checkpoints to keep.
       best_metric: metric that decides which checkpoint is the best.
-      best: 'highest' or 'lowest'.
+      best: which value of the metric is best, 'highest' or 'lowest'.
       start_over: start at step 0 if all checkpoints are damaged.
 
     Raises OSError if a checkpoint's metrics cannot be read at present.
@@ -122,7 +122,8 @@ class Checkpoints:
     """Starts saving, and returns once the arrays are copied from the devices.
 
     Does nothing if a checkpoint of this step exists. `state` maps item names to
-    trees of arrays. `metrics` is empty if no evaluator ran at this step.
+    trees of arrays. `meta` holds values that JSON can store. `metrics` is empty
+    if no evaluator ran at this step.
     """
     if step in self._manager.all_steps():
       return
@@ -140,7 +141,7 @@ class Checkpoints:
     self._metrics[step] = metrics
 
   def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Adds metrics to a checkpoint whose evaluation a signal interrupted."""
+    """Adds metrics to a checkpoint whose evaluation was interrupted."""
     self._metrics[step] = metrics
     if jax.process_index() == 0:
       folder = self.directory / str(step)
@@ -228,8 +229,8 @@ class Checkpoints:
   ) -> tuple[Any, str]:
     """Calls `work(*args)` to read or check the checkpoint of a step.
 
-    Returns its result, and a description of damage that any process found.
-    Raises OSError if any process cannot read the checkpoint at present.
+    Returns the result, and a description of damage that any process found, or
+    ''. Raises OSError if any process cannot read the checkpoint at present.
     """
     folder = self.directory / str(step)
     result, damage, failure = None, '', ''
@@ -321,8 +322,9 @@ def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
   A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content: orbax also raises FileNotFoundError for a folder that it
-  cannot read. Returns descriptions of the damage and of the failure; one is ''.
+  about their content. The error's type is not enough: orbax also raises
+  FileNotFoundError for a folder that it cannot read. Returns descriptions of
+  the damage and of the failed read; one of them is ''.
   """
   try:
     _read_all(folder)
@@ -383,7 +385,7 @@ def is_step(path: epath.Path) -> bool:
 def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
   """Writes a new workdir that has only parameters, as `checkpoints/0`.
 
-  Unlike `Checkpoints.save`, does not copy the arrays, which are NumPy arrays.
+  `params` are NumPy arrays. Unlike `Checkpoints.save`, does not copy them.
   """
   handler = ocp.CompositeCheckpointHandler(
     params=_trees(copy=False),
@@ -421,7 +423,7 @@ def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
 
 
 def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
-  """Returns `meta` if its checksum and its step are right."""
+  """Returns `meta`, or raises ValueError if its checksum or step is wrong."""
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
     raise ValueError('its metadata differ from their checksum')
@@ -436,7 +438,7 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
 def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   """Returns `meta` of a checkpoint, verified by its checksum.
 
-  If damaged or missing, raises OSError, ValueError, LookupError or TypeError.
+  Raises OSError, ValueError, LookupError or TypeError if damaged or missing.
   """
   # A checkpointer would wait for all processes, even if one of them fails here.
   restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
@@ -464,7 +466,10 @@ def read_checksums(step_dir: epath.Path, item: str) -> np.ndarray:
 
 
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
-  """Returns metrics like `read_meta`; may also raise AttributeError."""
+  """Returns the metrics of a checkpoint, verified by their checksum.
+
+  Raises the errors of `read_meta`, or AttributeError.
+  """
   metrics = read_meta(step_dir).get('metrics')
   if metrics is None:  # saved by an earlier version
     file = step_dir / 'metrics' / 'metrics'

@@ -30,7 +30,7 @@ def is_archive(path: str) -> bool:
 def load(path: str) -> Flat:
   """Returns all arrays of an archive, two-byte void arrays as bfloat16.
 
-  Raises ValueError if an array is damaged or not numeric.
+  Raises ValueError if the archive is damaged or an array is not numeric.
   """
   part = 'the archive'
   flat: Flat = {}
@@ -53,7 +53,7 @@ def load(path: str) -> Flat:
 
 
 def numeric(x: np.ndarray) -> np.ndarray:
-  """Returns an array unchanged; raises ValueError if it is not numeric."""
+  """Returns an array of integers or floats; raises ValueError for others."""
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
     raise ValueError(f'its dtype is {x.dtype}, which is not numeric')
   return x
@@ -107,8 +107,8 @@ class Lookup:
   """
 
   path: str
-  arrays: Flat  # by the file's keys
-  key_of: Callable[[str], str]  # from our name to the file's key
+  arrays: Flat
+  key_of: Callable[[str], str]  # from our name to the key in `arrays`
   format_name: str
   shown: Callable[[str], str] = str
 
@@ -140,9 +140,9 @@ class Lookup:
   def count(self, start: str, pattern: str) -> tuple[int, ...]:
     """Returns the number of layers of each stage, in the order of the stages.
 
-    The layers' keys begin with `start`; the regular expression `pattern`
-    matches the text after it. Its last group identifies the layer. A group
-    before it is the number of the stage; without it there is one stage.
+    The layers' keys begin with `start`, then match the regular expression
+    `pattern`. The last group of `pattern` identifies the layer. The group
+    before, if any, is the number of the stage; otherwise there is one stage.
     """
     matches = (re.match(re.escape(start) + pattern, k) for k in self.arrays)
     layers = {match.groups() for match in matches if match}
@@ -153,7 +153,7 @@ class Lookup:
 def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   """Lists settings that readers of an .npz file cannot know, as sentences.
 
-  `assumed` is the preprocessing that readers of the file assume.
+  `assumed` is the preprocessing that readers assume (None: `Preprocessing()`).
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()

@@ -1,8 +1,8 @@
 """Reads and writes directories of transformers, which have a config.json.
 
 Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
-ViT, DeiT, BiT and `PROJECTS`; a ViT without a class token becomes an I-JEPA. In
-vit_jax, SigLIP 2 takes only square images, a patch for each position embedding.
+ViT, DeiT, BiT and `PROJECTS`; a ViT without a class token becomes an I-JEPA.
+SigLIP 2 becomes a model for square images, one patch per position embedding.
 """
 
 import math
@@ -111,7 +111,7 @@ def _vit_fields(
   pool = next((pools[name] for name in pools if lookup.has(name)), 'gap')
   found |= {'pool': pool} | fixed
   if is_classifier:
-    # Classifiers read the class token directly, without the pooler.
+    # Classifiers do not use the pooler.
     found['representation_size'] = 0
   if config.get('image_size') is None:
     config['image_size'] = 224

@@ -34,14 +34,14 @@ _POSITIONS = {'posemb': 'learned1d', 'layer_scale': 0.0}
 class Family:
   """A model type.
 
-  `ignored` matches keys of arrays that are not read. `unused` matches our names
-  of arrays that a classifier does not use.
+  Two attributes are regular expressions: `ignored` matches keys of arrays that
+  are not read, `unused` our names of arrays that a classifier does not use.
   """
 
   config: dict[str, Key]  # the keys in config.json
-  # Values of our fields that all models, or all classifiers, of this type
-  # share. None for types whose classifiers are not supported.
+  # Values of our fields that all models of this type share.
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Further values for classifiers; None if classifiers are not supported.
   classifier: Mapping[str, Any] | None = dataclasses.field(default_factory=dict)
   ignored: str = 'embeddings.mask_token$'
   unused: str = '$^'
@@ -154,7 +154,7 @@ def labels(
 def class_names(
   config: dict[str, Any], num_classes: int, path: str
 ) -> tuple[str, ...]:
-  """Returns the class names of a config.json; () if it has only 'LABEL_0' etc.
+  """Returns the class names of a config.json; () if missing or 'LABEL_0' etc.
 
   Raises ValueError if id2label does not name each class.
   """

@@ -211,10 +211,11 @@ def _sizes(
 
 
 def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
-  """Returns the preprocessing of a timm directory for images of `size` (H, W).
+  """Returns the preprocessing of a timm directory for images of `size`.
 
-  Adds a warning to `pretrained`, the directory's pretrained_cfg, for each
-  difference from timm. Raises ValueError if a value is invalid.
+  `size` is (H, W) in pixels. Adds a warning to `pretrained`, the directory's
+  pretrained_cfg, for each difference from timm. Raises ValueError if a value is
+  invalid.
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
   share, mode = found['crop_pct'], found['crop_mode']

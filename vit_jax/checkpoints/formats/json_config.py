@@ -21,7 +21,7 @@ class JsonConfig(dict[str, Any]):
   """An object of a JSON file, with methods that check its values.
 
   Every check raises a ValueError that names the file, the key and the value.
-  `prefix` are the keys that lead to the object in the file, such as 'a.b.'.
+  `prefix` is the path of the object inside the file, such as 'a.b.'.
   """
 
   def __init__(self, values: Mapping[str, Any], path: str, prefix: str = ''):
@@ -62,7 +62,7 @@ class JsonConfig(dict[str, Any]):
     """Returns the model's fields that only the configuration determines.
 
     Raises ValueError if values are invalid, not supported, or contradict
-    `arrays`: the fields that the arrays determine. Messages contain `name`.
+    `arrays`: the fields that the arrays determine. `name` is for messages.
     """
     full = self.replace(
       {key: row.default for key, row in keys.items()} | without_nulls(self)
@@ -182,7 +182,7 @@ class Key(NamedTuple):
 
   field: str = ''  # '' if our models lack this field
   kind: Kind = Kind()
-  default: Any = None  # for a missing key; None ignores the key
+  default: Any = None  # for a missing key; if None, skip the key
   only: tuple[Any, ...] = ()  # the supported values, for a key without a field
 
 
@@ -204,7 +204,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the configuration for our fields; skips keys without a field."""
+  """Returns the configuration for our fields; skips keys without a value."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

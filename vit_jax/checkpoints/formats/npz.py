@@ -2,8 +2,8 @@
 
 Keys join module names by '/'; arrays are float32. Flax Linen and its
 predecessor number the modules of an encoder layer differently. The published
-files and our names follow the predecessor. Otherwise, files differ from our
-parameters only in prefixes and the shape of GroupNorm parameters.
+files and our names follow the predecessor. Apart from these numbers, files
+differ from our parameters only in prefixes and the shape of GroupNorm's.
 """
 
 import re

@@ -9,7 +9,7 @@ from vit_jax.checkpoints.formats import archive, hf, table, tensors
 from vit_jax.checkpoints.formats.table import File, Flat, Format
 from vit_jax.register import Register
 
-# Modules that implement `table.Format`; see `format_of`.
+# Modules with `matches` and `read` of `table.Format`; see `format_of`.
 TENSORS = Register(
   'format',
   {
@@ -141,7 +141,7 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 def format_of(arrays: Flat, register: Register) -> Format:
   """Returns the first module whose `matches` accepts the arrays, or the last.
 
-  The last module needs no `matches`, unless it is in `TENSORS`.
+  The last module of `ARCHIVES` needs no `matches`.
   """
   *modules, last = map(register.load, register)
   return next((x for x in modules if x.matches(arrays)), last)

@@ -76,9 +76,9 @@ def one(key: str, name: str, layout: Layout = SAME) -> Entry:
 def joined(
   key: str, names: tuple[str, ...], layout: Layout, axis: int = 0
 ) -> Entry:
-  """Returns an entry for an array that concatenates our arrays.
+  """Returns an entry for an array of a file that concatenates our arrays.
 
-  `layout` is the layout of each of our arrays, `axis` an axis in the file.
+  Writing converts each of our arrays by `layout`, then joins them along `axis`.
   """
   to_file, to_ours = layout
   return Entry(
@@ -95,8 +95,8 @@ def renamed(
 ) -> Callable[[Shapes], list[Entry]]:
   """Returns a `File.table` for a file whose arrays match ours one to one.
 
-  `key_of` maps our name to the file's key, `layout` our name and shape to the
-  layout.
+  `key_of` maps our name to the file's key. `layout` maps our name and shape to
+  a `Layout`.
   """
   return lambda shapes: [
     one(key_of(name), name, layout(name, shape))
@@ -114,7 +114,7 @@ class File:
   path: str
   arrays: Flat  # by the file's keys
   fields: dict[str, Any]  # arguments of `variants.build`
-  table: Callable[[Shapes], list[Entry]]  # gets the shapes of our arrays
+  table: Callable[[Shapes], list[Entry]]  # from the shapes of our arrays
   preprocessing: Preprocessing = Preprocessing()
   class_names: tuple[str, ...] = ()
   warnings: tuple[str, ...] = ()  # sentences for the user
@@ -126,13 +126,13 @@ class Peer:
   """A model in any framework, for comparison with another.
 
   `run` maps RGB images, uint8 [B, H, W, 3], to the float32 outputs of
-  `compared`: [B, C], or [B, Q, C + 4] for DETR's Q queries.
+  `compared`: [B, C], or [B, Q, C + 5] for DETR: C classes, "no object", box.
   """
 
   framework: str  # name and version
   image_size: tuple[int, int]  # (H, W) in pixels
   run: Callable[[np.ndarray], np.ndarray]
-  boxes: int = 0  # channels at the end that hold boxes: 4 for DETR
+  boxes: int = 0  # last channels, which hold boxes: 4 for DETR
 
 
 # Names of model outputs that `convert --check` compares.
@@ -207,10 +207,10 @@ def check_writable(
 
 
 def file_to_ours(file: File, shapes: Shapes) -> Flat:
-  """Converts the arrays of a file to our arrays, float32, of `shapes`.
+  """Converts the arrays of a file to our arrays, float32.
 
-  Raises ValueError if arrays are missing, unknown, of another shape or not
-  finite.
+  `shapes` are the shapes of our arrays. Raises ValueError if arrays are
+  missing, unknown, of another shape or not finite.
   """
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
@@ -271,7 +271,7 @@ def looks_like(keys: Iterable[str]) -> str:
 
 
 def ours_to_file(arrays: Flat, table: Callable[[Shapes], list[Entry]]) -> Flat:
-  """Converts our arrays to the arrays of a file; `table` is `File.table`."""
+  """Converts our arrays to the arrays of a file; `table` is as in `File`."""
   flat: Flat = {}
   for entry in table({name: x.shape for name, x in arrays.items()}):
     stored = entry.to_file(*(arrays[name] for name in entry.ours))

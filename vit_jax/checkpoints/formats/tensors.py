@@ -107,8 +107,8 @@ def write_folder(
 ) -> None:
   """Writes a new directory in the layout of the Hugging Face hub.
 
-  `configs` are JSON objects by file name. Raises the errors of
-  `write_safetensors`.
+  `configs` are JSON objects by file name. `arrays`, `dtype` and the errors are
+  as in `write_safetensors`.
   """
   with atomic_files.new_folder(target) as folder:
     for name, config in configs.items():
@@ -122,8 +122,9 @@ def write_safetensors(
 ) -> None:
   """Writes a .safetensors file completely or not at all.
 
-  The same arrays always give the same bytes. Raises FileExistsError if the
-  target exists, and ValueError if a value is too large for float16.
+  The same arrays always give the same bytes. `dtype` is 'float32', 'bfloat16'
+  or 'float16'. Raises FileExistsError if the target exists, and ValueError if a
+  value is too large for float16.
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:

@@ -130,7 +130,7 @@ _USUAL = {
   'scale_mlp_norm': False,
 }
 BIT = 'resnetv2_.*_bit.*'
-# ResNets in current and older versions of timm. Others may have the same
+# ResNets in current and older versions of timm. Other ResNets may have the same
 # arrays but differ in layers without arrays, such as pooling or blurring.
 RESNET = r'(tv_|gluon_|ssl_|swsl_)?resnet(26|50|101|152|200)(_v1b)?'
 
@@ -153,8 +153,8 @@ def read(
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not determine.
 
-  `arrays` are the fields and arguments of timm's models that the arrays
-  determine, `known` the result of `architecture_facts`. Raises ValueError if
+  `arrays` are the fields, and the arguments of timm's models, that the arrays
+  determine. `known` is the result of `architecture_facts`. Raises ValueError if
   the model is not supported, or the configuration contradicts the arrays.
   """
   args = config.part('model_args')
@@ -222,8 +222,8 @@ def file_attributes(
 ) -> dict[str, Any]:
   """Returns the attributes of a `table.File` that a config.json determines.
 
-  For an empty `config`, the preprocessing is `images`. Raises ValueError for
-  another number of classes or names, or invalid preprocessing.
+  If `config` is empty, the preprocessing is `images`. Raises ValueError for a
+  wrong number of classes or names, or invalid preprocessing.
   """
   num_classes = fields['num_classes']
   known = config.replace(_pretrained_cfg(config) | config)
@@ -252,9 +252,10 @@ def architecture_facts(config: JsonConfig) -> dict[str, Any]:
   """Returns the facts that a ViT's architecture and global_pool imply.
 
   These are fields of the model, and `rotation`: the last two arguments of
-  `torch_vit.Arrays.reorder_channels`, or None without rotary embeddings. Raises
-  ImportError if timm is needed but not installed, and ValueError if the model
-  is not supported.
+  `torch_vit.Arrays.reorder_channels`, or None without rotary embeddings. If
+  `config` is empty, `width`, `heads` and `pool` are None. Raises ImportError if
+  timm is needed but not installed, and ValueError if the model is not
+  supported.
   """
   if not config:
     return _UNKNOWN

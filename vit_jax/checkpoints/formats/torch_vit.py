@@ -275,7 +275,7 @@ class Arrays(dict[str, np.ndarray]):
 
   def file(self, fields: dict[str, Any], **more: Any) -> table.File:
     """Returns a `File` of these arrays; `more` are its other attributes."""
-    if 'registers' in self:  # the arrays, or tokens that have become registers
+    if 'registers' in self:  # from the file, or made from tokens
       fields = fields | {'registers': self['registers'].shape[1]}
     return table.File(
       path=self.path,
@@ -300,9 +300,9 @@ class Arrays(dict[str, np.ndarray]):
     for grey images gets three channels, with a warning to `config`.
 
     Returns (H, W) in pixels, and the number of non-patch tokens that have a
-    position embedding in the file. `stated` is the (H, W) in the configuration,
-    `stride` the distance between patches in pixels. Raises ValueError if arrays
-    and image size do not match, or the size is unknown.
+    position embedding in the file. `stated` is the (H, W) in the configuration
+    or None, `stride` the distance between patches in pixels. Raises ValueError
+    if arrays contradict each other or the image size, or the size is unknown.
     """
     lookup = self.lookup('ViT')
     tokens = [x for x in ('cls', 'dist', 'registers') if x in self]
@@ -342,10 +342,10 @@ class Arrays(dict[str, np.ndarray]):
   ) -> None:
     """Reorders the channels of queries and keys for our rotary embeddings.
 
-    Products of queries and keys do not depend on this order. Our embeddings
-    rotate channels j and j + K/2 of a head as a pair; the first K/4 pairs
-    encode the row. In the file, pairs may be adjacent channels (`neighbours`),
-    and the first pairs may encode the column (`columns_first`).
+    Products of queries and keys do not depend on this order. In a head of K
+    channels, our embeddings rotate channels j and j + K/2 as a pair; the first
+    K/4 pairs encode the row. In the file, pairs may be adjacent channels
+    (`neighbours`), and the first pairs may encode the column (`columns_first`).
     """
     pairs = np.arange(K // 2)
     if columns_first:
