@@ -75,11 +75,11 @@ def open_peer(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   If `image_size` is given, a checkpoint is converted to this (H, W).
 
   Raises:
-    FileNotFoundError: if the path does not exist and does not end in .onnx.
+    FileNotFoundError: if the path does not exist.
     ImportError: if a needed library is not installed.
     ValueError: if the path cannot be read, or converted to the image size.
   """
-  if path.endswith('.onnx'):
+  if path.endswith('.onnx') and os.path.exists(path):
     return onnx.open_peer(path)
   if os.path.exists(os.path.join(path, stablehlo.MODEL)):
     return stablehlo.open_peer(path)
