@@ -6,6 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn import metrics
 
 from tests.checkpoints.random_weights import random_checkpoint
@@ -135,6 +136,21 @@ def test_other_classes_are_refused(tmp_path, capsys, monkeypatch):
   assert (message or '') in err
   if not message:  # of more classes, a matrix is not written
     assert [path.name for path in out.iterdir()] == ['classes.csv']
+
+
+@pytest.mark.parametrize('label', ['3', '3;4'])
+def test_logits_that_are_not_finite_are_refused(tmp_path, label):
+  images = np.zeros((4, 8, 8, 3), np.uint8)
+  for i, image in enumerate(images):
+    Image.fromarray(image).save(tmp_path / f'{i}.png')
+  rows = [f'{i}.png,{label if i else 7},test' for i in range(4)]
+  table = tmp_path / 'labels.csv'
+  table.write_text('\n'.join(['file,labels,split', *rows]))
+  checkpoint = random_checkpoint(None, (8, 8), 10, **TINY)
+  checkpoint.params['head']['bias'] = np.full(10, np.nan, np.float32)
+  checkpoint = dataclasses.replace(checkpoint, class_names=DIGITS)
+  with pytest.raises(ValueError, match='outputs that are not finite for'):
+    confusion.evaluate(checkpoint, str(table))
 
 
 def test_classes_of_one_name_are_told_apart_or_refused():

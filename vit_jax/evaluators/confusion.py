@@ -103,6 +103,7 @@ def evaluate(
     is_read_N = features.is_read(likeliest_Nk)
     labels_NC = np.stack([source[i]['label'] for i in range(len(source))])
     logits_NC = likeliest_Nk[is_read_N][:, class_C]
+    checkpoint.check_finite(logits_NC, f'an image of {split}')
     found = several_labels.measures(labels_NC[is_read_N], logits_NC, 0.0)
     return SeveralMeasures(source.class_names, int(is_read_N.sum()), found)
   for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
