@@ -5,6 +5,7 @@ The formulas below are those of arXiv 2104.14294, section 3, and of its code:
 """
 
 import importlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -246,6 +247,8 @@ def test_the_result_is_the_teacher_and_it_is_resumed(tmp_path, preempt_at):
   with pytest.raises(preemption.Preempted):
     train.train(config, str(parts))
   preempt_at(None)
+  stopped = max((parts / 'checkpoints').glob('[0-9]'))
+  shutil.copytree(stopped / 'objective_state', tmp_path / 'older')
   train.train(config, str(parts))
   assert (whole / 'metrics.csv').read_text() == (
     parts / 'metrics.csv'
@@ -263,6 +266,11 @@ def test_the_result_is_the_teacher_and_it_is_resumed(tmp_path, preempt_at):
   assert found['test/loss'] == pytest.approx(
     float(row[-1].split(',')[column]), rel=1e-5
   )
+  last = parts / 'checkpoints/6/objective_state'
+  shutil.rmtree(last)
+  shutil.copytree(tmp_path / 'older', last)
+  with pytest.raises(ValueError, match='of objective_state differ from their'):
+    opening.open_checkpoint(str(parts))
 
 
 @pytest.mark.parametrize(
