@@ -361,6 +361,13 @@ def test_rows_come_as_they_are_found(format_name):
   assert taken == [0]
 
 
+def test_files_that_are_not_images_are_named(tmp_path, caplog):
+  for name in ('x.jpg', 'notes.txt', 'more.txt', 'list.csv'):
+    (tmp_path / name).touch()
+  assert predict.find_files([str(tmp_path)]) == [f'{tmp_path}/x.jpg']
+  assert 'left out (2 .txt, 1 .csv)' in caplog.text
+
+
 def test_linked_folders_are_searched_once(tmp_path):
   (tmp_path / 'far').mkdir()
   (tmp_path / 'far/x.jpg').write_bytes(b'')

@@ -57,5 +57,6 @@ def test_what_is_named_is_measured(run, monkeypatch, tmp_path, flags, names):
   finally:
     os.sched_setaffinity(0, cores)
   assert status == 0
+  assert ('photographs of 640x427' in out) == (names == ('ours',))
   for name in names:
     assert re.search(rf'^  {name} +[\d.]+  ', out, re.M)
