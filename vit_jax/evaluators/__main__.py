@@ -2,7 +2,8 @@
 
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
 
-Each curve is named after its file's folder, or its path if names repeat.
+Each curve is named after its file's folder. If two folders have the same name,
+the curves are named after the folders' paths.
 """
 
 import argparse

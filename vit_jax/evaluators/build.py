@@ -71,7 +71,8 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 def check(config: ConfigDict) -> None:
   """Checks all entries before any data are opened.
 
-  Also raises FileNotFoundError if a file that an evaluator needs is missing.
+  Also raises FileNotFoundError or ImportError if an evaluator needs a file or a
+  library that is missing.
   """
   for name, entry in entries(config).items():
     EVALUATORS.load(entry.type).check(name, entry)

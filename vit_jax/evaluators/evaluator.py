@@ -26,8 +26,8 @@ class Evaluator(Protocol):
   def check(cls, name: str, entry: ConfigDict) -> None:
     """Checks an entry before any data are opened.
 
-    Raises ValueError if the entry is invalid, or FileNotFoundError if a file of
-    the entry is missing.
+    Raises ValueError if the entry is invalid, FileNotFoundError if a file of
+    the entry is missing, or ImportError if a library is missing.
     """
     del name, entry
 

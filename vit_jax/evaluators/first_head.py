@@ -17,7 +17,8 @@ from vit_jax.training import features
 def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
-  Raises ValueError unless each image has one class and the head is linear.
+  Raises ValueError unless each image has one class, the head is linear and at
+  least ten images are readable.
   """
   labels_N = sources.labelled(source, parts.config.data.name).labels()
   head = params.get('head', {})

@@ -121,15 +121,16 @@ def check_imagenet(name: str, class_names: Sequence[str]) -> None:
       f'have {len(class_names)}. Set evaluators.{name}.on=False.'
     )
   # ImageNet's order is the order of WordNet ids. So ids, or numbers with
-  # leading zeros, must be sorted as text. Other names must not be: sorted
-  # as text, they are in another order.
+  # leading zeros, must be sorted as text. Other names, such as 'tench', must
+  # not be sorted: alphabetical order is not ImageNet's order.
   are_ids = all(re.fullmatch(r'n\d{8}|\d{3,}', n) for n in class_names)
   are_sorted = list(class_names) == sorted(class_names)
   if are_ids != are_sorted:
     raise ValueError(
       f"evaluators.{name} needs ImageNet's classes in ImageNet's order, sorted "
-      f'by WordNet id (n01440764 and so on); they run from {class_names[0]!r} '
-      f'to {class_names[-1]!r}. Use such data, or turn the evaluator off.'
+      "by WordNet id (n01440764 and so on). The data's classes run from "
+      f'{class_names[0]!r} to {class_names[-1]!r}. Use data with classes in '
+      f"ImageNet's order, or set evaluators.{name}.on=False."
     )
 
 
@@ -171,8 +172,8 @@ def _numbers_and_labels(
     match = _IMAGE_NAME.fullmatch(record['name'])
     if not match or not 1 <= int(match[1]) <= _NUM_IMAGES:
       raise ValueError(
-        f'evaluators.{name} cannot tell which validation image of ImageNet '
-        f'{record["name"]} is; it needs names like '
+        f'evaluators.{name}: {record["name"]} is not the name of an ImageNet '
+        'validation image. The evaluator needs names like '
         f'ILSVRC2012_val_00000001.JPEG, up to number {_NUM_IMAGES}.'
       )
     return int(match[1]), record['label']

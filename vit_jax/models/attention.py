@@ -1,4 +1,4 @@
-"""Attention (equations 6 and 7) without storing its weights.
+"""Attention (equations 6 and 7 of the ViT paper) without storing its weights.
 
 The weights A are the largest arrays of a layer, L x L for each head. As in
 FlashAttention (2205.14135), the forward pass stores the logarithm of each
@@ -8,8 +8,9 @@ y = A v, the gradient of the logits S is
   dS = A * (dy v^T - sum over K of dy * y)
 
 Long sequences are processed in chunks of queries, so that memory grows linearly
-with the number of tokens. In bfloat16 the logits are rounded to bfloat16, as in
-PyTorch's autocast; the softmax works in float32.
+with the number of tokens (in inference up to 32,768 tokens). In bfloat16 the
+logits are rounded to bfloat16, as in PyTorch's autocast. cuDNN's kernels do not
+round them. The softmax works in float32.
 
 A mask BQL is true where a query may attend to a key; its B and Q may be 1. For
 a query without such keys, the result and the gradient are zero.
@@ -35,8 +36,8 @@ NAME = 'attention'
 # Queries per chunk. The logits of 1,024 queries take about as much memory as
 # the activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Maximum number of chunks in inference. It bounds the time of tracing: each
-# chunk is traced separately, and a checkpoint file can claim any image size.
+# Maximum number of chunks in inference. Each chunk is traced separately, so a
+# checkpoint file that claims a huge image size would take too long to trace.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)

@@ -29,7 +29,7 @@ def field(
 
   Args:
     default: default value, or `REQUIRED`.
-    doc: description in one sentence.
+    doc: short description.
     valid: valid values; empty if all values are valid.
     multiple: number that must divide the value.
     unless: name of another field. If that field is set (not 0, False or empty),

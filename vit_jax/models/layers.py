@@ -2,7 +2,8 @@
 
 Dimension letters in this package: `B` batch, `H W` pixels, `h w` patch grid,
 `L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP, `C` classes,
-`X` one or all layers. Parameters have the names of the published .npz files.
+`X` any other dimension, such as layers. Parameters have the names of the
+published .npz files.
 """
 
 import functools
@@ -319,7 +320,8 @@ class MultiHeadAttention(nn.Module):
       keys_BLD: tokens to compute keys from; None for `queries_BQD`.
       values_BLD: tokens to compute values from; None for `keys_BLD`.
       mask_BQL: true where a query may attend to a key; B and Q may be 1.
-      rotation: rotary embeddings of the last queries and keys, or None.
+      rotation: rotary embeddings of the tokens at the end, or None; see
+        `posemb.rotate`.
       key: random key for dropout; None disables it.
 
     Returns:
@@ -389,7 +391,8 @@ class EncoderBlock(nn.Module):
       key: random key for dropout and stochastic depth; None disables both.
       positions_LD: position embeddings to add to the input, or None.
       drop_rate: stochastic depth rate of both branches, or None.
-      rotation: rotary embeddings of the last queries and keys, or None.
+      rotation: rotary embeddings of the tokens at the end, or None; see
+        `posemb.rotate`.
     """
     f = self.fields
     key_msa, key_mlp = (None, None) if key is None else jax.random.split(key)

@@ -21,9 +21,10 @@ leave up to half of the lanes empty:
   before it: 6 % for H/14, where K is 80, and 2 % for L/16.
 - `attention.attend` has heads after tokens, B L N K, because arrays with heads
   first would be copied: 4 % for H/14.
-- `attention` computes logits with queries last, B N L Q, forward and backward.
-  The compiler chooses this layout anyway. The forward pass sums exponentials by
-  a product with ones (`sum_keys`); docs/results/tpu.md has the estimated gains.
+- In training, `attention.attend` computes logits with queries last, B N L Q,
+  forward and backward. The compiler chooses this layout anyway. The forward
+  pass sums exponentials by a product with ones (`sum_keys`);
+  docs/results/tpu.md has the estimated gains.
 
 Other layouts:
 
@@ -85,7 +86,7 @@ def of_heads(params: Any, heads: int) -> Any:
 
 
 def _reshaped(params: Any, new: tuple[int, ...], replaced: int) -> Any:
-  """Reshapes the `replaced` head axes of attention kernels to `new`."""
+  """Reshapes attention kernels: `replaced` head axes become the axes `new`."""
 
   def one(path: tuple[Any, ...], x: Array) -> Array:
     *_, module, name = (entry.key for entry in path)

@@ -70,8 +70,9 @@ class ViT(Model):
   heads: int = field(REQUIRED, 'N, heads; must divide D.', valid='[1, inf)')
   pool: str = field(
     'cls',
-    "The head reads the class token ('cls'), the mean of the patches ('gap'), "
-    "both concatenated ('cls+gap') or attention pooling ('map', appendix D.3).",
+    "The head reads the class token ('cls'), the mean of the patches ('gap', "
+    "appendix D.3), both concatenated ('cls+gap') or attention pooling ('map', "
+    '2106.04560).',
     valid=('cls', 'gap', 'map', 'cls+gap'),
   )
   representation_size: int = field(

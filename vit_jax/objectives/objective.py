@@ -1,8 +1,7 @@
 """The interface of objectives.
 
 An objective is one file, here or in a project, with a line in `OBJECTIVES`. The
-training loop, the data pipeline, checkpoints and evaluators only use this
-interface.
+training loop and the data pipeline only use this interface.
 """
 
 import dataclasses
@@ -225,7 +224,10 @@ class Objective:
   def loss(
     self, params: Params, fixed: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss of an augmented batch, and metrics with `loss`."""
+    """Returns the mean loss of an augmented batch, and metrics.
+
+    The metrics include `loss`.
+    """
     raise NotImplementedError
 
   def loss_and_seen(

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 # Seconds between flushes to a bucket. Each flush rewrites the file, because
 # objects in a bucket cannot be appended to.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for its dashboards: CLOSE_S at its end; BRIEF_S after
-# an error or SIGTERM, because other processes then wait only
+# Seconds that a run waits for each dashboard: CLOSE_S at the end of the run;
+# BRIEF_S after an error or SIGTERM, because other processes then wait only
 # `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 300.0, 7.0
 
@@ -147,7 +147,7 @@ class EventFile:
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Raises ImportError if the config names a project and wandb is missing."""
+  """Raises ImportError if `config.wandb` is set but wandb is not installed."""
   if config['wandb'] and not importlib.util.find_spec('wandb'):
     raise ImportError(
       f'config.wandb is {config["wandb"]!r}, but wandb is not installed: pip '

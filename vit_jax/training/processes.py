@@ -24,7 +24,8 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 
 # EX_UNAVAILABLE of sysexits.h. slurm.sbatch and tpu.sh in launch/ restart a run
-# after 75, but not after this status, because the error may recur.
+# after status 75. They do not after this status, because the error may recur.
+# (tpu.sh restarts it if the TPU was preempted.)
 EXIT_LOST = 69
 
 # Seconds without a heartbeat after which a process counts as lost. JAX's
@@ -39,9 +40,10 @@ SEEN_S = 60
 def join() -> None:
   """Connects this process with the other processes.
 
-  JAX finds them itself on TPU and under Slurm. Elsewhere it reads only the
-  coordinator's address from the environment, and raises ValueError if it is
-  missing. This function reads the number of processes and the process's index.
+  On TPU and under cluster managers such as Slurm, JAX finds the processes
+  itself. Elsewhere it reads the coordinator's address from
+  JAX_COORDINATOR_ADDRESS, and raises ValueError if it is missing. This function
+  reads JAX_NUM_PROCESSES and JAX_PROCESS_ID.
   """
 
   def number(variable: str) -> int | None:

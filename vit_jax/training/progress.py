@@ -201,8 +201,8 @@ def _write(stream: TextIO, text: str) -> bool:
     stream.write(text)
     stream.flush()
   except OSError:
-    # A closed pipe, as after Ctrl-C, or a full disk must not stop training.
-    # Later output, and Python's flush at exit, go to /dev/null.
+    # A closed pipe (Ctrl-C ends `tee` too) or a full disk must not stop
+    # training. Later output, and Python's flush at exit, go to /dev/null.
     with contextlib.suppress(OSError):
       os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return False

@@ -96,7 +96,10 @@ class Run:
     self._trace = contextlib.ExitStack()
 
   def profile(self, step: int) -> None:
-    """Starts or stops the trace before a step, at the ends of `profiled`."""
+    """Starts or stops the trace before a step, at the ends of `profiled`.
+
+    Raises Diverged if the metrics of an earlier step are not finite.
+    """
     if step not in (self.profiled.start, self.profiled.stop):
       return
     self._wait(0)
