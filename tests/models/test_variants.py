@@ -198,6 +198,7 @@ def test_lists_as_json_has_them_make_the_same_model():
       'representation_size is 8, which DeiT',
     ),
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map', which DeiT"),
+    ({'name': 'deit', 'norm_pooled': True}, 'norm_pooled is True, which DeiT'),
     ({'layers': (1,)}, "is 'vit'; .* does not have the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
     ({'axial': True}, "model.pool is 'cls', which axial .* Use 'gap' or 'map'"),

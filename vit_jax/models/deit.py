@@ -32,7 +32,13 @@ class DistilledViT(ViT):
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    fields.check_only(self, 'DeiT', pool=('cls',), representation_size=(0,))
+    fields.check_only(
+      self,
+      'DeiT',
+      pool=('cls',),
+      representation_size=(0,),
+      norm_pooled=(False,),  # would normalise the class token only
+    )
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     """Returns the mean logits BC, and `aux` with each token's logits added."""
