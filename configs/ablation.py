@@ -9,8 +9,9 @@ The first value is the grid:
   posemb  table 8: every kind of position embedding. Learned embeddings are
           added at the input, or in every layer (separate or shared). The
           paper's table does not have the fixed sines and cosines.
-  head    figure 9: class token, mean or attention pooling, each at three
-          learning rates, because heads may need different rates.
+  head    figure 9: class token (with a linear layer or an MLP), mean or
+          attention pooling, each at three learning rates, because heads may
+          need different rates.
   vit5    a ViT, ViT-5, and ViT-5 without each of its additions in turn.
 
 The second value is the data: digits (the default) with three seeds, or a folder

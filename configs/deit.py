@@ -15,8 +15,8 @@ the paper's recipe on ImageNet:
                    1.0, repeated augmentation 3
   regularisation   label smoothing 0.1, stochastic depth 0.1
 
-One thing differs: the paper's code skips each operation of RandAugment with
-probability one half.
+The paper's code skips each operation of RandAugment with probability one half,
+and draws larger crops (see vit_jax/data/transforms.py).
 
 The teacher is a checkpoint in any supported format: a workdir, a file, or a
 published name. It may have any architecture and image size, but it must have

@@ -7,8 +7,8 @@
 
 The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5), or `small`
 for few images and random initial parameters. The second value is a folder with
-COCO annotations. `digits` needs no download: its images are canvases of 48x48
-pixels with one to three of scikit-learn's digits.
+annotations of COCO or VOC. `digits` needs no download: its images are canvases
+of 48x48 pixels with one to three of scikit-learn's digits.
 
 The variants use the original recipe: AdamW at 1e-4 (1e-5 for the backbone), a
 frozen root and first stage, batch size 64, and gradients clipped at 0.1. It

@@ -18,8 +18,8 @@ the authors' recipe:
   teacher          temperature from 0.04 to 0.07 in the first 30 epochs
   views            two views of 224 pixels and eight views of 96 pixels
 
-One thing differs: gradients are clipped by their global norm, not parameter by
-parameter.
+The authors clip gradients parameter by parameter; this config clips their
+global norm. The authors' crops are larger (see vit_jax/data/transforms.py).
 
   objective.small_views=8        number of small views; see also small_size and
                                  small_area

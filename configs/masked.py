@@ -5,10 +5,10 @@
       --workdir=...
 
 Half of the patches are corrupted, and the model predicts the mean colour of
-each corrupted patch. Training does not read labels; only evaluators.fewshot
-does, if it is on. The first value is the variant of a ViT, the second the data.
-`small` is a small ViT that trains in minutes on a CPU, on a folder of small
-images. The default is the paper's recipe:
+each corrupted patch. Training does not read labels. The evaluators fewshot and
+knn read them if they are on. The first value is the variant of a ViT, the
+second the data. `small` is a small ViT that trains in minutes on a CPU, on a
+folder of small images. The default is the paper's recipe:
 
   length           a million steps (14 epochs of JFT-300M), batch size 4096
   optimizer        Adam at 2e-4, 10,000 steps of warm-up, cosine decay

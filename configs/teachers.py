@@ -17,8 +17,8 @@ teachers, earlier students and pre-training. The methods are:
 - predicting masked patches of all images, then training on labels.
 
 In `wrong_labels`, 40 % of the labels are wrong. The methods are training
-without a teacher, and DeiT, hard and soft, with a teacher. The first method
-trains this teacher on correct labels.
+without a teacher, and DeiT, hard and soft. The teacher of DeiT is trained in
+the same way as the first method, but on correct labels.
 
 The second value is the data: digits (the default) with three seeds, or a folder
 with one seed (--sweep=seed=0,1,2 runs more). The same command resumes. It

@@ -11,12 +11,12 @@ itself. SUITE is one of:
               a group of VTAB's tasks
   NAME+...    one or more datasets: TFDS names, vtab/TASK or folders
 
-For each dataset, the run first tries every learning rate of table 4: it trains
-on a part of the training set and measures accuracy on the rest. Then it trains
-on the whole training set with the best rate and three seeds. The table has the
-mean and the standard deviation over seeds, beside the published numbers. The
-same command resumes. table.md, results.csv and tune.csv grow with every run.
-Examples of MODEL,SUITE with more fields:
+For each dataset, the run first tries the learning rates of table 4, if there
+are several: it trains on a part of the training set and measures accuracy on
+the rest. Then it trains on the whole training set with the best rate and three
+seeds. The table has the mean and the standard deviation over seeds, beside the
+published numbers. The same command resumes. table.md, results.csv and tune.csv
+grow with every run. Examples of MODEL,SUITE with more fields:
 
     l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json
     l16,imagenet2012,evaluators.objectnet.on=True,evaluators.objectnet.data=DIR

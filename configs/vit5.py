@@ -18,7 +18,7 @@ All except `small` use DeiT III's recipe:
   augmentation      3-Augment, mixup 0.8 or CutMix 1.0, repeated augmentation 3
   stochastic depth  0.05, 0.2, 0.45 and 0.6 for S, B, L and H
 
-Four things differ from the published recipe:
+This config differs from the published recipe as follows:
 
   stochastic depth  grows from 0 over the layers; published: the same in all
                     layers
@@ -27,6 +27,7 @@ Four things differ from the published recipe:
                     clip_norm clips sooner here.
   image size        is always 224 pixels; published: smaller for B and above,
                     then fine-tuning at 224 pixels
+  crops             are smaller on average; see vit_jax/data/transforms.py
 
 Published for S, B and L at 224 pixels: 82.2, 84.2 and 84.9 % (ViT-5), 81.4,
 83.8 and 84.9 % (DeiT III). Not measured here.

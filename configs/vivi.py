@@ -13,7 +13,7 @@ default 8. So a step processes nine times `batch_size` images.
   objective.shots=2                shots per video, each from another part of
                                    the video, in order
   objective.frames=2               frames per shot
-  objective.length=16              length of a shot in frames
+  objective.length=16              frames that a shot spans, at most
   objective.copies=2               augmented copies of each frame
   objective.weight=1.0             weight of the loss on videos
   model=b16                        another ViT; the paper uses a ResNet-50 v2

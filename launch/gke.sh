@@ -7,16 +7,17 @@
 #
 #   image     builds the container image of this code and uploads it
 #   run       starts training (-- arguments of vit_jax.main), or resumes it
-#   logs      follows the output of a host of the first slice, --worker=0
+#   logs      follows the output of one host of the first slice (--worker=0)
 #   status    shows the state of the JobSet and its hosts
 #   stop      saves and releases the TPU; `run` with the same options resumes
 #   delete    deletes the JobSet; afterwards its name can be used again
 #
 # If a host is preempted or fails, training restarts and resumes, at most
-# --restarts times. --slices=N trains on N slices of the topology, each in its
-# own node pool. --nodes is spot, flex-start or reservation=NAME. --queue is a
-# queue of Kueue. --data_bucket=NAME mounts a bucket read-only at /data, with
-# Cloud Storage FUSE. --dry_run only prints the commands.
+# --restarts times. After status 2 (bad input) or 65 (diverged) it does not
+# restart. --slices=N trains on N slices of the topology, each in its own node
+# pool. --nodes is spot, flex-start or reservation=NAME. --queue is a queue of
+# Kueue. --data_bucket=NAME mounts a bucket read-only at /data, with Cloud
+# Storage FUSE. --dry_run only prints the commands.
 #
 # The script needs kubectl, and a cluster with TPU nodes and JobSet. `image`
 # needs docker.

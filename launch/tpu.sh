@@ -8,12 +8,12 @@
 # repeats them, and training resumes from WORKDIR. When training is done, it
 # deletes the TPU. If training fails, it keeps the TPU for inspection. You may
 # stop `up` at any time: training continues, and the same command follows it
-# again. All commands except `up` are:
+# again. The other commands are:
 #
 #   create    requests the TPU (--type, --zone, --spot)
 #   install   copies this code to every host and installs it
 #   run       starts training on every host (-- arguments of vit_jax.main)
-#   logs      follows the output of a host, --worker=0
+#   logs      follows the output of one host (--worker=0)
 #   status    shows the state of the request, and of training on every host
 #   stop      makes training save and end; `run` or `up` resumes it
 #   delete    releases the TPU; the hosts' disks are lost
