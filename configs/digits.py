@@ -3,12 +3,12 @@
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
   python -m vit_jax.main --config=configs/digits.py:hybrid --workdir=...
 
-The value is one of:
+The name after the colon selects a family:
 
   vit            a ViT (the default)
   resnet, hybrid, axial (Axial-ViT), axial_resnet
-  masked         the ViT predicts masked patches without labels (section 4.6);
-                 few-shot accuracy is measured during training
+  masked         the ViT predicts masked patches without labels (section 4.6 of
+                 the ViT paper); few-shot accuracy is measured during training
   igpt           a transformer predicts 11 x 11 pixels of 16 greys, one by one
   deit           the ViT learns from a teacher, --config.teacher=CHECKPOINT, for
                  example a workdir of configs/digits.py:vit
@@ -21,9 +21,9 @@ resnet, hybrid, axial and axial_resnet reach 99.2, 98.1, 99.2 and 99.2 %
 
 from vit_jax import config as config_lib
 
-# Digits have 8 x 8 pixels. They are resized to 16 pixels, so that crops move by
-# fractions of an original pixel. For ResNets and hybrids, which divide the size
-# by eight, they are resized to 32 pixels.
+# Digits have 8 x 8 pixels. ViTs resize them to 16 pixels, so that crops move by
+# fractions of an original pixel. ResNets and hybrids divide the size by eight,
+# so they resize digits to 32 pixels.
 VIT = {'patch_size': 4, 'width': 96, 'depth': 3, 'mlp_dim': 384, 'heads': 6}
 STEM = {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 1)}
 IGPT = {'width': 64, 'depth': 6, 'mlp_dim': 256, 'heads': 4}
@@ -44,7 +44,8 @@ def get_config(argument='vit'):
   (family,), pairs = config_lib.parse_argument(argument, ['vit'])
   if family not in FAMILIES:
     raise ValueError(
-      f'{family!r} is not a family. {config_lib.nearest(family, FAMILIES)}'
+      f'configs/digits.py has no family {family!r}. '
+      + config_lib.nearest(family, FAMILIES)
     )
   variant, fields, image_size, total = FAMILIES[family]
   config = config_lib.base()

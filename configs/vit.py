@@ -8,8 +8,8 @@
 
 VARIANT is a ViT, named by size (ti, s, b, l, h, g, G) and patch size, such as
 l16 (the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or
-an axial model such as axial_b16. `python -m vit_jax.models` lists all variants.
-The second value is the data, which selects the row of table 3:
+an axial model such as axial_b16. `python -m vit_jax.models` lists the published
+variants. The second value is the data, which selects the row of table 3:
 
   jft           (default) the row of JFT-300M: Adam 0.9/0.999, weight decay 0.1,
                 10,000 steps of warm-up, linear decay, batch size 4096, 7 or 14
@@ -33,7 +33,7 @@ model that is missing from table 3 uses the row of the nearest model.
 Published accuracy on ImageNet after fine-tuning: L/16 with 14 epochs on JFT
 reaches 87.12 % in 0.68k TPUv3-core-days (tables 2 and 6). R50x1 and R152x2 with
 7 epochs reach 77.54 % and 84.97 % with Adam, 78.24 % and 84.37 % with SGD
-(table 7). Not measured here.
+(table 7). This project has not measured these accuracies.
 """
 
 import re
@@ -126,7 +126,7 @@ def imagenet2012(config):
 
 
 def drop_out(config):
-  # Only models with dense layers have dropout.
+  # Some models, such as ResNets, have no dropout.
   if 'dropout' in config.model:
     config.model.dropout = 0.1
 

@@ -9,14 +9,17 @@ frames: ./clips/NAME/000001.jpg and so on. A batch has as many videos as
 labelled images. Each video gives `shots` x `frames` x `copies` images, by
 default 8. So a step processes nine times `batch_size` images.
 
+Fields that you can set, here with their values for digits:
+
   data.split=train[:40]            the labelled images
   objective.shots=2                shots per video, each from another part of
                                    the video, in order
   objective.frames=2               frames per shot
-  objective.length=16              frames that a shot spans, at most
+  objective.length=16              maximum number of frames that a shot spans
   objective.copies=2               augmented copies of each frame
   objective.weight=1.0             weight of the loss on videos
-  model=b16                        another ViT; the paper uses a ResNet-50 v2
+
+model=VARIANT selects another ViT. The paper uses a ResNet-50 v2.
 """
 
 from vit_jax import config as config_lib

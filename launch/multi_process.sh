@@ -6,11 +6,11 @@
 #   launch/multi_process.sh --dry_run -- ...     only prints the commands
 #
 # The processes form one mesh, like the hosts of a pod. Each process writes to
-# WORKDIR/processes/ID.log, and process 0 to the terminal too. If a process
-# fails, the others end with status 69, or are killed after --grace_s seconds.
-# The script ends with the status of the first process that failed. On Ctrl-C
-# or SIGTERM, training saves and ends with status 75. The same command resumes,
-# even with another number of processes.
+# WORKDIR/processes/ID.log, and process 0 to the terminal too. If one process
+# fails alone, the others end with status 69, or are killed after --grace_s
+# seconds. The script ends with the status of the first process that failed. On
+# Ctrl-C or SIGTERM, training saves and ends with status 75. The same command
+# resumes, even with another number of processes.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh
@@ -25,7 +25,7 @@ take_options "$@"
 need_main_args
 for name in processes devices grace_s; do
   [[ ${!name} =~ ^[1-9][0-9]*$ ]] ||
-    refuse "--$name=${!name} is not a positive number."
+    refuse "--$name=${!name} is invalid. It must be a whole number above 0."
 done
 [[ $workdir != *://* ]] ||
   refuse "--workdir=$workdir: this script needs a local folder."

@@ -49,7 +49,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
     (
       'multi_process.sh',
       ['--devices=0', *TRAINING],
-      '--devices=0 is not a positive',
+      '--devices=0 is invalid. It must be a whole number',
     ),
     ('multi_process.sh', ['--devices', *TRAINING], '--devices needs a value'),
     (

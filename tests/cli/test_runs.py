@@ -8,6 +8,7 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import saving
 from vit_jax.cli import runs
+from vit_jax.models import variants
 from vit_jax.training import metric_log
 
 
@@ -56,3 +57,24 @@ def test_a_metric_that_no_run_has(tmp_path, capsys):
   save(tmp_path / 'a', {1: 3.0})
   assert runs.main([str(tmp_path), '--metric=test/map']) == 2
   assert 'train/loss' in capsys.readouterr().err
+
+
+def test_other_architectures_do_not_get_the_fields_of_a_vit(tmp_path):
+  save(tmp_path / 'vit', {1: 1.0}, **{'model.patch_size': 8})
+  save(tmp_path / 'resnet', {1: 2.0})
+  found = runs.find(str(tmp_path))
+  resnet = {'name': 'resnet', **variants.fields('r50x1'), 'width': 32}
+  found[1].meta['config']['model'] = resnet
+  values = runs.differing(found)
+  assert values['model.name'] == ['vit', 'resnet']
+  assert values['model.patch_size'] == ['8', '']
+  # The saved model lacks this field, which has a default.
+  assert values['model.version'] == ['', '2']
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path, capsys):
+  save(tmp_path / 'a', {1: 1.0})
+  for text in ('{}', '['):
+    (tmp_path / 'a/checkpoints/0/meta/metadata').write_text(text)
+    assert runs.main([str(tmp_path)]) == 2
+    assert 'checkpoints/0 is damaged' in capsys.readouterr().err

@@ -62,3 +62,21 @@ def test_the_command_paints_an_autoencoders_patches(tmp_path, capsys):
   (layers, _), *_ = subject.at_work('attention')
   assert isinstance(layers, Layers)
   assert len(list(layers.attention())) == 2
+
+
+def section_of(path, **fields):
+  checkpoint = random_checkpoint(None, (32, 48), 0, **fields)
+  pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
+  Image.fromarray(pixels).save(path)
+  given = photos.load([str(path)], checkpoint)
+  return components.section(Subject(checkpoint, given))
+
+
+def test_axial_attention_has_components_too(tmp_path):
+  section = section_of(tmp_path / 'x.png', **FIELDS, axial=True, pool='gap')
+  assert section.arrays['colours'].shape == (1, 4, 6, 3)
+
+
+def test_a_model_without_patches_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='ResNet.*Use a ViT'):
+    section_of(tmp_path / 'x.png', name='resnet', width=32, layers=(1,))

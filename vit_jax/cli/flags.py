@@ -55,8 +55,9 @@ _ERRNOS = {
   errno.EHOSTUNREACH,
   errno.ENETUNREACH,
 }
-# Errors that may end a command with one message; see `status`. Any other error
-# is a bug of this package.
+# Errors that may end a command with one message; see `status`. `vit_jax.main`
+# handles `Diverged` and `Preempted` too. Any other error is a bug of this
+# package.
 ENDINGS = (
   ValueError,
   OSError,
@@ -70,8 +71,8 @@ WIDTH = 40  # limit of `short`; ImageNet has class names of 120 characters
 
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (
-  "'digits', a folder with one sub-folder per class (with a slash in its "
-  "path), a CSV file of images and labels, a TFDS name, 'vtab/TASK', "
+  "'digits', a folder (a path with a slash) with one sub-folder per class, a "
+  "CSV file of images and labels, a TFDS name, 'vtab/TASK', "
   "'hf://datasets/OWNER/NAME', or shards as 'arrayrecord:FOLDER', "
   "'parquet:FOLDER', 'tfrecord:FOLDER' or 'webdataset:FOLDER'"
 )
@@ -184,7 +185,8 @@ def status(error: BaseException) -> int:
   """Prints an error of `ENDINGS`; returns the command's exit status.
 
   Raises:
-    RuntimeError: `error`, if it is one that the environment did not cause.
+    RuntimeError: `error` itself, if it is a RuntimeError that the environment
+      did not cause.
   """
   if isinstance(error, KeyboardInterrupt):
     print('interrupted', file=sys.stderr)
@@ -324,7 +326,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     type=int,
     default=0,
     help='seed that shuffles examples before slicing, and draws a test split '
-    'if the data lack one (default: 0)',
+    'if the data lack one; TFDS data sets ignore it (default: 0)',
   )
   parser.add_argument(
     '--class_order',

@@ -14,10 +14,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from etils import epath
+
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import saving
 from vit_jax.cli import flags
 from vit_jax.data import atomic_files
+from vit_jax.models import variants
 from vit_jax.training import metric_log, plots
 
 
@@ -44,7 +47,8 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
 
   Raises:
     FileNotFoundError: if the folder is missing.
-    ValueError: if no run has both.
+    ValueError: if no run has both, or if the newest checkpoint or the
+      metrics.csv of a run is damaged.
   """
   root = pathlib.Path(folder).expanduser()
   if not root.is_dir():
@@ -55,7 +59,7 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
     kept = saving.absolute(os.fspath(place)) / saving.FOLDER
     if not (saved := saving.steps(kept)):
       continue
-    meta = saving.read_meta(kept / str(saved[-1]))
+    meta = _read_meta(kept / str(saved[-1]))
     name = metric or meta['config']['best_metric']
     columns, rows = metric_log.read_table(path)
     other |= set(columns)
@@ -77,14 +81,39 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
   return sorted(found, key=lambda run: run.best, reverse=not is_low)
 
 
+def _read_meta(step_dir: epath.Path) -> dict[str, Any]:
+  """Returns the metadata of a checkpoint, or raises ValueError if damaged."""
+  try:
+    return saving.read_meta(step_dir)
+  except (ValueError, LookupError, TypeError) as e:
+    raise ValueError(
+      f'The checkpoint {step_dir} is damaged: {saving.first_line(e)}. Move its '
+      'run out of the folder to list the other runs.'
+    ) from e
+
+
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
-  """Returns the config fields in which runs differ, and each run's value."""
-  # A run that is older than a config field behaves as with the field's default.
-  defaults = config_lib.flatten(config_lib.base())
-  configs = [defaults | config_lib.flatten(x.meta['config']) for x in found]
+  """Returns the config fields in which runs differ, and each run's value.
+
+  The value is '' if a run does not have the field.
+  """
+  configs = [_fields(run.meta['config']) for run in found]
   fields = sorted(set().union(*configs))
   texts = {f: [str(c.get(f, '')) for c in configs] for f in fields}
   return {f: values for f, values in texts.items() if len(set(values)) > 1}
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a saved config; missing fields get defaults.
+
+  A run that is older than a field behaves as with the field's default.
+  """
+  base = config_lib.base().to_dict()
+  # The model of `base` is a ViT, whose fields other models do not have.
+  name = config['model']['name']
+  is_known = name in variants.ARCHITECTURES
+  base['model'] = variants.defaults(name) if is_known else {}
+  return config_lib.flatten(base) | config_lib.flatten(config)
 
 
 def table(found: Sequence[FoundRun]) -> str:

@@ -127,8 +127,8 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
 
   Raises:
     ValueError: if `tune.val` shares examples with `tune.train` or with the
-      reported split, or if `tune.train` or `tune.val` has examples that are not
-      in `data.split`.
+      split of `best_metric`, or if `tune.train` or `tune.val` has examples that
+      are not in `data.split`.
   """
   whole, val = config.data.split, config.tune.val
   for field in ('train', 'val'):
@@ -145,15 +145,16 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
     if n := other and _shared(other, val, count):
       raise ValueError(
         f'tune.val {val!r} and {other!r} share {n:,} images. Set tune.val to a '
-        f'part of {whole!r} that is neither in tune.train nor reported.'
+        f'part of {whole!r} that overlaps neither tune.train nor the split of '
+        'best_metric.'
       )
 
 
 def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
   """Returns the number of examples that two split strings share.
 
-  Returns None if no name is in both: two names, such as 'train' and 'train800',
-  may stand for the same images.
+  Returns None if they have no name in common. Their overlap is then unknown:
+  two names, such as 'train' and 'train800', may stand for the same images.
   """
   pattern = r'([\w-]+)(?:\[[^\]]*\])?'
   ours, theirs = (set(re.findall(pattern, split)) for split in (first, second))

@@ -18,14 +18,14 @@ def section(subject: Subject) -> sections.Section:
   Arrays: `colours` (image, h, w, RGB), from 0 to 1; `files`.
 
   Raises:
-    ValueError: if the model does not have one token per patch.
+    ValueError: if the model is not a ViT or a hybrid.
   """
   checkpoint = subject.checkpoint
   model = checkpoint.model
-  if model.attention != 'all':
+  if model.attention not in ('all', 'axial'):
     raise ValueError(
-      f'This model is a {type(model).__name__}. Components need a model with '
-      'one token per patch. Use a ViT or a hybrid.'
+      f'This model is a {type(model).__name__}. Components are computed from '
+      'the patch tokens of a ViT. Use a ViT or a hybrid.'
     )
   encode = jax.jit(features.patches(model, 'pre_logits'))
   tokens = []
@@ -61,8 +61,8 @@ def colours(tokens_BhwD: np.ndarray) -> np.ndarray:
   """Returns the first three principal components of the patches, Bhw3.
 
   All images share one basis, so a colour means the same in every photograph.
-  Values are from 0 to 1. Signs make the largest loading of each component
-  positive.
+  Values are from 0 to 1. The sign of each component is chosen so that its
+  loading of largest magnitude is positive.
   """
   B, h, w, D = tokens_BhwD.shape
   x_LD = tokens_BhwD.reshape(-1, D).astype(np.float64)

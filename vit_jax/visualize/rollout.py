@@ -5,9 +5,9 @@ as the mean of the residual connection and the attention:
 
   R = a_X ... a_2 a_1,  a = (A + I) / 2 with rows divided by their sums
 
-where A is a layer's attention matrix, combined over heads. The map is the
-average of R's rows, weighted by `Layers.read_BL`: the class token's row, or the
-mean of the patches' rows if the model averages patches.
+where A is a layer's attention matrix, combined over heads, and X is the number
+of layers. The map is the average of R's rows, weighted by `Layers.read_BL`. For
+example, it is the class token's row if the model reads only the class token.
 
 To explain a class (Chefer et al., 2103.15679), the weights are multiplied by
 the gradients of the class's logit, and negative products are set to 0. After
@@ -35,7 +35,7 @@ def rollout(
   discard: float = 0.0,
   class_B: Any = None,
 ) -> Array:
-  """Returns maps Bhw with a maximum of 1 (or 0 if everything is discarded).
+  """Returns maps Bhw with a maximum of 1, or 0 if no patch reaches the output.
 
   Args:
     layers: the attention of a model for a batch.
@@ -92,8 +92,8 @@ def maps(
     a_BLL = a_BLL / jnp.sum(a_BLL, axis=-1, keepdims=True)
     row = jnp.einsum('BQ,BQL->BL', row, a_BLL)
   row = row[:, row.shape[1] - h * w :]
-  # The bound avoids 0 / 0. The map of an image is 0 if no attention to
-  # patches is left.
+  # The bound avoids 0 / 0. A map is 0 if no patch reaches the output, as when
+  # a class token attends only to itself.
   max_B1 = jnp.maximum(jnp.max(row, axis=-1, keepdims=True), 1e-30)
   # XLA may multiply by the inverse, which gives 1 - 6e-8 instead of 1.
   row = jnp.where(row == max_B1, 1.0, row / max_B1)

@@ -150,6 +150,17 @@ def test_png_files_and_coco_polygons_are_equal_masks(root):
   assert {*np.unique(found[0][0]['classes'])} == {0, 1, 2, data.IGNORED}
 
 
+def test_polygons_without_hotcoco_say_what_to_install(root, monkeypatch):
+  annotate(root)
+  find = importlib.util.find_spec
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda x: None if x == 'hotcoco' else find(x)
+  )
+  record = sources.open_source(f'{root}/', 'train')[0]
+  with pytest.raises(ImportError, match='needs hotcoco.*pip install'):
+    data.classes_of(record)
+
+
 def test_crops_and_flips_move_the_mask_with_the_image(root):
   """Bright pixels are those of class 1, but for the edges between them."""
   pixels = np.zeros((300, 400, 3), np.uint8)

@@ -306,8 +306,8 @@ def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
   if layers not in names or width != 64:
     raise ValueError(
       f'transformers has no dilated DETR with backbone_layers {layers} and '
-      f"backbone_width {width}. Dilated models use timm's ResNet-50, 101 or "
-      '152 of width 64.'
+      f"backbone_width {width}. Dilated models use timm's ResNet-26, 50, 101 "
+      'or 152 of width 64.'
     )
   return {
     'backbone': names[layers],

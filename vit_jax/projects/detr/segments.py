@@ -90,11 +90,15 @@ def run_lengths(
 def mask(
   segmentation: Segmentation | None, size: tuple[int, int]
 ) -> np.ndarray:
-  """Returns the pixels of a segmentation, bool HW; all false for None."""
+  """Returns the pixels of a segmentation, bool HW; all false for None.
+
+  Raises ImportError if hotcoco, which decodes COCO's masks, is missing.
+  """
   if isinstance(segmentation, np.ndarray):
     return segmentation
   if not segmentation:
     return np.zeros(size, bool)
+  require_library("Decoding COCO's masks")
   from hotcoco import mask as coco_mask
 
   return coco_mask.decode(run_lengths(segmentation, size)).astype(bool)

@@ -16,9 +16,10 @@ margin, t the temperature and w the weight. The loss is
            same video and the softmax is over the next shots of all videos.
 
 Videos are compared within `objective.group` rows of the batch. The three terms
-follow section 3: the triplet loss of `s4l`, frames that are alike within a
-shot, and InfoNCE between shots. The paper predicts from all earlier shots with
-an LSTM or an MLP. Here a linear layer predicts each shot from the shot before.
+follow section 3: `frames` is the triplet loss of `s4l`, `shots` makes the
+frames of a shot alike, and `videos` is InfoNCE between shots. The paper
+predicts from all earlier shots with an LSTM or an MLP. Here a linear layer
+predicts each shot from the shot before.
 """
 
 import dataclasses
@@ -138,9 +139,9 @@ class VideoInvariances(Exemplar):
     """Augments images, and arranges the rows in groups, as `Exemplar` does.
 
     Returns:
-      `image`: float32 [B / G, G, 1 + S F K, H, W, C], each labelled image
-      followed by the clip of its row; `label`: float32 [B / G, G, C]; `video`:
-      int32 [B / G, G].
+      `image`: float32 [B / G, G, 1 + S F K, H, W, 3], each labelled image
+      followed by the clip of its row; `label`: float32 [B / G, G, C] for C
+      classes; `video`: int32 [B / G, G].
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)
     image, G = batch['image'], self.group

@@ -82,6 +82,7 @@ class MaskTransform:
       UnreadableImage: The image or its mask file cannot be decoded.
       ValueError: The record lacks masks, or they do not fit the image or the
         classes.
+      ImportError: The masks are COCO's, and hotcoco is not installed.
     """
     name = record['name']
     picture = decode.open_image(record['image'], name)
@@ -123,6 +124,7 @@ def classes_of(record: Record) -> np.ndarray:
   Raises:
     UnreadableImage: The mask file cannot be decoded.
     ValueError: The record lacks masks, or its mask file has a wrong format.
+    ImportError: The masks are COCO's, and hotcoco is not installed.
   """
   if 'mask' in record:
     return mask_files.numbers(record['mask'])

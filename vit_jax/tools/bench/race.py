@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from vit_jax.data import cores
 from vit_jax.training.progress import mfu_text
 
-ROUNDS = 9  # of one turn per contender, after one turn to warm up
+# Number of rounds. In each round, every contender has one turn. One more turn,
+# before the rounds, warms up.
+ROUNDS = 9
 # Target duration of a turn, long enough that the host does not limit the speed.
 TURN_S = 0.5
 

@@ -31,7 +31,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
     config_lib.choose_model(config, model)
   except ValueError as e:
     if not (os.path.exists(model) or fetch.is_name(model)):
-      raise ValueError(f'{e} It is not a checkpoint either.') from None
+      raise ValueError(f'{e} No checkpoint {model!r} exists.') from None
     from_init.choose(config, model)
   config.model.dtype = 'bfloat16'
   config.batch_size = 512
@@ -47,9 +47,10 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
 
 
 def on(name: str) -> dict[str, Any]:
-  """Returns the fields of table 4 for the dataset `data.name`.
+  """Returns the fields of table 4 for a dataset.
 
-  If it is not in `benchmarks.BENCHMARKS`, it needs the splits train and test.
+  `name` is the value of `data.name`. A dataset that is not in
+  `benchmarks.BENCHMARKS` needs the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
