@@ -27,7 +27,7 @@ from vit_jax import config as config_lib
 VIT = {'patch_size': 4, 'width': 96, 'depth': 3, 'mlp_dim': 384, 'heads': 6}
 STEM = {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 1)}
 IGPT = {'width': 64, 'depth': 6, 'mlp_dim': 256, 'heads': 4}
-# For each value: variant, changed fields, image size, length of training.
+# For each family: variant, changed fields, image size, length of training.
 FAMILIES = {
   'vit': ('b16', VIT, '16', '60 epochs'),
   'resnet': ('r50x1', {'layers': (1, 1), 'width': 32}, '32', '20 epochs'),
