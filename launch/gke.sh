@@ -15,9 +15,12 @@
 # If a host is preempted or fails, training restarts and resumes, at most
 # --restarts times. After status 2 (bad input) or 65 (diverged) it does not
 # restart. --slices=N trains on N slices of the topology, each in its own node
-# pool. --nodes is spot, flex-start or reservation=NAME. --queue is a queue of
-# Kueue. --data_bucket=NAME mounts a bucket read-only at /data, with Cloud
-# Storage FUSE. --dry_run only prints the commands.
+# pool. --accelerator is the kind of TPU, by default tpu-v6e-slice. --chips is
+# the number of chips per host, by default 4. --nodes is spot, flex-start or
+# reservation=NAME. --queue is a queue of Kueue. --data_bucket=NAME mounts a
+# bucket read-only at /data, with Cloud Storage FUSE. --service_account is the
+# Kubernetes account that may use the buckets. --dry_run only prints the
+# commands.
 #
 # The script needs kubectl, and a cluster with TPU nodes and JobSet. `image`
 # needs docker.
