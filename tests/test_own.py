@@ -230,3 +230,12 @@ def test_several_labels_are_measured_alike_everywhere(photos, tmp_path, capsys):
   assert evaluate.main([workdir, str(table), f'--output={tmp_path}/out']) == 0
   rows = (tmp_path / 'out' / 'classes.csv').read_text().splitlines()
   assert rows[0] == 'class,images,average_precision,f1' and len(rows) == 4
+  # With a rate of 0, the head of the linear probe stays.
+  made = own.config(str(table), workdir)
+  made.update_from_flattened_dict(
+    {'total': '1 steps', 'optimizer.lr': 0.0, 'batch_size': 8}
+  )
+  made.loss.name = 'sigmoid'
+  vit_jax.train(made, str(tmp_path / 'tuned'))
+  found = vit_jax.evaluate(str(tmp_path / 'tuned'), str(table)).measures
+  assert found.f1_C[:2].tolist() == [1, 1]

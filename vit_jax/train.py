@@ -99,7 +99,7 @@ def train(
     evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
   fixed = experiment.all_fixed(fixed, params)
-  if params and is_new and config.head_first and not source.several_labels:
+  if params and is_new and config.head_first:
     params = first_head.fitted(parts, params, source)
   del init  # frees its arrays
   with (

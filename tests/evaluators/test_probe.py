@@ -37,9 +37,9 @@ def fit(devices=8, **kwargs):
   return probe.fit_probe(
     **{
       'features_ND': x,
-      'labels_N': labels,
+      'labels': labels,
       'test_MD': test,
-      'test_labels_M': test_labels,
+      'test_labels': test_labels,
       'num_classes': CLASSES,
       'mesh': mesh(devices),
     }
@@ -110,7 +110,7 @@ def test_penalty_is_the_best_on_the_held_out_tenth(seed):
     )
     for l2 in grid
   }
-  found = fit(features_ND=x, labels_N=labels, l2_grid=grid)
+  found = fit(features_ND=x, labels=labels, l2_grid=grid)
   best = max(scores.values())
   assert found.heldout_accuracy == pytest.approx(best, abs=1e-6)
   # Ties go to the higher penalty.
@@ -120,6 +120,19 @@ def test_penalty_is_the_best_on_the_held_out_tenth(seed):
   np.testing.assert_allclose(
     probabilities(found, x), model.predict_proba(z), atol=3e-4
   )
+
+
+def test_several_labels_are_as_many_regressions():
+  x, labels = examples()
+  several = np.eye(CLASSES, dtype=np.uint8)[labels]
+  several[::5, 0] = 1
+  z = StandardScaler().fit_transform(x.astype(np.float64))
+  found = fit(labels=several, test_MD=x, test_labels=several, l2_grid=(0.01,))
+  logits = (x - found.mean_D) @ found.kernel_DC + found.bias_C
+  models = [reference(z, y, 0.01) for y in several.T]
+  expected = np.stack([m.decision_function(z) for m in models], axis=1)
+  np.testing.assert_allclose(logits, expected, atol=3e-4)
+  assert found.accuracy == np.mean((expected > 0) == several)
 
 
 def test_order_of_the_grid_does_not_matter():
@@ -142,7 +155,7 @@ def test_classes_that_are_rare_or_absent_do_no_harm():
   x, labels = examples()
   labels = np.where(labels == 3, 2, labels)
   labels[0] = 4
-  found = fit(features_ND=x, labels_N=labels, num_classes=6)
+  found = fit(features_ND=x, labels=labels, num_classes=6)
   assert found.converged
   assert found.kernel_DC.shape == (12, 6)
 

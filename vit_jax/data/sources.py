@@ -54,6 +54,16 @@ def labelled(source: Source, name: str) -> LabelledSource:
   return source
 
 
+def all_labels(source: Source, name: str) -> np.ndarray:
+  """Returns the classes of all records, int32 N or 0/1 NC for several each.
+
+  Raises ValueError if the records have no classes.
+  """
+  if source.several_labels:
+    return np.stack([source[i]['label'] for i in range(len(source))])
+  return labelled(source, name).labels()
+
+
 def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 

@@ -80,9 +80,7 @@ def evaluate(
   config = sources.data_config(data)
   split = split or benchmarks.usual_splits(config.name)[1]
   source: Any = bad_images.open_checked(config, split)
-  if not source.several_labels:
-    # Raises ValueError if the data lack labels.
-    sources.labelled(source, f'{config.name} {split}')
+  labels = sources.all_labels(source, f'{config.name} {split}')
   class_C = classes.same_classes(
     checkpoint, source.class_names, config.class_order
   )
@@ -101,13 +99,12 @@ def evaluate(
   likeliest_Nk = extractor(params, source, f'{split} images')
   if source.several_labels:
     is_read_N = features.is_read(likeliest_Nk)
-    labels_NC = np.stack([source[i]['label'] for i in range(len(source))])
     logits_NC = likeliest_Nk[is_read_N][:, class_C]
     checkpoint.check_finite(logits_NC, f'an image of {split}')
-    found = several_labels.measures(labels_NC[is_read_N], logits_NC, 0.0)
+    found = several_labels.measures(labels[is_read_N], logits_NC, 0.0)
     return SeveralMeasures(source.class_names, int(is_read_N.sum()), found)
   for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
     checkpoint.check_finite(np.array(np.nan), f'image {row:,} of {split}')
   is_read_N = features.is_read(likeliest_Nk)
-  labels_N = class_C[source.labels()[is_read_N]]
+  labels_N = class_C[labels[is_read_N]]
   return measures(labels_N, likeliest_Nk[is_read_N], names)

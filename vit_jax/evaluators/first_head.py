@@ -17,10 +17,10 @@ from vit_jax.training import features
 def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
-  Raises ValueError unless each image has one class, the head is linear and at
-  least ten images are readable.
+  Raises ValueError unless images have classes, the head is linear and at least
+  ten images are readable.
   """
-  labels_N = sources.labelled(source, parts.config.data.name).labels()
+  labels = sources.all_labels(source, parts.config.data.name)
   head = params.get('head', {})
   if set(head) != {'kernel', 'bias'}:
     raise ValueError(
@@ -32,9 +32,9 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   )
   x_ND = extract(params, source)
   is_read_N = features.is_read(x_ND)
-  x_ND, labels_N = x_ND[is_read_N], labels_N[is_read_N]
+  x_ND, labels = x_ND[is_read_N], labels[is_read_N]
   found = probe.fit_probe(
-    *(x_ND, labels_N, x_ND, labels_N),
+    *(x_ND, labels, x_ND, labels),
     num_classes=len(parts.facts.class_names),
     mesh=parts.mesh,
   )

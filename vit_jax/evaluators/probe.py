@@ -57,9 +57,9 @@ class Probe:
 
 def fit_probe(
   features_ND: np.ndarray,
-  labels_N: np.ndarray,
+  labels: np.ndarray,
   test_MD: np.ndarray,
-  test_labels_M: np.ndarray,
+  test_labels: np.ndarray,
   *,
   num_classes: int,
   mesh: jax.sharding.Mesh,
@@ -78,6 +78,10 @@ def fit_probe(
   equally good penalties. Penalties are tried from high to low, and each trial
   starts from the result of the previous trial.
 
+  If examples have several classes, the labels are 0/1 NC. The loss is then the
+  sum of the classes' binary cross-entropies, and the accuracy is the mean over
+  all pairs of example and class.
+
   All processes must call it with the same arrays. The training set is sharded
   over the mesh's batch axes. Features must be finite.
 
@@ -92,7 +96,7 @@ def fit_probe(
   x_ND = np.empty(features_ND.shape, np.float32)
   for i in range(0, len(x_ND), _BLOCK):
     x_ND[i : i + _BLOCK] = (features_ND[i : i + _BLOCK] - mean_D) / std_D
-  data = spread(x_ND, mesh), spread(labels_N.astype(np.int32), mesh)
+  data = spread(x_ND, mesh), spread(labels.astype(np.int32), mesh)
   everywhere = sharding.replicated(mesh)
   fit, measure = (
     jax.jit(function, out_shardings=everywhere)
@@ -105,7 +109,7 @@ def fit_probe(
   params = jax.device_put(params, everywhere)
   l2, heldout_accuracy = l2_grid[0], math.nan
   if len(l2_grid) > 1:
-    is_heldout_N = hold_out(labels_N)
+    is_heldout_N = hold_out(labels)
     rest_N, heldout_N = (
       spread(x.astype(np.float32), mesh) for x in (~is_heldout_N, is_heldout_N)
     )
@@ -124,7 +128,7 @@ def fit_probe(
         bar.update()
         if accuracy > heldout_accuracy:
           l2, heldout_accuracy, params = penalty, accuracy, tried
-  ones_N = spread(np.ones(len(labels_N), np.float32), mesh)
+  ones_N = spread(np.ones(len(labels), np.float32), mesh)
   params, iterations, size = jax.device_get(
     fit(params, *data, ones_N, l2, tolerance)
   )
@@ -133,7 +137,7 @@ def fit_probe(
   return Probe(
     l2=l2,
     heldout_accuracy=heldout_accuracy,
-    accuracy=ridge.accuracy(test_MD, test_labels_M, mean_D, kernel_DC, bias_C),
+    accuracy=ridge.accuracy(test_MD, test_labels, mean_D, kernel_DC, bias_C),
     iterations=int(iterations),
     converged=bool(float(size) <= tolerance),
     mean_D=mean_D,
@@ -142,16 +146,18 @@ def fit_probe(
   )
 
 
-def hold_out(labels_N: np.ndarray) -> np.ndarray:
+def hold_out(labels: np.ndarray) -> np.ndarray:
   """Selects about a tenth of the examples of every class to hold out, bool N.
 
-  Raises ValueError if there are fewer than ten examples.
+  If labels are 0/1 NC, every set of classes counts as a class. Raises
+  ValueError if there are fewer than ten examples.
   """
-  if len(labels_N) < 10:
+  if len(labels) < 10:
     raise ValueError(
-      f'{len(labels_N)} training examples are too few for a linear probe, '
+      f'{len(labels)} training examples are too few for a linear probe, '
       'which holds out a tenth. Give at least ten.'
     )
+  _, labels_N = np.unique(labels, axis=0, return_inverse=True)
   order_N = np.random.RandomState(0).permutation(len(labels_N))
   order_N = order_N[np.argsort(labels_N[order_N], kind='stable')]
   is_heldout_N = np.zeros(len(labels_N), bool)
@@ -171,7 +177,7 @@ def _logits(params: Any, x_ND: jax.Array) -> jax.Array:
 def _fit(
   params: Any,
   x_ND: jax.Array,
-  labels_N: jax.Array,
+  labels: jax.Array,
   weight_N: jax.Array,
   l2: jax.Array,
   tolerance: jax.Array,
@@ -179,9 +185,14 @@ def _fit(
   """Returns parameters, iterations, and the largest gradient entry."""
 
   def objective(params: Any) -> jax.Array:
-    losses_N = optax.softmax_cross_entropy_with_integer_labels(
-      _logits(params, x_ND), labels_N
-    )
+    logits_NC = _logits(params, x_ND)
+    if labels.ndim == 2:
+      losses_NC = optax.sigmoid_binary_cross_entropy(logits_NC, labels)
+      losses_N = losses_NC.sum(axis=1)
+    else:
+      losses_N = optax.softmax_cross_entropy_with_integer_labels(
+        logits_NC, labels
+      )
     mean = jnp.sum(weight_N * losses_N) / jnp.sum(weight_N)
     return mean + l2 / 2 * jnp.sum(jnp.square(params['kernel']))
 
@@ -215,10 +226,10 @@ def _fit(
 
 
 def _accuracy(
-  params: Any, x_ND: jax.Array, labels_N: jax.Array, weight_N: jax.Array
+  params: Any, x_ND: jax.Array, labels: jax.Array, weight_N: jax.Array
 ) -> jax.Array:
-  is_right_N = _logits(params, x_ND).argmax(axis=1) == labels_N
-  return jnp.sum(weight_N * is_right_N) / jnp.sum(weight_N)
+  hits_N = ridge.hits(_logits(params, x_ND), labels)
+  return jnp.sum(weight_N * hits_N) / jnp.sum(weight_N)
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:

@@ -5,6 +5,7 @@ R = min(N, D).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,14 +58,25 @@ def moments(x_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return mean_D, np.where(is_constant_D, 1.0, std_D)
 
 
+def hits(scores_NC: Any, labels: Any) -> Any:
+  """Returns whether the label of each example has the highest score, N.
+
+  If `labels` is 0/1 NC, returns the share of classes whose score is above 0
+  exactly if the label is 1.
+  """
+  if labels.ndim == 2:
+    return ((scores_NC > 0) == labels).mean(axis=1)
+  return scores_NC.argmax(axis=1) == labels
+
+
 def accuracy(
   x_ND: np.ndarray,
-  labels_N: np.ndarray,
+  labels: np.ndarray,
   mean_D: np.ndarray,
   w_DC: np.ndarray,
   b_C: np.ndarray,
 ) -> float:
-  """Returns the share of examples whose label maximises (x - mean) W + b.
+  """Returns the mean of `hits` with the scores (x - mean) W + b.
 
   Computes in float64, because means may be large compared with differences
   between classes.
@@ -72,7 +84,7 @@ def accuracy(
   correct = 0
   for i in range(0, len(x_ND), _BLOCK):
     scores_BC = (x_ND[i : i + _BLOCK] - mean_D) @ w_DC + b_C
-    correct += np.sum(scores_BC.argmax(axis=1) == labels_N[i : i + _BLOCK])
+    correct += np.sum(hits(scores_BC, labels[i : i + _BLOCK]))
   return float(correct) / len(x_ND)
 
 
