@@ -12,19 +12,19 @@ from vit_jax.models import variants
 from vit_jax.training import metric_log
 
 
-def save(folder, losses, **fields):
+def save(folder, losses, metric='test/loss', best='lowest', **fields):
   config = config_lib.base()
-  config.best_metric = 'test/loss'
+  config.best_metric = metric
   config.update_from_flattened_dict(fields)
   log = metric_log.MetricLog(str(folder), None)
   for step, loss in losses.items():
-    log.write(step, {'test/loss': loss, 'train/loss': 9.0})
+    log.write(step, {metric: loss, 'train/loss': 9.0})
   log.close()
   meta = {
     'config': json.loads(config.to_json()),
     'steps': max(losses),
     'elapsed_s': 90.0,
-    'best': 'lowest',
+    'best': best,
     'since_log': [],
   }
   saving.save_parameters(str(folder), {'w': np.zeros(2, np.float32)}, meta)
@@ -44,6 +44,16 @@ def test_runs_are_listed_from_the_best(tmp_path, capsys):
   assert second.split() == 'a 2.0000 2 2.0000 2 1.5 0.001'.split()
   assert first.index('0.5') == second.index('0.001') == head.index('optimizer')
   assert (tmp_path / 'runs.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_each_metric_is_sorted_in_its_own_direction(tmp_path, capsys):
+  for name, value in (('b', 0.8), ('a', 0.9), ('c', 0.7)):
+    save(tmp_path / name, {1: value}, 'test/accuracy', 'highest')
+    save(tmp_path / f'{name}_loss', {1: value})
+  assert runs.main([str(tmp_path)]) == 0
+  _, *rows = capsys.readouterr().out.splitlines()
+  names = [row.split()[0] for row in rows]
+  assert names == ['a', 'b', 'c', 'c_loss', 'b_loss', 'a_loss']
 
 
 @pytest.mark.parametrize('folder', ['none', 'empty'])

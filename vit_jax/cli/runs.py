@@ -4,7 +4,8 @@
 
 The command looks for workdirs at any depth. It prints a table with each run's
 best and last value of a metric, steps and minutes, and the config fields in
-which the runs differ. It draws all curves in FOLDER/runs.png.
+which the runs differ. Runs with the same best_metric stay together. It draws
+all curves in FOLDER/runs.png.
 """
 
 import argparse
@@ -28,6 +29,7 @@ class FoundRun(NamedTuple):
   """A run with its curve of one metric."""
 
   name: str  # its folder, relative to the searched folder
+  metric: str
   # Metadata of the newest checkpoint. 'best' says whether the 'highest' value
   # of this metric is best (the default) or the 'lowest'.
   meta: dict[str, Any]
@@ -35,15 +37,21 @@ class FoundRun(NamedTuple):
   values: list[float]
 
   @property
+  def sign(self) -> int:
+    """1 if lower values of the metric are better, else -1."""
+    return 1 if self.meta.get('best') == 'lowest' else -1
+
+  @property
   def best(self) -> float:
     """The best value of the metric."""
-    return (min if self.meta.get('best') == 'lowest' else max)(self.values)
+    return min(self.values, key=lambda value: self.sign * value)
 
 
 def find(folder: str, metric: str = '') -> list[FoundRun]:
   """Returns the runs that have the metric and a checkpoint, best first.
 
-  The metric '' stands for each run's own `best_metric`.
+  The metric '' stands for each run's own `best_metric`. Runs are then sorted by
+  the name of their metric first.
 
   Raises:
     FileNotFoundError: if the folder is missing.
@@ -70,15 +78,15 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
       label = os.path.relpath(place, root)
       if name != meta['config']['best_metric']:
         meta['best'] = 'lowest' if name.endswith('loss') else 'highest'
-      found.append(FoundRun(label, meta, *map(list, zip(*points, strict=True))))
+      steps, values = map(list, zip(*points, strict=True))
+      found.append(FoundRun(label, name, meta, steps, values))
   if not found:
     seen = f' Metrics there: {", ".join(sorted(other))}.' if other else ''
     raise ValueError(
       f'No run in {folder} has both a checkpoint and values of '
       f'{metric or "its best_metric"}.' + seen
     )
-  is_low = {run.meta.get('best') for run in found} == {'lowest'}
-  return sorted(found, key=lambda run: run.best, reverse=not is_low)
+  return sorted(found, key=lambda run: (run.metric, run.sign * run.best))
 
 
 def _read_meta(step_dir: epath.Path) -> dict[str, Any]:
@@ -135,15 +143,15 @@ def table(found: Sequence[FoundRun]) -> str:
   )
 
 
-def picture(found: Sequence[FoundRun], metric: str) -> bytes:
-  """Draws the metric of the runs over steps as a PNG."""
+def picture(found: Sequence[FoundRun]) -> bytes:
+  """Draws the metrics of the runs over steps as a PNG."""
   figure = plots.figure(8, 4.5)
   axes = figure.subplots()
   for run in found:
     label = f'{flags.short(run.name)}  {run.best:.4f}'
     axes.plot(run.steps, run.values, marker='.', label=label)
   axes.set_xlabel('step')
-  axes.set_ylabel(metric or found[0].meta['config']['best_metric'])
+  axes.set_ylabel(', '.join(dict.fromkeys(run.metric for run in found)))
   plots.tidy(axes)
   axes.legend(frameon=False, fontsize='small')
   return plots.png(figure)
@@ -153,7 +161,7 @@ def _run(args: argparse.Namespace) -> None:
   found = find(args.folder, args.metric)
   print(table(found))
   path = os.path.join(os.path.expanduser(args.folder), 'runs.png')
-  atomic_files.replace(path, picture(found, args.metric))
+  atomic_files.replace(path, picture(found))
   flags.say(f'written {path}')
 
 
