@@ -64,7 +64,7 @@ def test_table_has_means_deviations_and_gaps(mixed):
   """The deviation is that of a sample: sqrt(2 * 10^2 / 2) = 10 per cent."""
   assert mixed.markdown() == (
     'test/accuracy at the last step in percent, mean ± standard deviation of '
-    'n = 3 runs (seed); 8 of 9 runs have finished.\n'
+    'n = 3 runs (seed); 8 of 9 runs have ended.\n'
     '\n'
     '| Kind | input | every layer |\n'
     '| :-- | --: | --: |\n'

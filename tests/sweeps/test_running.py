@@ -184,7 +184,7 @@ def test_a_sweep_stopped_in_its_second_run_ends_as_if_it_was_not(
   with pytest.raises(preemption.Preempted, match='saved step 3'):
     running.run(config, str(stopped))
   assert [row['seed'] for row in results(stopped)] == ['0']
-  assert '1 of 2 runs have finished' in (stopped / 'table.md').read_text()
+  assert '1 of 2 runs have ended' in (stopped / 'table.md').read_text()
 
   running.run(config, str(stopped))
   assert started == [0, 1, 1]

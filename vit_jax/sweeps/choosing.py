@@ -178,7 +178,7 @@ def best(values: Mapping[int, float], good: Best) -> int | None:
 def csv_text(
   groups: Sequence[Group],
   results: Mapping[epath.Path, Mapping[str, Any]],  # by the folder of a run
-  choices: Mapping[Group, int | None],  # chosen index; None if all diverged
+  choices: Mapping[Group, int | None],  # chosen index, or None
 ) -> str:
   """Returns a CSV with a line for every trial that has finished or diverged."""
   runs = []

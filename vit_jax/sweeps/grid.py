@@ -85,14 +85,14 @@ class GridReport:
     return f'{self.metric} {self.when()}{unit}{self._counted(n)}.'
 
   def _counted(self, n: int) -> str:
-    """Describes the number of runs in a mean, and of finished runs."""
+    """Describes the number of runs in a mean, and of ended runs."""
     text = ''
     if n > 1:
       text += f', mean ± standard deviation of n = {n} runs'
       text += f' ({", ".join(self.averaged)})'
-    done = sum(run.result is not None for run in self.runs)
-    if done < len(self.runs):
-      text += f'; {done} of {len(self.runs)} runs have finished'
+    ended = sum(run.result is not None for run in self.runs)
+    if ended < len(self.runs):
+      text += f'; {ended} of {len(self.runs)} runs have ended'
     return text
 
   def _cell(self, runs: Sequence[GridRun], usual_n: int) -> str:

@@ -49,7 +49,7 @@ def run(
   Raises:
     ValueError: before any run starts, if a run cannot work, its folder has a
       different run, or another sweep uses the workdir.
-    Diverged: at the end, if all candidates of a group diverged.
+    Diverged: at the end, if no candidate of a group has the metric.
     Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
@@ -219,7 +219,7 @@ class _Sweep:
       return
     n, choice = len(group.candidates), self._choices[group]
     if choice is None:
-      _print(f'no choice for {group.name}: all {n} candidates diverged')
+      _print(f'no choice for {self._lost(group)}')
       return
     trial = group.trials[choice]
     metric = self._metric(trial.config)
@@ -235,13 +235,22 @@ class _Sweep:
       print(self._make_report().summary(self._folder))
       if self._trials:
         print(f'written  {self._folder / TUNE_CSV}')
-    lost = [g.name for g in self._groups if self._choices[g] is None]
+    lost = [self._lost(g) for g in self._groups if self._choices[g] is None]
     if lost:
       raise Diverged(
-        f'All candidates diverged for {", ".join(lost)}. Run the same command '
-        'with more values, such as lower learning rates in '
+        f'No candidate could be chosen for {"; ".join(lost)}. Run the same '
+        'command with more values, such as lower learning rates in '
         '--tune=optimizer.lr=...; it tries only the new values.'
       )
+
+  def _lost(self, group: choosing.Group) -> str:
+    """Says why no candidate of a group could be chosen."""
+    states = [self._results[x.workdir]['status'] for x in group.trials]
+    text = f'{group.name}: {states.count(DIVERGED)} of {len(states)} diverged'
+    if DONE in states:
+      metric = self._metric(group.trials[0].config)
+      text += f', and {metric} of the rest is missing or NaN'
+    return text
 
 
 def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:

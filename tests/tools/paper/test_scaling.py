@@ -96,7 +96,7 @@ def test_the_family_of_a_model(variant, family):
 def test_table_has_what_each_model_is_and_takes(mixed):
   assert mixed.markdown() == (
     f'{METRIC} at the last step in percent, mean ± standard deviation of n = 3 '
-    'runs (seed); 8 of 11 runs have finished.\n'
+    'runs (seed); 8 of 11 runs have ended.\n'
     '\n'
     f'| Model | Family | Parameters | exaFLOPs | {METRIC} |\n'
     '| :-- | :-- | --: | --: | --: |\n'

@@ -257,7 +257,7 @@ def test_pending_and_diverged_runs_are_named(tmp_path):
     './data': [1, 2, 3],
   }
   text = report(tmp_path, cells).markdown()
-  assert '; 11 of 18 runs have finished. Results of' in text
+  assert '; 11 of 18 runs have ended. Results of' in text
   ours = [row['s16 (ours)'] for row in table(text).values()]
   assert ours == [
     '92.00 ± 2.83 (n = 2, 1 diverged)',
