@@ -272,6 +272,9 @@ def test_shards_that_cannot_be_read(write, tmp_path, photos, monkeypatch):
   (tmp_path / 'classes.txt').write_text('cat\ndog\ncat\n')
   with pytest.raises(ValueError, match="classes.txt has 'cat' twice"):
     sources.open_source(f'tfrecord:{tmp_path}', 'all')
+  (tmp_path / 'classes.txt').write_text('pâté\n', encoding='latin-1')
+  with pytest.raises(ValueError, match='classes.txt has the byte 0xe2 at'):
+    sources.open_source(f'tfrecord:{tmp_path}', 'all')
   (tmp_path / 'classes.txt').unlink()
   source = sources.open_source(f'tfrecord:{tmp_path}', 'all')
   with pytest.raises(ValueError, match='train.tfrecord/0'):

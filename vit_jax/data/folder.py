@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import io
 import logging
 import os
 import pathlib
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, splits
+from vit_jax.data import decode, splits, text_files
 from vit_jax.data.image_files import (
   Counter,
   by_stem,
@@ -265,12 +266,12 @@ def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:
   """Returns the rows of a table, and its class column: label or labels."""
   if not path.is_file():
     raise FileNotFoundError(f'no file {path}; give a CSV file of images')
+  text = text_files.decoded(path.read_bytes(), path)
   try:
-    with path.open(newline='', encoding='utf-8-sig') as file:
-      reader = csv.DictReader(file, strict=True)
-      rows: list[Row] = list(reader)
-  except (UnicodeDecodeError, csv.Error) as e:
-    raise ValueError(f'{path} is not a CSV file in UTF-8: {e}') from e
+    reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
+    rows: list[Row] = list(reader)
+  except csv.Error as e:
+    raise ValueError(f'{path} is not a CSV file: {e}') from e
   if not rows:
     raise ValueError(f'{path} has no rows: give one row for each image')
   for i, row in enumerate(rows, 1):

@@ -22,7 +22,7 @@ import google_crc32c
 import grain
 import numpy as np
 
-from vit_jax.data import atomic_files, cores, splits
+from vit_jax.data import atomic_files, cores, splits, text_files
 from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.source import Record, Source
 
@@ -235,7 +235,7 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
     if fs.exists(place):
-      lines = fs.cat_file(place).decode('utf-8-sig').splitlines()
+      lines = text_files.decoded(fs.cat_file(place), place).splitlines()
       names = tuple(line.strip() for line in lines if line.strip())
       if twice := [x for x in names if names.count(x) > 1]:
         raise ValueError(

@@ -387,6 +387,10 @@ def test_masks_that_do_not_fit_are_named(root):
     Image.fromarray(pixels).save(mask)
     with pytest.raises(ValueError, match=problem):
       third()
+  (root / 'classes.txt').write_text('chêne\n', encoding='latin-1')
+  with pytest.raises(ValueError, match='classes.txt has the byte 0xea at pos'):
+    third()
+  (root / 'classes.txt').write_text('chêne\n', encoding='utf-8')
   (root / 'masks/2.png').unlink()
   with pytest.raises(ValueError, match='1 of 10 images .* lack a mask'):
     sources.open_source(f'{root}/', 'all')

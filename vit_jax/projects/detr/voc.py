@@ -8,7 +8,7 @@ import pathlib
 import xml.etree.ElementTree
 from typing import Any
 
-from vit_jax.data import image_files
+from vit_jax.data import image_files, text_files
 from vit_jax.data import splits as split_names
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)
   if path.is_file():
-    text = image_files.nfc(path.read_text(encoding='utf-8-sig'))
+    text = image_files.nfc(text_files.decoded(path.read_bytes(), path))
     lines = map(str.strip, text.splitlines())
     # VOC's lists of one class, such as car_train.txt, have a number after each
     # name. A user may have renamed such a list to train.txt.
@@ -153,7 +153,8 @@ def _parsed(path: pathlib.Path) -> _Element:
   # An unknown encoding raises ValueError or LookupError.
   except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
-      f'{path} is not valid XML in UTF-8: {e}. Download or export it again.'
+      f'{path} is not valid XML in the encoding that it declares (UTF-8 if it '
+      f'declares none): {e}. Download or export it again.'
     ) from e
 
 

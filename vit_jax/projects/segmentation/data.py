@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vit_jax.data import decode, folder, transforms
+from vit_jax.data import decode, folder, text_files, transforms
 from vit_jax.data.orientation import Box
 from vit_jax.data.source import Record
 from vit_jax.projects.detr import box_transforms, mask_files, segments
@@ -54,9 +54,10 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
     ValueError: if an image lacks its mask, or `folder.open_folder` raises it.
   """
   root = pathlib.Path(name).expanduser()
-  if not (root / 'classes.txt').is_file() or not (root / 'masks').is_dir():
+  listed = root / 'classes.txt'
+  if not listed.is_file() or not (root / 'masks').is_dir():
     return None
-  names = (root / 'classes.txt').read_text(encoding='utf-8-sig').split('\n')
+  names = text_files.decoded(listed.read_bytes(), listed).splitlines()
   files = folder.open_folder(str(root / 'images'), split, split_seed)
   class_names = tuple(x.strip() for x in names if x.strip())
   return MaskFiles(root, files.paths, class_names)
