@@ -221,7 +221,7 @@ def test_what_is_confused_most_comes_first():
     'balanced   66.67%',
     'confused   cat taken for cow, 3 times',
     'confused   a,b taken for cat, 2 times',
-    'confused   cat taken for =dog, 1 times',
+    'confused   cat taken for =dog, 1 time',
   ]
   confusion_CC = np.arange(49).reshape(7, 7) * 1000
   names = ('a\n', *'bcdefg')

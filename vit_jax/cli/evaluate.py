@@ -108,18 +108,13 @@ def _run(args: argparse.Namespace) -> None:
 
 def table(found: Measures) -> str:
   """Returns a table of the measures and the most confused classes."""
-  names = list(map(flags.printable, found.class_names))
   lines = [('images', f'{found.confusion_CC.sum():,}')]
   lines.append(('accuracy', f'{found.accuracy:.2%}'))
-  if len(names) > 5:
+  if len(found.class_names) > 5:
     lines.append(('top-5', f'{found.top5:.2%}'))
   lines.append(('balanced', f'{found.balanced:.2%}'))
-  # Sorts only cells above 0: with 21,843 classes there are 477 million cells.
-  pairs = [(i, j) for i, j in np.argwhere(found.confusion_CC) if i != j]
-  pairs.sort(key=lambda pair: -found.confusion_CC[pair])
-  for i, j in pairs[:5]:
-    times = f'{found.confusion_CC[i, j]:,} times'
-    lines.append(('confused', f'{names[i]} taken for {names[j]}, {times}'))
+  for _, text in confusion.most_confused(found):
+    lines.append(('confused', flags.printable(text)))
   return '\n'.join(f'{name:<9}  {text}' for name, text in lines)
 
 

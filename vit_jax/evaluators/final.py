@@ -192,13 +192,11 @@ def _lines(found: Measures, simple: Mapping[str, float]) -> list[str]:
       f'class      {names[i]:<{width}}  {right_C[i] / images_C[i]:6.1%} of '
       f'{images_C[i]:,} ({a:.0%} to {b:.0%})'
     )
-  wrong_CC = confusion_CC - np.diag(right_C)
-  order = np.argsort(-wrong_CC, axis=None, kind='stable')[:5]
-  for i, j in zip(*np.unravel_index(order, wrong_CC.shape), strict=True):
-    if (times := wrong_CC[i, j]) > 1:
-      lines.append(
-        f'confused   {names[i]} taken for {names[j]}, {times:,} times'
-      )
+  lines += [
+    f'confused   {text}'
+    for times, text in confusion.most_confused(found)
+    if times > 1
+  ]
   best = max(simple, key=lambda name: simple[name], default='')
   if best and simple[best] >= found.accuracy:
     lines.append(
