@@ -199,11 +199,13 @@ def test_resuming_knows_data_by_what_they_are(photos):
     config_lib.check_resumable(meta('./a', None), meta('./b', None))
 
 
-def test_packages_are_looked_for_first(monkeypatch):
-  monkeypatch.setitem(sys.modules, 'wandb', None)
+def test_packages_are_imported_first(monkeypatch, tmp_path):
+  monkeypatch.delitem(sys.modules, 'wandb', raising=False)
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'wandb.py').write_text('None.version')  # damaged
   made = own.config('/no/such/folder')
   made.wandb = 'photos'
-  with pytest.raises(ImportError, match='wandb is not installed: pip'):
+  with pytest.raises(ImportError, match='AttributeError.*: pip install'):
     vit_jax.train(made, '/no/such/workdir')
 
 

@@ -4,7 +4,7 @@ Once a run has started, a failing dashboard never stops the run and delays only
 its end.
 """
 
-import importlib.util
+import importlib
 import io
 import logging
 import os
@@ -147,12 +147,17 @@ class EventFile:
 
 
 def check(config: Mapping[str, Any]) -> None:
-  """Raises ImportError if `config.wandb` is set but wandb is not installed."""
-  if config['wandb'] and not importlib.util.find_spec('wandb'):
+  """Raises ImportError if `config.wandb` is set but wandb does not import."""
+  if not config['wandb']:
+    return
+  try:
+    importlib.import_module('wandb')
+  except Exception as e:  # a damaged installation may raise any type
     raise ImportError(
-      f'config.wandb is {config["wandb"]!r}, but wandb is not installed: pip '
-      "install -e '.[wandb]', or leave config.wandb empty."
-    )
+      f'config.wandb is {config["wandb"]!r}, but wandb cannot be imported '
+      f"({type(e).__name__}: {e}): pip install -e '.[wandb]', or leave "
+      'config.wandb empty.'
+    ) from e
 
 
 class WandbRun:
