@@ -88,6 +88,8 @@ def test_both_kinds_of_images_are_mixed_as_their_labels_are(name):
   np.testing.assert_allclose(
     images.mean((2, 3, 4)), mixed['label'][..., 0], atol=1e-5
   )
+  # The teacher has seen the images unmixed.
+  np.testing.assert_array_equal(mixed['taught'], raw['soft'].argmax(-1))
   plain = objective_of().augment(raw, jax.random.key(2))
   assert np.abs(mixed['label'] - plain['label']).max() > 0.1
   spread = np.ptp(images, axis=(2, 3, 4)).max()
