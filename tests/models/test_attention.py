@@ -294,7 +294,9 @@ def test_all_ways_of_attention_take_a_mask(kind, relative):
   x = jax.random.normal(jax.random.key(0), (B, 6, 12))
   mask = make_mask(kind, 6, 6)
   module = layers.MultiHeadAttention(3, relative, weights=True)
-  params = jax.jit(module.init)(jax.random.key(1), x)['params']
+  variables = jax.jit(module.init)(jax.random.key(1), x)
+  assert variables.keys() == {'params'}
+  params = variables['params']
 
   def loss(params, module):
     y, weights = module.apply({'params': params}, x, mask_BQL=mask)

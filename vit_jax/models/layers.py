@@ -354,8 +354,10 @@ class MultiHeadAttention(nn.Module):
         relative = posemb.RelativeKeys(name='relative')
         logits_BNQL += relative(q_BQNK, self.relative)
       weights_BNQL = attention.softmax(logits_BNQL, mask_BQL)
-      # Lets `visualize` differentiate with respect to the weights.
-      weights_BNQL = self.perturb('weights', weights_BNQL)
+      # Lets `visualize` differentiate with respect to the weights. `perturb`
+      # would add a collection to the result of `init`.
+      if self.has_variable('perturbations', 'weights'):
+        weights_BNQL += self.get_variable('perturbations', 'weights')
       kept_BNQL = dropout(weights_BNQL, self.dropout, key)
       y_BQNK = attention.weighted(kept_BNQL, v_BLNK)
     if self.out_norm is not None:
