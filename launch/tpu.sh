@@ -19,8 +19,7 @@
 #   delete    releases the TPU; the hosts' disks are lost
 #
 # The script uses the Cloud TPU API, which serves v2 to v6e and gets only fixes.
-# Google recommends GKE (launch/gke.sh) or Compute Engine. TPU7x exists only
-# there.
+# Google recommends GKE (launch/gke.sh) or Compute Engine; both have TPU7x.
 #
 # --dry_run only prints the commands. The script needs gcloud with a login and a
 # project (--project or `gcloud config set project`). For pods, also run

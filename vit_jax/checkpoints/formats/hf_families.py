@@ -143,7 +143,11 @@ FAMILIES: Mapping[str, Family] = {
 def labels(
   num_classes: int, class_names: tuple[str, ...]
 ) -> dict[str, dict[str, Any]]:
-  """Returns the keys of config.json that name the classes."""
+  """Returns the keys of config.json that name the classes.
+
+  Predictions use id2label, which names every class. If classes share a name,
+  label2id has only the last of them.
+  """
   names = class_names or _unnamed(num_classes)
   return {
     'id2label': {str(i): name for i, name in enumerate(names)},

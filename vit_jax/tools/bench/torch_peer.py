@@ -156,8 +156,8 @@ def libraries() -> Any:
     import timm  # noqa: F401
   except (ImportError, RuntimeError) as e:
     raise ImportError(
-      f'--vs=timm needs timm, torch and torchvision. Run pip install timm '
-      f'torch torchvision. ({e})'
+      '--vs=timm and --vs=timm-eager need timm, torch and torchvision. Run pip '
+      f'install timm torch torchvision. ({e})'
     ) from e
   torch.set_num_threads(cores.usable_cores())
   # GPUs multiply float32 in TF32, as in JAX.
