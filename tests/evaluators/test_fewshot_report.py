@@ -181,6 +181,9 @@ def test_all_wrong_and_all_right_are_results(tmp_path):
     Result(1, 0, 2.0, 0.0),
     Result(2, 3, 4.0, 1.0),
   ]
+  (tmp_path / 'latin.csv').write_bytes(b'\xe9')
+  with pytest.raises(ValueError, match='latin.csv has the byte 0xe9'):
+    report.read_csv(str(tmp_path / 'latin.csv'), 'x')
 
 
 def test_layers_have_a_row_each_and_the_best_is_marked():

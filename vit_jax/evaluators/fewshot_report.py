@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax.data import text_files
 from vit_jax.evaluators.knn import K
 from vit_jax.evaluators.shots import Result
 from vit_jax.training import metric_log, plots
@@ -69,7 +70,8 @@ def read_csv(path: str, label: str) -> Curve:
   if not place.is_file():
     raise FileNotFoundError(f'No file {path}. Give the path of a {CSV}.')
   results, probe, knn = [], None, None
-  lines = csv.reader(place.read_text().splitlines())
+  text = text_files.decoded(place.read_bytes(), path)
+  lines = csv.reader(text.splitlines())
   try:
     if tuple(next(lines, ())) != COLUMNS:
       raise ValueError('other columns')
