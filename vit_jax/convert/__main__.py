@@ -10,7 +10,8 @@ The format of SOURCE is detected. TARGET is written completely or not at all.
   --to=timm       a directory for timm.create_model('local-dir:TARGET')
   --to=hf         a directory for transformers' from_pretrained
   --to=onnx       one file for onnxruntime, with any batch size
-  --to=stablehlo  a directory for jax.export that runs without this package
+  --to=stablehlo  a directory with a program, which jax.export runs without
+                  this package
   --to=orbax      a workdir of this package
   --to=board      a directory with a web server for the model, which runs
                   without JAX; --dtype=int8 writes both float32 and int8, and
@@ -55,10 +56,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   """Returns the flags; exits with status 2 if they are invalid."""
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
-  parser.add_argument('target', help='new file or directory')
+  parser.add_argument(
+    'target',
+    help='new file or directory; with --check, the existing one to compare',
+  )
   parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='target format')
   parser.add_argument(
-    '--check', action='store_true', help='only compare SOURCE and TARGET'
+    '--check',
+    action='store_true',
+    help='only compare SOURCE and TARGET; both may be exported programs',
   )
   parser.add_argument(
     '--image_size',

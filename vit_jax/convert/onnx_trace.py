@@ -157,7 +157,8 @@ class _Reader:
         continue
       length = len(wanted.eqns)
       found = _part(jaxpr, start, length)
-      # Printing names variables in order, so equal operations give equal text.
+      # In printed programs, variables are named by their order. Therefore equal
+      # operations give equal text.
       if str(found) == str(_part(wanted, 0, length)):
         order = [_inputs(wanted.eqns).index(v) for v in wanted.invars]
         atoms = [found.invars[n] for n in order]

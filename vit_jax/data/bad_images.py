@@ -48,8 +48,8 @@ def checked(source: Source, on_bad_image: str) -> Source:
 
   All processes must call this function together. They share the work and drop
   the same images. With 'skip', the loader also skips images that become
-  unreadable later. Sources of decoded pixels need no check and are returned
-  unchanged.
+  unreadable later. A source whose `states` are None needs no check and is
+  returned unchanged.
 
   Raises:
     ValueError: an image is unreadable and `on_bad_image` is 'error'; all images
@@ -105,8 +105,8 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   """Returns the unreadable images of this process' share, in order.
 
   Each of N processes decodes every N-th image, on all cores. Images that an
-  earlier check could read are not decoded again unless they have changed.
-  Returns None if the source needs no check.
+  earlier check could read are decoded again only if they or the decoder have
+  changed. Returns None if the source needs no check.
   """
   index, count = jax.process_index(), jax.process_count()
   share = range(index, len(source), count)
@@ -123,7 +123,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
     hashes = (_hash(f'{decoders} {text}', bar) for text in texts)
     states_N = np.fromiter(hashes, np.uint64, len(share))
   known = {place: _read(place) for place in _places()}
-  is_known_N = _is_in(states_N, np.concatenate([*known.values()]))
+  is_known_N = np.isin(states_N, np.concatenate([*known.values()]))
   new_N = np.flatnonzero(~is_known_N)
   indices = [share[i] for i in new_N]
   bar = cores.progress('Checking images', len(indices), 'images')
@@ -131,7 +131,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   is_known_N[new_N] = [image is None for image in found]
   for place, known_N in known.items():
     readable_N = states_N[is_known_N]
-    _keep(place, readable_N[~_is_in(readable_N, known_N)])
+    _keep(place, readable_N[~np.isin(readable_N, known_N)])
   return [image for image in found if image]
 
 
@@ -159,15 +159,6 @@ def _hash(text: str, bar: Any) -> int:
   bar.update()
   digest = hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=8)
   return int.from_bytes(digest.digest(), 'little')
-
-
-def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """Same as np.isin, but twice as fast for a million hashes."""
-  known_M = np.sort(known_M)
-  first_N, last_N = (
-    np.searchsorted(known_M, values_N, side) for side in ('left', 'right')
-  )
-  return first_N < last_N
 
 
 def _read(place: epath.Path) -> np.ndarray:

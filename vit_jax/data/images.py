@@ -34,7 +34,8 @@ class Images:
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
     """Returns the settings in `config.data`, for images of a size (H, W).
 
-    Raises ValueError if a field is invalid.
+    Raises ValueError if a field is invalid, except for the intervals that
+    `config.check_ranges` checks.
     """
     text = data['train_size']
     train_size = size_of(text, 'data.train_size') if text else size
@@ -72,7 +73,10 @@ class Images:
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of `size` training images, uint8 BHWC."""
+    """Returns the shape and dtype of a batch of training images, uint8 BHWC.
+
+    `size` is the number of images.
+    """
     shape = (size, *(self.train_size or self.size), 3)
     return jax.ShapeDtypeStruct(shape, np.uint8)
 

@@ -94,7 +94,8 @@ def rgb(image: Image.Image) -> np.ndarray:
 
   Raises:
     ValueError: pixels are floats, or a grey value exceeds 16 bits.
-    OSError: the file is truncated or damaged.
+    Exception: Pillow's error if the file is damaged: OSError, SyntaxError or
+      another.
   """
   image.load()
   if image.mode.startswith('I'):

@@ -5,7 +5,8 @@
 
 A record is a tf.train.Example, as written by TFDS and by the ImageNet scripts.
 The first run reads the shards, to index the labels of the records and their
-positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`.
+positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`
+(or under `$XDG_CACHE_HOME`).
 """
 
 import hashlib
@@ -210,8 +211,8 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   paths = sorted(x for x in fs.glob(place) if posixpath.basename(x)[:1] != '.')
   if not paths:
     raise FileNotFoundError(
-      f'{name} matches no file. Give a folder of such files, or a pattern, as '
-      f"in '{kind}:./data/train-*'"
+      f'{name} matches no file. Give a folder with files *{KINDS[kind]}, or a '
+      f"pattern, as in '{kind}:./data/train-*'"
     )
   by_split: dict[str, list[str]] = {}
   for path in paths:
@@ -223,7 +224,7 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
     if by_split:
       raise ValueError(
         f'{name}: {without[0]} has no split in its name, but other files do. '
-        f'Put {", ".join(names[0] for names in splits.SAME)} as a word into '
+        f'Add the word {" or ".join(names[0] for names in splits.SAME)} to '
         'its name, or give a pattern that does not match it.'
       )
     by_split['train'] = without
@@ -231,7 +232,10 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
-  """Returns the class names from a file beside a shard; () if it is missing."""
+  """Returns the class names from a file beside a shard; () if it is missing.
+
+  Raises ValueError if the file names a class twice.
+  """
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
     if fs.exists(place):

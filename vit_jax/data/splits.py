@@ -33,8 +33,8 @@ def select(
 ) -> np.ndarray:
   """Returns the indices that a split string selects, int64, part by part.
 
-  A split may have any of its names in `SAME`. If `test` is missing, `test`
-  selects `val`, and vice versa. This does not apply to sums, because
+  A split can be given by any of its synonyms in `SAME`. If `test` is missing,
+  `test` selects `val`, and vice versa. This does not apply to sums, because
   `train+val` must not train on `test`. `all` selects all splits. `splits` has
   the indices of each split's examples, and `owner` is the dataset in messages.
 

@@ -93,13 +93,13 @@ def _own_prefix() -> str:
   # Semaphores are files in the same folder, so they get the prefix too.
   process: Any = current_process()
   process._config['semprefix'] = f'/{prefix}'
-  # Workers are stopped at priority 0, so `_remove` runs after that.
+  # With a negative priority, `_remove` runs after the workers have stopped.
   util.Finalize(None, _remove, (prefix, lock), exitpriority=-1)
   return prefix
 
 
 def _remove(prefix: str, lock: Any) -> None:
-  """Removes this run's files: unread batches, semaphores and lock."""
+  """Removes the files of this run's unread batches, and its lock file."""
   for path in _MEMORY.glob(f'{prefix}*'):
     with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()
@@ -111,8 +111,8 @@ def _remove(prefix: str, lock: Any) -> None:
 def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
   """Keeps a worker off the TPU or GPU, and ends it when its parent ends.
 
-  SIGINT and SIGTERM reach the whole process group. Workers ignore them, because
-  the current step or evaluation of the parent still needs batches.
+  SIGINT and SIGTERM may reach the whole process group. Workers ignore them,
+  because the current step or evaluation of the parent still needs batches.
   """
   del worker_index, worker_count
   threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -121,7 +121,8 @@ def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
   os.environ['JAX_PLATFORMS'] = 'cpu'
   if 'jax' in sys.modules:  # JAX reads the environment only at import
     sys.modules['jax'].config.update('jax_platforms', 'cpu')
-  # Python has no public way to set the names of shared memory for Grain.
+  # Python chooses the names of Grain's shared memory. It has no public setting
+  # for their prefix.
   names: Any = shared_memory_lib
   names._SHM_NAME_PREFIX = f'/{prefix}'
   names._SHM_SAFE_NAME_LENGTH = len(prefix) + 17

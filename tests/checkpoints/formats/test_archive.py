@@ -172,6 +172,7 @@ ENTRIES = {
   'absurd shape': claim((10**15, 10**15)),
   'code': header("__import__('os').getcwd()"),
   'text': npy(np.array(['abc'])),
+  'complex numbers': npy(np.ones(2, np.complex64)),
   'three bytes': npy(np.zeros(2, 'V3')),
 }
 

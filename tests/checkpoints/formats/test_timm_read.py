@@ -548,3 +548,12 @@ def test_grey_images_are_read_and_more_channels_refused(tmp_path, timm, torch):
   assert relative_difference(logits_of(ours, images), want) < TOLERANCE
   with pytest.raises(ValueError, match='for images of 4 channels; it must'):
     opening.open_checkpoint(str(tmp_path / 'four'))
+
+
+def test_the_warning_about_grey_images_names_the_file(tmp_path, caplog):
+  folder = Folder(tmp_path / 'x', **TINY | {'width': 192, 'heads': 3})
+  kernel = folder.arrays()['patch_embed.proj.weight'][:, :1]
+  folder.change_arrays(**{'patch_embed.proj.weight': kernel})
+  path = f'{folder}/model.safetensors'
+  opening.open_checkpoint(path)
+  assert f'{path}: the model takes grey images' in caplog.text

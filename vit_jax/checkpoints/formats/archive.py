@@ -30,12 +30,13 @@ def is_archive(path: str) -> bool:
 def load(path: str) -> Flat:
   """Returns all arrays of an archive, two-byte void arrays as bfloat16.
 
-  Raises ValueError if the archive is damaged or an array is not numeric.
+  Raises ValueError if the archive is damaged, or the dtype of an array is
+  neither integer nor float.
   """
   part = 'the archive'
   flat: Flat = {}
   try:
-    # `open` closes a damaged file; np.load alone does not.
+    # np.load alone would leave a damaged file open.
     with open(path, 'rb') as file, np.load(file, allow_pickle=False) as archive:
       infos = archive.zip.infolist()
       with progress(f'reading {path}', sum(x.file_size for x in infos)) as bar:
@@ -55,7 +56,7 @@ def load(path: str) -> Flat:
 def numeric(x: np.ndarray) -> np.ndarray:
   """Returns an array of integers or floats; raises ValueError for others."""
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
-    raise ValueError(f'its dtype is {x.dtype}, which is not numeric')
+    raise ValueError(f'its dtype is {x.dtype}; it must be integer or float')
   return x
 
 
@@ -87,7 +88,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
     progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      # A new ZipInfo has a fixed date. A plain name would get the current time.
+      # A new ZipInfo has a fixed date, so equal arrays give equal bytes.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         # Converts one array at a time, to save memory.
@@ -134,7 +135,10 @@ class Lookup:
     return x.shape
 
   def size(self, name: str, ndim: int, axis: int = 0) -> int:
-    """Returns the size of an axis as in `shape`; 0 if the array is missing."""
+    """Returns the size of an axis; 0 if the array is missing.
+
+    If the array exists, raises the errors of `shape`.
+    """
     return self.shape(name, ndim)[axis] if self.has(name) else 0
 
   def count(self, start: str, pattern: str) -> tuple[int, ...]:

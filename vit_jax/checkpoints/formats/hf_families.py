@@ -34,8 +34,9 @@ _POSITIONS = {'posemb': 'learned1d', 'layer_scale': 0.0}
 class Family:
   """A model type.
 
-  Two attributes are regular expressions: `ignored` matches keys of arrays that
-  are not read, `unused` our names of arrays that a classifier does not use.
+  Two attributes are regular expressions. `ignored` matches the keys of arrays
+  that are not read. `unused` matches our names of arrays that a classifier does
+  not use.
   """
 
   config: dict[str, Key]  # the keys in config.json

@@ -45,8 +45,8 @@ def read(path: str, ignored: str = _COUNTS) -> Flat:
 
   The keys of nested dictionaries are joined by dots. `ignored` is a regular
   expression for keys to leave out. Raises ImportError if PyTorch is needed but
-  not installed, and ValueError if the file has another format, or an array is
-  damaged or not numeric.
+  not installed. Raises ValueError if the file has another format, an array is
+  damaged, or the dtype of an array is neither integer nor float.
   """
   load = _loader(path)
   if not load:
@@ -123,8 +123,8 @@ def write_safetensors(
   """Writes a .safetensors file completely or not at all.
 
   The same arrays always give the same bytes. `dtype` is 'float32', 'bfloat16'
-  or 'float16'. Raises FileExistsError if the target exists, and ValueError if a
-  value is too large for float16.
+  or 'float16'. Raises the errors of `atomic_files.new_file`, such as
+  FileExistsError, and ValueError if a value is too large for float16.
   """
   stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
   with atomic_files.new_file(target) as path:
@@ -178,7 +178,7 @@ def _read_parts(index_path: str, ignored: str) -> Flat:
 
 
 class _Ignored(dict):
-  """Replaces any object that is not a tensor, number or text."""
+  """Replaces objects of classes that PyTorch does not unpickle."""
 
   def __init__(self, *args: Any, **kwargs: Any) -> None:
     super().__init__()
@@ -196,7 +196,9 @@ def _load_torch(path: str, is_zip: bool = False) -> dict[str, Any]:
       f'{path} is a PyTorch file. To read it, pip install torch, or convert it '
       f'to .safetensors where torch is installed. ({e})'
     ) from e
-  # Ignores other objects that training saves: flags, metrics, NumPy numbers.
+  # Replaces other objects that training saves, such as flags and metrics.
+  # PyTorch lists their classes only for zip files. In older files, all classes
+  # but Namespace raise an error.
   names = {'argparse.Namespace'}
   if is_zip:
     names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))

@@ -144,8 +144,8 @@ def _vit_fields(
       f'{facts["heads"]} heads, pool {pool!r}, the exact GELU, a LayerNorm '
       f'epsilon of {facts["layer_norm_epsilon"]:g}, '
       + ('a class token without position embedding, ' if grid_only else '')
-      + f'square images of {image_size[0]} pixels, resizing of '
-      f'{images.describe()}, mean {images.mean} and standard deviation '
+      + f'square images of {image_size[0]} pixels, resizing '
+      f'({images.describe()}), mean {images.mean} and standard deviation '
       f'{images.std}. {_CORRECT_IT}'
     )
   if known['rotation']:

@@ -90,9 +90,9 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Endings of keys. A kernel with such a key may lack its bias. If a query bias
-# has such a key, the bias of the key projection may be missing. Missing biases
-# are read as 0.
+# Endings of keys. If the key of a kernel has one of these endings, the bias of
+# the same module may be missing. If the key of a query bias has one of them,
+# the bias of the key projection may be missing. Missing biases are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -317,8 +317,9 @@ class Arrays(dict[str, np.ndarray]):
       # Pillow's weights for converting RGB to grey.
       grey = np.array([[[0.299]], [[0.587]], [[0.114]]], np.float32)
       self['embedding/kernel'] = kernel * grey
-      config.warn(
-        'the model takes grey images; vit_jax converts RGB images to grey.'
+      config.warnings.append(
+        f'{self.path}: the model takes grey images; vit_jax converts RGB '
+        'images to grey.'
       )
     counts = [self[name].shape[1] for name in tokens]
     size, placed = _size_and_placed(self, counts, stride, stated)
@@ -375,8 +376,8 @@ def _size_and_placed(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has neither {key!r} nor an image size. Give a directory with a '
-      'config.json.'
+      f'{path} has neither position embeddings nor an image size. Give a '
+      'directory with a config.json.'
     )
   rows = arrays[POSITIONS].shape[1]
   registers = arrays['registers'].shape[1] if 'registers' in arrays else 0
@@ -401,8 +402,8 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   """Infers the fields of a ViT from its arrays.
 
   Returns the fields, the channels of images, and the distance between patches
-  in pixels. Raises ValueError if a necessary array is missing, or images have
-  neither 1 nor 3 channels.
+  in pixels. Raises ValueError if a necessary array is missing, or a model other
+  than a hybrid takes images of neither 1 nor 3 channels.
   """
   has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)
