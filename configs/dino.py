@@ -88,9 +88,10 @@ def small(config, data):
   config.batch_size = 128
   config.data.update(name=data, image_size='32', crop_min_area=0.4)
   config.model.update(
-    patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
+    patch_size=8, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
   )
   config.objective.update(
+    batch_norm=True,
     prototypes=1024,
     hidden=256,
     bottleneck=64,

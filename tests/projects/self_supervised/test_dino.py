@@ -19,6 +19,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.data import sources
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.objectives.objective import Facts
+from vit_jax.projects.self_supervised import dino_model
 from vit_jax.training import preemption, sharding
 
 try:
@@ -213,6 +214,22 @@ def _representations(objective, params, views):
   B, V, *rest = views.shape
   y, _ = objective.model.apply({'params': params}, views.reshape(-1, *rest))
   return np.asarray(y).reshape(B, V, -1)
+
+
+@needs_torch
+def test_hidden_layers_of_the_head_are_standardised():
+  head = dino_model.Projection(24, 32, 16, True, True, jnp.float32)
+  y = np.random.default_rng(0).standard_normal((BATCH, 12)) + 5
+  params = head.init(jax.random.key(0), y)['params']
+  p, x = to_torch(params), torch.tensor(y)
+  for i in range(3):
+    if i:
+      x = F.gelu(F.batch_norm(x, None, None, training=True))
+    x = x @ p[f'layer_{i}']['kernel'] + p[f'layer_{i}']['bias']
+  weight = F.normalize(p['kernel'], dim=0) * p['scale']
+  want = F.normalize(x, dim=-1) @ weight
+  got = head.apply({'params': params}, y)
+  np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 def test_views_are_large_and_small():

@@ -23,6 +23,7 @@ class Projection(nn.Module):
   hidden: int
   bottleneck: int
   scale: bool
+  batch_norm: bool
   dtype: Any
 
   @nn.compact
@@ -31,6 +32,8 @@ class Projection(nn.Module):
     init = nn.initializers.truncated_normal(0.02)
     for i, width in enumerate((self.hidden, self.hidden, self.bottleneck)):
       if i:
+        if self.batch_norm:
+          y_BD = standardize(y_BD)
         y_BD = nn.gelu(y_BD, approximate=False)
       y_BD = nn.Dense(
         width, dtype=self.dtype, kernel_init=init, name=f'layer_{i}'
@@ -43,6 +46,14 @@ class Projection(nn.Module):
       scale_K = self.param('scale', nn.initializers.ones, (self.outputs,))
       logits_BK *= scale_K[None]
     return logits_BK
+
+
+def standardize(y_BD: Array) -> Array:
+  """Gives each column of a batch the mean 0 and the variance 1, in float32."""
+  y_BD = y_BD.astype(jnp.float32)
+  centred_BD = y_BD - jnp.mean(y_BD, axis=0, keepdims=True)
+  variance_1D = jnp.mean(jnp.square(centred_BD), axis=0, keepdims=True)
+  return centred_BD * jax.lax.rsqrt(variance_1D + 1e-5)
 
 
 def unit(x: Array, axis: int) -> Array:
@@ -64,6 +75,11 @@ class DINOViT(ViT):
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')
   bottleneck: int = field(256, 'Width of the bottleneck.', valid='[1, inf)')
   last_scale: bool = field(False, 'Learn the lengths of the prototypes.')
+  batch_norm: bool = field(
+    False,
+    "Standardise the head's hidden layers over the views of one size, which "
+    'keeps hybrids from collapsing. The authors standardise over all views.',
+  )
 
   def describe(self, image_size: tuple[int, int]) -> str:
     return f'{super().describe(image_size)}, {self.prototypes} prototypes'
@@ -90,6 +106,7 @@ class DINOViT(ViT):
         self.hidden,
         self.bottleneck,
         self.last_scale,
+        self.batch_norm,
         self.dtype,
         name='projection',
       )(y_BD)
