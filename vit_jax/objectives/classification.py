@@ -57,11 +57,9 @@ class Classification(Objective):
   class_weights: tuple[float, ...] = ()
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    found = super()._arguments(config, image_size)
-    if (task := found['model'].task) != 'classes':
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    made = super().from_config(config, image_size)
+    if (task := made.model.task) != 'classes':
       raise ValueError(
         f'model.name is {config.model.name!r}, which predicts {task} and does '
         'not classify images. Choose another variant, or configs/detr.py.'
@@ -75,15 +73,16 @@ class Classification(Objective):
           f'{field} is {value!r}, which objective.name='
           f'{config.objective.name} ignores: set it to "".'
         )
-    if train_size := found['images'].train_size:
-      found['model'].check(train_size)
-    return found | {
-      'loss_name': config.loss.name,
-      'label_smoothing': config.loss.label_smoothing,
-      'mixup': config.loss.mixup,
-      'cutmix': config.loss.cutmix,
-      'wrong_labels': config.data.wrong_labels,
-    }
+    if train_size := made.images.train_size:
+      made.model.check(train_size)
+    return dataclasses.replace(
+      made,
+      loss_name=config.loss.name,
+      label_smoothing=config.loss.label_smoothing,
+      mixup=config.loss.mixup,
+      cutmix=config.loss.cutmix,
+      wrong_labels=config.data.wrong_labels,
+    )
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data.

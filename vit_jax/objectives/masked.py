@@ -5,7 +5,7 @@ and 'pixels' slightly worse.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -48,16 +48,14 @@ class MaskedPatches(Reconstruction):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     o = config.objective
     if o.mask + o.other > 1:
       raise ValueError(
         f'objective.mask is {o.mask} and objective.other is {o.other}: the sum '
         'of these shares of the corrupted patches must be at most 1.'
       )
-    return super()._arguments(config, image_size)
+    return super().from_config(config, image_size)
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Returns normalised `image` BHWC, `kind` and `other` BL, and `target`."""

@@ -129,13 +129,6 @@ class Objective:
       ValueError: if a field is invalid.
       FileNotFoundError: if a checkpoint is missing.
     """
-    return cls(**cls._arguments(config, image_size))
-
-  @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    """Returns the arguments of `cls`; raises the errors of `from_config`."""
     fields = {**config.model}
     if cls.trained:
       needed = getattr(cls.trained.__base__, 'kind', cls.trained.kind)
@@ -157,7 +150,7 @@ class Objective:
       if name in names & cls.defaults.keys()
     }
     images = Images.from_config(config.data, image_size)
-    return {'model': model, 'images': images} | options
+    return cls(**{'model': model, 'images': images} | options)
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data, if it classifies.

@@ -66,11 +66,9 @@ class Detection(Objective):
   dense: float = field(0.0, 'Weight of per-cell classification.', valid=_ANY)
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     o = config.objective
-    found = super()._arguments(config, image_size)
+    made = super().from_config(config, image_size)
     if config.model.masks:
       segments.require_library('model.masks')
     if o.max_objects > config.model.num_queries:
@@ -88,7 +86,7 @@ class Detection(Objective):
         f'objective.buckets is {o.buckets} and objective.short_sides has '
         f'{len(o.short_sides)} values. Use 1 bucket, or at most one per value.'
       )
-    return found
+    return made
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Sets the classes; raises ValueError if the data have none."""

@@ -14,7 +14,7 @@ the soft term by the number of classes.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -58,12 +58,12 @@ class Distillation(Classification):
   class_order: str = ''
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    teacher = teachers.teacher_of(config)
-    own = {'teacher': teacher, 'class_order': config.data.class_order}
-    return super()._arguments(config, image_size) | own
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    teacher: Any = teachers.teacher_of(config)
+    made = super().from_config(config, image_size)
+    return dataclasses.replace(
+      made, teacher=teacher, class_order=config.data.class_order
+    )
 
   def fixed(self) -> Params:
     """Returns the teacher's parameters as NumPy arrays in `teacher_dtype`.

@@ -18,7 +18,7 @@ import io
 import logging
 import zipfile
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +68,7 @@ class PseudoLabels(TwoStreams):
   teacher: opening.Checkpoint | None = None
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     labels, teacher = config.objective.labels, None
     if not labels:
       raise ValueError(
@@ -79,7 +77,8 @@ class PseudoLabels(TwoStreams):
       )
     if config.teacher or not absolute(labels).exists():
       teacher = teachers.teacher_of(config)
-    return super()._arguments(config, image_size) | {'teacher': teacher}
+    made = super().from_config(config, image_size)
+    return dataclasses.replace(made, teacher=teacher)
 
   def train_transform(self) -> Any:
     """Returns the function from a record to an example with r more images.
@@ -212,7 +211,7 @@ def kept(
   if teacher:
     wanted['teacher'] = saving.checksums(teacher.params)
   if not found:
-    assert teacher  # `_arguments` opens the teacher if the file is missing
+    assert teacher  # `from_config` opens the teacher if the file is missing
     probabilities_NC = _labelled(teacher, source, data.workers)
     if jax.process_index() == 0:
       file = io.BytesIO()

@@ -24,7 +24,7 @@ batch-hard triplets (1703.07737), with the distances of FaceNet (1503.03832).
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -50,16 +50,14 @@ class Rotation(TwoStreams):
   weight: float = field(1.0, 'w, weight of rotation.', valid='[0, inf)')
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     height, width = image_size
     if height != width:
       raise ValueError(
         f'data.image_size is {height}x{width}, and rotating by 90 degrees '
         'swaps height and width. Use a square size.'
       )
-    return super()._arguments(config, image_size)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns the function from a record to an example.
@@ -145,9 +143,7 @@ class Exemplar(TwoStreams):
   )
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     group = config.objective.group
     if config.batch_size % (group * config.accum_steps):
       raise ValueError(
@@ -155,7 +151,7 @@ class Exemplar(TwoStreams):
         f'accum_steps {config.accum_steps} does not divide into such groups. '
         'Use a divisor of batch_size / accum_steps.'
       )
-    return super()._arguments(config, image_size)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns the function from a record to copies of two images.

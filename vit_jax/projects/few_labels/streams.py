@@ -1,7 +1,7 @@
 """Base of objectives with two streams: labelled and unlabelled images."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import jax
 from ml_collections import ConfigDict
@@ -29,13 +29,11 @@ class TwoStreams(Classification):
   data: ConfigDict = None
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    found = super()._arguments(config, image_size)
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    made = super().from_config(config, image_size)
     o, data = config.objective, config.data.copy_and_resolve_references()
     data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
-    return found | {'data': data}
+    return dataclasses.replace(made, data=data)
 
   def open_unlabelled(self) -> Source:
     """Opens the unlabelled images, and checks that they are readable.

@@ -25,7 +25,7 @@ predicts each shot from the shot before.
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +68,7 @@ class VideoInvariances(Exemplar):
   temperature: float = field(0.1, 't, temperature.', valid='(0, inf)')
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     o = config.objective
     if not o.videos:
       raise ValueError(
@@ -82,7 +80,7 @@ class VideoInvariances(Exemplar):
         f'objective.length is {o.length}; it must be at least '
         f'objective.frames={o.frames}. Raise length or lower frames.'
       )
-    return super()._arguments(config, image_size)
+    return super().from_config(config, image_size)
 
   def train_transform(self) -> Any:
     """Returns the function from a record to an example with a random clip.

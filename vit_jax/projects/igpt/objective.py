@@ -1,7 +1,7 @@
 """Pixel prediction of "Generative Pretraining from Pixels" (ICML 2020)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,9 @@ class Pixels(Reconstruction):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
-    found = super()._arguments(config, image_size)
-    images = found['images'].preprocessing
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
+    made = super().from_config(config, image_size)
+    images = made.images.preprocessing
     if (images.mean, images.std) != (
       device_augmentation.MEAN,
       device_augmentation.STD,
@@ -43,7 +41,7 @@ class Pixels(Reconstruction):
         f'data.mean is {images.mean} and data.std is {images.std}. A palette '
         f'needs images in [-1, 1]: set both to {device_augmentation.MEAN}.'
       )
-    return found
+    return made
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Returns normalised `image` BHWC and, for BERT, `hidden` bool BL.

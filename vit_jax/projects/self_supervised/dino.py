@@ -90,22 +90,20 @@ class DINO(Objective):
   class_names: tuple[str, ...] = ()
 
   @classmethod
-  def _arguments(
-    cls, config: ConfigDict, image_size: tuple[int, int]
-  ) -> dict[str, Any]:
+  def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     o = config.objective
     if len(o.small_area) != 2 or o.small_area[0] > o.small_area[1]:
       raise ValueError(
         f'objective.small_area is {o.small_area}. Give the smallest and the '
         'largest share of an image, as in (0.05, 0.4).'
       )
-    found = super()._arguments(config, image_size)
+    made = super().from_config(config, image_size)
     size = size_of(o.small_size, 'objective.small_size')
     try:
-      found['model'].check(size)
+      made.model.check(size)
     except ValueError as e:
       raise ValueError(f'objective.small_size is {o.small_size!r}: {e}') from e
-    return found
+    return made
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with its durations in steps.
