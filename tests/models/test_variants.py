@@ -255,46 +255,30 @@ def test_what_is_just_possible_is_built():
 def test_what_models_say_of_themselves():
   """Each of other numbers down than across."""
   wide = {'image_size': (32, 64), 'depth': 5}
-  of_vit = (
-    '5 layers of 3 heads, width 192, 2x4 patches of images of 32x64 pixels'
-  )
+  of_vit = 'patch_size 16, width 192, depth 5, mlp_dim 768, heads 3'
   for variant, fields, said in (
-    ('ti16', wide, f'ViT, {of_vit}'),
-    ('axial_ti16', wide, f'axial ViT, {of_vit}'),
-    (
-      'r+ti16',
-      wide,
-      f'hybrid, {of_vit}'.replace('2x4', '1x2'),
-    ),
-    ('ti16', wide | {'name': 'deit'}, f'distilled ViT, {of_vit}'),
-    (
-      'ti16',
-      wide | {'name': 'rotation_vit'},
-      f'ViT, {of_vit}, predicting rotations',
-    ),
-    ('ti16', wide | {'name': 'video_vit'}, f'ViT, {of_vit}, predicting shots'),
+    ('ti16', wide, f'ViT, {of_vit}, 2x4 grid, 32x64 pixels'),
     (
       'ti16',
       wide | {'name': 'masked_vit', 'num_classes': 0, 'target': 'downsized'},
-      f'ViT, {of_vit}, predicting downsized',
+      f"MaskedViT, {of_vit}, target 'downsized', 2x4 grid, 32x64 pixels",
     ),
-    ('r50x1', {'image_size': (33, 65)}, 'ResNet for 33x65 pixels'),
     (
-      'igpt_s',
-      {'image_size': (8, 12)},
-      'iGPT (causal), 24 layers of 8 heads, width 512, 8x12 pixels of 512 col'
-      'ours',
+      'r50x1',
+      {'image_size': (33, 65)},
+      'ResNet, layers (3, 4, 6, 3), 2x3 grid, 33x65 pixels',
     ),
     (
       'igpt_m',
       {'image_size': (8, 12), 'causal': False, 'palette': (0.0,) * 9},
-      'iGPT (BERT), 36 layers of 8 heads, width 1024, 8x12 pixels of 3 colours',
+      'IGPT, width 1024, depth 36, mlp_dim 4096, heads 8, causal False, '
+      f'palette ({"0.0, " * 6}...), 8x12 grid, 8x12 pixels',
     ),
     (
       'detr_r50_dc5',
       {'image_size': (65, 130), 'decoder_layers': 3, 'num_queries': 7},
-      'DETR, 7 queries, layers 6 + 3 of 8 heads, width 256, on 5x9 cells of a '
-      'resnet backbone (3-4-6-3), 65x130 pixels',
+      'DETR, num_queries 7, decoder_layers 3, dilation True, 5x9 grid, 65x130 '
+      'pixels',
     ),
   ):
     model = build(variant, **fields)

@@ -106,7 +106,7 @@ def test_rollout_is_that_of_the_captured_attention(
   status, said, err, out = run('rollout', name, *files)
   assert (status, err) == (0, '')
   assert f'written  {out}/rollout.png and 1 more' in said
-  assert '2x3 patches of images of 16x24 pixels' in said
+  assert '2x3 grid, 16x24 pixels' in said
   assert pictures(out) == ['rollout']
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['files']) == files
@@ -198,7 +198,7 @@ def test_position_embeddings_of_every_kind(name, shape, run):
 def test_another_image_size(run, checkpoints, files):
   status, said, _, out = run('rollout', 'cls', *files, '--image_size=32x40')
   assert status == 0
-  assert '4x5 patches of images of 32x40 pixels' in said
+  assert '4x5 grid, 32x40 pixels' in said
   assert np.load(out / 'rollout.npz')['maps'].shape == (1, 3, 4, 5)
 
 

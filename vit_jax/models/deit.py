@@ -27,9 +27,6 @@ class DistilledViT(ViT):
   def body(self) -> 'DistilledViT':
     return self.clone(num_classes=0, head_bias=0.0, parent=None)
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return f'distilled {super().describe(image_size)}'
-
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
     fields.check_only(

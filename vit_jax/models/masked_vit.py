@@ -84,9 +84,6 @@ class MaskedViT(PatchViT):
         'objective.target.'
       )
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return f'{super().describe(image_size)}, predicting {self.target}'
-
   @nn.compact
   def __call__(
     self,

@@ -1,6 +1,7 @@
 """The base class of models, and the types of their inputs and outputs."""
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -217,8 +218,17 @@ class Model(nn.Module, kw_only=True):
     raise NotImplementedError
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    """Describes the model in one line."""
-    raise NotImplementedError
+    """Describes the model: class, fields that are not default, grid, pixels."""
+    shared = {x.name for x in dataclasses.fields(Model)}
+    own = {
+      x.name: getattr(self, x.name)
+      for x in self.own_fields()
+      if x.name not in shared and getattr(self, x.name) != x.default
+    }
+    (h, w), (H, W) = self.grid(image_size), image_size
+    fields = (f'{name} {reprlib.repr(value)}' for name, value in own.items())
+    parts = type(self).__name__, *fields, f'{h}x{w} grid', f'{H}x{W} pixels'
+    return ', '.join(parts)
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
     """Returns the number of tokens L, including the extra tokens."""

@@ -276,10 +276,6 @@ class ResNet(Model):
   def body(self) -> 'ResNet':
     return self.clone(num_classes=0, head_bias=0.0)
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    H, W = image_size
-    return f'ResNet for {H}x{W} pixels'
-
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stride = total_stride(self.layers)
     H, W = image_size

@@ -215,14 +215,6 @@ class ViT(Model):
     nothing = {'num_classes': 0, 'representation_size': 0, 'head_bias': 0.0}
     return ViT(**own | nothing, parent=None)
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    (H, W), (h, w) = image_size, self.grid(image_size)
-    return (
-      f'{"axial " * self.axial}{"hybrid" if self.stem_width else "ViT"}, '
-      f'{self.depth} layers of {self.heads} heads, width {self.width}, {h}x{w} '
-      f'patches of images of {H}x{W} pixels'
-    )
-
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     stride = self.patch_size
     if self.stem_width:

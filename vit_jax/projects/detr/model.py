@@ -144,16 +144,6 @@ class DETR(Model):
     H, W = image_size
     return -(-H // self.stride), -(-W // self.stride)
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    H, W = image_size
-    h, w = self.grid(image_size)
-    units = '-'.join(map(str, self.backbone_layers))
-    return (
-      f'DETR, {self.num_queries} queries, layers {self.encoder_layers} + '
-      f'{self.decoder_layers} of {self.heads} heads, width {self.width}, on '
-      f'{h}x{w} cells of a {self.backbone} backbone ({units}), {H}x{W} pixels'
-    )
-
   def check(self, image_size: tuple[int, int]) -> None:
     del image_size  # images of any size are padded
     check_heads(self)

@@ -22,9 +22,6 @@ class RotationViT(ViT):
   kind: ClassVar[str] = 'rotation_vit'
   task_params: ClassVar[tuple[str, ...]] = (*ViT.task_params, 'head_rotation')
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return f'{super().describe(image_size)}, predicting rotations'
-
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     turns_B4 = heads.classifier(aux['pre_logits'], TURNS, 0.0, 'head_rotation')
     return super().classify(aux | {'logits_rotation': turns_B4})
@@ -39,9 +36,6 @@ class VideoViT(ViT):
 
   kind: ClassVar[str] = 'video_vit'
   task_params: ClassVar[tuple[str, ...]] = (*ViT.task_params, 'head_next')
-
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return f'{super().describe(image_size)}, predicting shots'
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     y_BD = aux['pre_logits']

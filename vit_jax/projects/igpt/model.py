@@ -212,13 +212,6 @@ class IGPT(Model):
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     return image_size
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    (H, W), way = image_size, 'causal' if self.causal else 'BERT'
-    return (
-      f'iGPT ({way}), {self.depth} layers of {self.heads} heads, width '
-      f'{self.width}, {H}x{W} pixels of {len(self.palette) // 3} colours'
-    )
-
   def check(self, image_size: tuple[int, int]) -> None:
     check_heads(self)
     if len(self.palette) % 3 or len(self.palette) < 6:

@@ -81,9 +81,6 @@ class DINOViT(ViT):
     'keeps hybrids from collapsing. The authors standardise over all views.',
   )
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return f'{super().describe(image_size)}, {self.prototypes} prototypes'
-
   @nn.compact
   def __call__(
     self,

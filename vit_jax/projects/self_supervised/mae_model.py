@@ -101,12 +101,6 @@ class MAEViT(PatchViT):
       stem_width=(0,),
     )
 
-  def describe(self, image_size: tuple[int, int]) -> str:
-    return (
-      f'{super().describe(image_size)}, a decoder of {self.decoder_depth} '
-      f'layers of {self.decoder_heads} heads, width {self.decoder_width}'
-    )
-
   @nn.compact
   def __call__(
     self,
