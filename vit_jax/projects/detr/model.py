@@ -68,6 +68,9 @@ class DETR(Model):
   """Maps images to a class, a box and optionally a mask for every query."""
 
   kind: ClassVar[str] = 'detr'
+  task: ClassVar[str] = 'objects'
+  vectors: ClassVar[tuple[str, ...]] = ()
+  attention: ClassVar[str] = 'objects'
   # The box head is not listed, because it does not depend on the classes.
   task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
   optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -103,24 +106,12 @@ class DETR(Model):
   )
   dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
 
-  @property
-  def task(self) -> str:
-    return 'objects'
-
-  @property
-  def vectors(self) -> tuple[str, ...]:
-    return ()
-
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
     """Returns the last layer's logits, boxes and, with masks, mask logits."""
     found = super().outputs(outputs, aux) | {'boxes': aux['boxes'][-1]}
     if self.masks:
       found['mask_logits'] = aux['mask_logits']
     return found
-
-  @property
-  def attention(self) -> str:
-    return 'objects'
 
   @property
   def num_blocks(self) -> int:

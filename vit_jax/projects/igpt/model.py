@@ -169,7 +169,7 @@ class IGPT(Model):
   """Maps images to class logits and to colour logits of every pixel."""
 
   kind: ClassVar[str] = 'igpt'
-  compute_fields: ClassVar[tuple[str, ...]] = ('dtype', 'scan', 'remat')
+  attention: ClassVar[str] = 'pixels'
   loops: ClassVar[tuple[Loop, ...]] = (LAYERS,)
   flop_capture: ClassVar[tuple[str, ...]] = ('pixels',)
   depth_loop: ClassVar[Loop] = LAYERS
@@ -195,10 +195,6 @@ class IGPT(Model):
   @property
   def task(self) -> str:
     return 'classes' if self.num_classes else 'pixels'
-
-  @property
-  def attention(self) -> str:
-    return 'pixels'
 
   @property
   def num_blocks(self) -> int:
