@@ -53,11 +53,10 @@ def mesh_of(data=1, fsdp=1, tensor=1):
 
 def evaluator(model, mesh, count=3, wandb=''):
   config = digits.get_config()
-  size = 'x'.join(map(str, SIZE))
-  config.data.update(mean=MEAN, std=STD, image_size=size)
   config.wandb = wandb
   names = tuple('0123456789')
-  objective = Classification(model, Images(SIZE), names)
+  images = Images(SIZE, Preprocessing(0, MEAN, STD))
+  objective = Classification(model, images, names)
   return pictures.PicturesEvaluator.from_entry(
     Parts(config, objective, {}, mesh, Facts(names, 9)),
     'seen',

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 import jax
@@ -10,10 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import bad_images, sources
-from vit_jax.data.images import Images, size_of
-from vit_jax.models.model import Params
+from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best, Facts, Objective
-from vit_jax.training import features
+from vit_jax.training import features, sharding
 
 
 class Evaluator(Protocol):
@@ -65,12 +64,6 @@ class Parts:
   mesh: jax.sharding.Mesh
   facts: Facts  # of the training data
 
-  @functools.cached_property
-  def images(self) -> Images:
-    """The preprocessing of images."""
-    data = self.config.data
-    return Images.from_config(data, size_of(data.image_size))
-
   @property
   def batches(self) -> dict[str, Any]:
     """Keyword arguments of `features.global_batches`."""
@@ -112,5 +105,18 @@ class Parts:
     self, name: str, function: features.Function
   ) -> Callable[[Any, sources.Source], np.ndarray]:
     """Returns a function that maps (params, source) to a row per image."""
-    extract = features.Extractor(function, self.images, **self.batches)
+    images = self.objective.images
+    extract = features.Extractor(function, images, **self.batches)
     return functools.partial(extract, description=name)
+
+  def passes(self, source: sources.Source) -> Callable[[], Iterator[Batch]]:
+    """Returns a function that starts a pass over the examples of a source."""
+    transform = self.objective.eval_transform()
+    return functools.partial(
+      features.global_batches, source, transform, **self.batches
+    )
+
+  def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Jits a function; every process can read its whole results."""
+    everywhere = sharding.replicated(self.mesh)
+    return jax.jit(function, out_shardings=everywhere)

@@ -298,7 +298,9 @@ class KNNEvaluator(Evaluator):
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     function = features_lib.layer(parts.objective.model, entry.layer)
-    extractor = features_lib.Extractor(function, parts.images, **parts.batches)
+    extractor = features_lib.Extractor(
+      function, parts.objective.images, **parts.batches
+    )
     train, test = _splits_of(parts, entry)
     knn_lib.check_k(entry.k, train.labels())
     return cls(name, extractor, train, test, parts.mesh, entry.k)

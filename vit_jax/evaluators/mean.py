@@ -1,7 +1,6 @@
 """Averages an objective's metrics over all examples of a split."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -12,7 +11,6 @@ from ml_collections import ConfigDict
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import Best, Objective
-from vit_jax.training import features, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,20 +31,12 @@ class MeanEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    objective = parts.objective
-    evaluate = jax.jit(
-      objective.evaluate, out_shardings=sharding.replicated(parts.mesh)
-    )
+    evaluate = parts.compiled(parts.objective.evaluate)
     return cls(
       name,
       lambda params, batch: evaluate(params, parts.fixed, batch),
-      functools.partial(
-        features.global_batches,
-        parts.source(entry.split),
-        objective.eval_transform(),
-        **parts.batches,
-      ),
-      objective.measure_rows,
+      parts.passes(parts.source(entry.split)),
+      parts.objective.measure_rows,
     )
 
   def run(self, params: Params) -> dict[str, float]:

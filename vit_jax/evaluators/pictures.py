@@ -69,7 +69,7 @@ class PicturesEvaluator(Evaluator):
     return cls(
       name,
       parts.objective.model,
-      parts.images,
+      parts.objective.images,
       parts.source(entry.split),
       entry.images,
       parts.mesh,

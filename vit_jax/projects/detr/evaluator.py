@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any, Self
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -19,7 +17,7 @@ from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
-from vit_jax.training import features, sharding
+from vit_jax.training import features
 
 # The rows of COCO's table, in COCO's order. AP, average precision, is averaged
 # over IoU thresholds of .5 to .95; AP50 and AP75 use the threshold .5 or .75.
@@ -127,13 +125,8 @@ class CocoEvaluator(Evaluator):
     return cls(
       name,
       objects,
-      jax.jit(detect, out_shardings=sharding.replicated(parts.mesh)),
-      functools.partial(
-        features.global_batches,
-        source,
-        objective.eval_transform(),
-        **parts.batches,
-      ),
+      parts.compiled(detect),
+      parts.passes(source),
       objective.images.size,
     )
 

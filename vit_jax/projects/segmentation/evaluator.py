@@ -1,7 +1,6 @@
 """Mean intersection over union (IoU) of the classes of pixels."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
@@ -13,7 +12,7 @@ from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best
 from vit_jax.projects.segmentation.objective import Segmentation
-from vit_jax.training import features, sharding
+from vit_jax.training import features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +54,8 @@ class SegmentationEvaluator(Evaluator):
     return cls(
       name,
       objective.class_names,
-      jax.jit(
-        objective.confusion, out_shardings=sharding.replicated(parts.mesh)
-      ),
-      functools.partial(
-        features.global_batches,
-        parts.source(entry.split),
-        objective.eval_transform(),
-        **parts.batches,
-      ),
+      parts.compiled(objective.confusion),
+      parts.passes(parts.source(entry.split)),
     )
 
   def run(self, params: Params) -> dict[str, float]:
