@@ -301,6 +301,18 @@ def storage(cache, monkeypatch):
   server.server_close()
 
 
+def test_it_is_available_from_a_server_that_answers_or_from_the_cache(
+  storage, monkeypatch
+):
+  assert not fetch.is_available(NAME)  # 404
+  storage.put(ADDRESS, b'some weights')
+  assert fetch.is_available(NAME)
+  fetch.local(NAME)
+  monkeypatch.setattr(fetch, '_STORAGE', 'http://127.0.0.1:1')
+  assert fetch.is_available(NAME)
+  assert not fetch.is_available('augreg/b16')
+
+
 def test_a_published_checkpoint_is_fetched_once(storage, cache):
   storage.put(ADDRESS, b'some weights')
   path = fetch.local(NAME)

@@ -11,6 +11,7 @@ import http.client
 import os
 import pathlib
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -79,6 +80,31 @@ def is_name(source: str) -> bool:
   )
 
 
+def is_available(name: str) -> bool:
+  """Whether a published checkpoint is in the cache or can be downloaded.
+
+  Waits at most three seconds for the server.
+  """
+  address = PUBLISHED[name].address
+  answers: list[bool] = []
+
+  def ask() -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+      try:
+        urllib.request.urlopen(_address(address), timeout=3).close()
+        answers.append(True)
+      except urllib.error.HTTPError as e:
+        e.close()
+
+  if _copy_of(address).exists():
+    return True
+  # A thread bounds the wait, because DNS lookups have no timeout.
+  thread = threading.Thread(target=ask, daemon=True)
+  thread.start()
+  thread.join(3)
+  return bool(answers)
+
+
 def _published(source: str) -> str:
   family, slash, _ = source.partition('/')
   if not slash or family not in FAMILIES or os.path.lexists(source):
@@ -103,8 +129,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
     raise ValueError(
       f'{source} is not a file in a bucket. Give gs://BUCKET/FILE.'
     )
-  folder = atomic_files.cache_folder().joinpath('checkpoints', 'gs')
-  copy = folder.joinpath(*parts)
+  copy = _copy_of(source)
   if copy.exists():
     return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +155,12 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
           f'{source} cannot be fetched ({saving.first_line(e)}). {by_hand}'
         ) from e
   return os.fspath(copy)
+
+
+def _copy_of(source: str) -> pathlib.Path:
+  """Returns the path of the local copy of gs://BUCKET/FILE."""
+  parts = source.removeprefix('gs://').split('/')
+  return atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
 
 
 def _address(source: str) -> str:
