@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -286,7 +286,7 @@ class FewShotEvaluator(Evaluator):
 class KNNEvaluator(Evaluator):
   """Measures k-NN on all training images, without storing their features."""
 
-  fixed_metrics: ClassVar[Mapping[str, Best]] = {'accuracy': 'highest'}
+  fixed_metrics = {'accuracy': 'highest'}
 
   name: str
   extractor: features_lib.Extractor

@@ -5,7 +5,7 @@ each patch's output predicts the patch's colours.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -31,7 +31,7 @@ KEPT, MASKED, OTHER, SAME = range(4)
 class PatchViT(ViT):
   """Base of ViTs that predict hidden patches of an image from other patches."""
 
-  task: ClassVar[str] = 'patches'
+  task = 'patches'
 
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
     del aux

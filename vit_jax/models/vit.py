@@ -57,7 +57,7 @@ class ViT(Model):
     '^(Transformer/encoder_norm|pooled_norm|MAPHead_0|pre_logits|prediction|'
     'head)'
   )
-  cast_params: ClassVar[tuple[str, ...]] = (r'^Transformer/.*/kernel$',)
+  cast_params = (r'^Transformer/.*/kernel$',)
 
   patch_size: int = field(
     REQUIRED,

@@ -15,7 +15,7 @@ from vit_jax.data import device_augmentation, transforms
 from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Model, Params, run
 from vit_jax.objectives import several_labels
-from vit_jax.objectives.objective import Best, Facts, Objective, sums
+from vit_jax.objectives.objective import Facts, Objective, sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,8 @@ class Classification(Objective):
 
   # Whether an image must have exactly one class.
   one_class: ClassVar[bool] = False
-  _classes: ClassVar[int] = 2
-  metrics: ClassVar[Mapping[str, Best]] = {
-    'accuracy': 'highest',
-    'loss': 'lowest',
-  }
+  _classes = 2
+  metrics = {'accuracy': 'highest', 'loss': 'lowest'}
 
   model: Model
   images: Images

@@ -5,7 +5,7 @@ and 'pixels' slightly worse.
 """
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class MaskedPatches(Reconstruction):
   unchanged; the model predicts them too.
   """
 
-  trained: ClassVar[type[MaskedViT]] = MaskedViT
+  trained = MaskedViT
 
   model: MaskedViT
   images: Images

@@ -1,20 +1,17 @@
 """Base of objectives that predict hidden parts of an image."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import OF_CLASSES, Best, Objective, sums
+from vit_jax.objectives.objective import OF_CLASSES, Objective, sums
 
 
 class Reconstruction(Objective):
   """Learns to predict hidden parts of an image. Subclasses choose the parts."""
 
-  unused: ClassVar[Mapping[str, Any]] = OF_CLASSES
-  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  unused = OF_CLASSES
+  metrics = {'loss': 'lowest'}
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Normalises uint8 images; adds arrays that describe the hidden parts."""

@@ -9,7 +9,7 @@ Q is the number of queries. `models.layers` lists the other dimension letters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from vit_jax.models import fields, posemb, resnet
 from vit_jax.models.fields import field
 from vit_jax.models.layers import DEPTHS, check_heads, repeated
-from vit_jax.models.model import Loop, Model, Partitions, padding
+from vit_jax.models.model import Loop, Model, padding
 from vit_jax.projects.detr import mask_head
 from vit_jax.projects.detr.layers import (
   BACKBONES,
@@ -67,19 +67,17 @@ def linear(x: Array, features: int, name: str) -> Array:
 class DETR(Model):
   """Maps images to a class, a box and optionally a mask for every query."""
 
-  kind: ClassVar[str] = 'detr'
-  task: ClassVar[str] = 'objects'
-  vectors: ClassVar[tuple[str, ...]] = ()
-  attention: ClassVar[str] = 'objects'
+  kind = 'detr'
+  task = 'objects'
+  vectors = ()
+  attention = 'objects'
   # The box head is not listed, because it does not depend on the classes.
-  task_params: ClassVar[tuple[str, ...]] = ('class_embed',)
-  optional_params: ClassVar[Mapping[str, tuple[str, ...]]] = {
-    'masks': ('bbox_attention', 'mask_head')
-  }
-  loops: ClassVar[tuple[Loop, ...]] = (ENCODER, DECODER, resnet.UNITS)
-  any_size: ClassVar[bool] = True
-  partitions: ClassVar[Partitions] = PARTITIONS
-  cast_params: ClassVar[tuple[str, ...]] = (r'coder_layers?\d*/.*/kernel$',)
+  task_params = ('class_embed',)
+  optional_params = {'masks': ('bbox_attention', 'mask_head')}
+  loops = (ENCODER, DECODER, resnet.UNITS)
+  any_size = True
+  partitions = PARTITIONS
+  cast_params = (r'coder_layers?\d*/.*/kernel$',)
 
   num_queries: int = field(100, 'Number of queries Q.', valid=_SIZES)
   width: int = field(256, 'D, width of a token.', valid=_SIZES, multiple=4)

@@ -6,8 +6,7 @@ object; the other queries learn "no object" (equation 2).
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,7 @@ from ml_collections import ConfigDict
 from vit_jax.data.images import Images
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
-from vit_jax.objectives.objective import (
-  OF_CLASSES,
-  Best,
-  Facts,
-  Objective,
-  sums,
-)
+from vit_jax.objectives.objective import OF_CLASSES, Facts, Objective, sums
 from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.projects.detr.model import DETR, predicted
@@ -36,15 +29,15 @@ _SIDE, _ANY = '[1, inf)', '[0, inf)'  # valid sides; valid weights
 class Detection(Objective):
   """Learns the classes, boxes and masks of an image's objects."""
 
-  unused: ClassVar[Mapping[str, Any]] = {
+  unused = {
     **OF_CLASSES,
     'data.augment': '',
     'data.balance': 0.0,
     'data.crop_resize': 0.0,
   }
-  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
-  trained: ClassVar[type[DETR]] = DETR
-  _classes: ClassVar[int] = 1
+  metrics = {'loss': 'lowest'}
+  trained = DETR
+  _classes = 1
 
   model: DETR
   images: Images

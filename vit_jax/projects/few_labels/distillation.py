@@ -13,8 +13,7 @@ the soft term by the number of classes.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +38,8 @@ class Distillation(Classification):
       of the run has yet to train it.
   """
 
-  one_class: ClassVar[bool] = True
-  unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
+  one_class = True
+  unused = {'loss.name': 'softmax'}
 
   kind: str = field(
     'hard',

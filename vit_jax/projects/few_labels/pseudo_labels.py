@@ -17,8 +17,7 @@ import dataclasses
 import io
 import logging
 import zipfile
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +52,7 @@ class PseudoLabels(TwoStreams):
       of soft labels exists.
   """
 
-  unused: ClassVar[Mapping[str, Any]] = {'loss.name': 'softmax'}
+  unused = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
   threshold: float = field(

@@ -23,8 +23,7 @@ batch-hard triplets (1703.07737), with the distances of FaceNet (1503.03832).
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ from vit_jax.projects.few_labels.streams import TwoStreams
 class Rotation(TwoStreams):
   """Learns `batch['label']`, and the rotation of all images."""
 
-  trained: ClassVar[type[RotationViT]] = RotationViT
+  trained = RotationViT
 
   weight: float = field(1.0, 'w, weight of rotation.', valid='[0, inf)')
 
@@ -131,7 +130,7 @@ class Exemplar(TwoStreams):
   """Learns labels, and representations that tell different images apart."""
 
   # A mixture of two images is not a copy of either.
-  unused: ClassVar[Mapping[str, Any]] = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
+  unused = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K, copies of an image.', valid='[2, inf)')
   group: int = field(

@@ -1,6 +1,6 @@
 """ViTs with a second head that learns from unlabelled images."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -19,8 +19,8 @@ class RotationViT(ViT):
   and 270 degrees.
   """
 
-  kind: ClassVar[str] = 'rotation_vit'
-  task_params: ClassVar[tuple[str, ...]] = (*ViT.task_params, 'head_rotation')
+  kind = 'rotation_vit'
+  task_params = (*ViT.task_params, 'head_rotation')
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     turns_B4 = heads.classifier(aux['pre_logits'], TURNS, 0.0, 'head_rotation')
@@ -34,8 +34,8 @@ class VideoViT(ViT):
   `pre_logits` plus a linear layer of `pre_logits` that starts as zero.
   """
 
-  kind: ClassVar[str] = 'video_vit'
-  task_params: ClassVar[tuple[str, ...]] = (*ViT.task_params, 'head_next')
+  kind = 'video_vit'
+  task_params = (*ViT.task_params, 'head_next')
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     y_BD = aux['pre_logits']

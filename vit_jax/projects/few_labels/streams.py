@@ -1,7 +1,7 @@
 """Base of objectives with two streams: labelled and unlabelled images."""
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ class TwoStreams(Classification):
     data: `config.data`, but with the name and split of the unlabelled images.
   """
 
-  one_class: ClassVar[bool] = True
+  one_class = True
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
   unlabelled_data: str = field(

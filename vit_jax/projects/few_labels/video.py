@@ -24,8 +24,7 @@ predicts each shot from the shot before.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +50,9 @@ from vit_jax.projects.few_labels.second_heads import VideoViT
 class VideoInvariances(Exemplar):
   """Learns from labelled images and from clips of videos."""
 
-  trained: ClassVar[type[VideoViT]] = VideoViT
+  trained = VideoViT
   # Frames of videos take the place of unlabelled images.
-  unused: ClassVar[Mapping[str, Any]] = {
+  unused = {
     **Exemplar.unused,
     'objective.unlabelled': 'train',
     'objective.unlabelled_data': '',

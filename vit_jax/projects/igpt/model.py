@@ -9,7 +9,7 @@ pixels that are not masked.
 after N, as in BLNK, and the number of colours elsewhere.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -168,13 +168,13 @@ def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
 class IGPT(Model):
   """Maps images to class logits and to colour logits of every pixel."""
 
-  kind: ClassVar[str] = 'igpt'
-  attention: ClassVar[str] = 'pixels'
-  loops: ClassVar[tuple[Loop, ...]] = (LAYERS,)
-  flop_capture: ClassVar[tuple[str, ...]] = ('pixels',)
-  depth_loop: ClassVar[Loop] = LAYERS
-  after_layers: ClassVar[str] = '^(ln_f|prediction|head)'
-  cast_params: ClassVar[tuple[str, ...]] = (r'^h\d*/.*/kernel$',)
+  kind = 'igpt'
+  attention = 'pixels'
+  loops = (LAYERS,)
+  flop_capture = ('pixels',)
+  depth_loop = LAYERS
+  after_layers = '^(ln_f|prediction|head)'
+  cast_params = (r'^h\d*/.*/kernel$',)
 
   width: int = field(REQUIRED, 'D, width of a token.', valid='[1, inf)')
   depth: int = field(REQUIRED, 'Number of layers.', valid=DEPTHS)

@@ -1,7 +1,7 @@
 """Pixel prediction of "Generative Pretraining from Pixels" (ICML 2020)."""
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from vit_jax.projects.igpt.model import IGPT
 class Pixels(Reconstruction):
   """Learns to predict the colours of pixels."""
 
-  trained: ClassVar[type[IGPT]] = IGPT
+  trained = IGPT
 
   model: IGPT
   images: Images

@@ -1,8 +1,8 @@
 """Mean intersection over union (IoU) of the classes of pixels."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 import jax
 import numpy as np
@@ -10,7 +10,6 @@ from ml_collections import ConfigDict
 
 from vit_jax.evaluators.evaluator import Evaluator, Parts
 from vit_jax.models.model import Batch, Params
-from vit_jax.objectives.objective import Best
 from vit_jax.projects.segmentation.objective import Segmentation
 from vit_jax.training import features
 
@@ -27,7 +26,7 @@ class SegmentationEvaluator(Evaluator):
     batches: returns one pass over the split, as global device arrays.
   """
 
-  fixed_metrics: ClassVar[Mapping[str, Best]] = {
+  fixed_metrics = {
     'mean_iou': 'highest',
     'pixel_accuracy': 'highest',
   }

@@ -1,6 +1,6 @@
 """A ViT for semantic segmentation, with a linear layer on every patch."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 
@@ -17,11 +17,11 @@ class SegmentationViT(ViT):
   the registers.
   """
 
-  kind: ClassVar[str] = 'segmentation_vit'
-  task_params: ClassVar[tuple[str, ...]] = ('head',)
+  kind = 'segmentation_vit'
+  task_params = ('head',)
 
-  task: ClassVar[str] = 'masks'
-  vectors: ClassVar[tuple[str, ...]] = ('pre_logits',)
+  task = 'masks'
+  vectors = ('pre_logits',)
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)

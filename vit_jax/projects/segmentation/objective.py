@@ -1,8 +1,7 @@
 """Semantic segmentation with the cross-entropy of every pixel's class."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Params, run
-from vit_jax.objectives.objective import (
-  OF_CLASSES,
-  Best,
-  Facts,
-  Objective,
-  sums,
-)
+from vit_jax.objectives.objective import OF_CLASSES, Facts, Objective, sums
 from vit_jax.projects.segmentation.data import (
   BACKGROUND,
   IGNORED,
@@ -34,16 +27,16 @@ class Segmentation(Objective):
   Logits of patches are resized bilinearly to the image size.
   """
 
-  unused: ClassVar[Mapping[str, Any]] = {
+  unused = {
     **OF_CLASSES,
     'data.augment': '',
     'data.balance': 0.0,
     'data.crop_resize': 0.0,
     'data.resize_small': 0,
   }
-  trained: ClassVar[type[SegmentationViT]] = SegmentationViT
-  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
-  _classes: ClassVar[int] = 1
+  trained = SegmentationViT
+  metrics = {'loss': 'lowest'}
+  _classes = 1
 
   model: SegmentationViT
   images: Images

@@ -8,8 +8,7 @@ constant.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives.objective import (
   OF_CLASSES,
-  Best,
   Facts,
   Objective,
   ObjectiveState,
@@ -47,14 +45,14 @@ class DINO(Objective):
     freeze_steps: `freeze_last` in steps.
   """
 
-  unused: ClassVar[Mapping[str, Any]] = {
+  unused = {
     **OF_CLASSES,
     'data.augment': '',
     'data.crop_resize': 0.0,
   }
-  trained: ClassVar[type[DINOViT]] = DINOViT
-  result: ClassVar[str] = 'teacher'
-  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
+  trained = DINOViT
+  result = 'teacher'
+  metrics = {'loss': 'lowest'}
 
   model: DINOViT
   images: Images

@@ -1,6 +1,6 @@
 """The model of DINO (2104.14294): a ViT and a projection head."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -66,10 +66,10 @@ def unit(x: Array, axis: int) -> Array:
 class DINOViT(ViT):
   """Maps images to representations and, for training, to K logits."""
 
-  kind: ClassVar[str] = 'dino_vit'
-  task_params: ClassVar[tuple[str, ...]] = ('projection',)
-  flop_capture: ClassVar[tuple[str, ...]] = ('projected',)
-  after_layers: ClassVar[str] = f'{ViT.after_layers}|^projection/'
+  kind = 'dino_vit'
+  task_params = ('projection',)
+  flop_capture = ('projected',)
+  after_layers = f'{ViT.after_layers}|^projection/'
 
   prototypes: int = field(65536, 'K, outputs of the head.', valid='[2, inf)')
   hidden: int = field(2048, 'Hidden width of the head.', valid='[1, inf)')

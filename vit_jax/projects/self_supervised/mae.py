@@ -1,7 +1,6 @@
 """Masked autoencoders (MAE, 2111.06377): predict pixels of hidden patches."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ _EPSILON = 1e-6
 class MaskedAutoencoder(Reconstruction):
   """Learns the pixels of hidden patches from the visible ones."""
 
-  trained: ClassVar[type[MAEViT]] = MAEViT
+  trained = MAEViT
 
   model: MAEViT
   images: Images

@@ -5,7 +5,7 @@ the encoder's outputs and a learned mask token for each hidden patch.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -57,12 +57,10 @@ class Decoder(nn.Module):
 class MAEViT(PatchViT):
   """Maps images and an order of their patches to the pixels of all patches."""
 
-  kind: ClassVar[str] = 'mae_vit'
-  task_params: ClassVar[tuple[str, ...]] = ('decoder',)
-  after_layers: ClassVar[str] = f'{PatchViT.after_layers}|^decoder/'
-  cast_params: ClassVar[tuple[str, ...]] = (
-    r'^(decoder/)?Transformer/.*/kernel$',
-  )
+  kind = 'mae_vit'
+  task_params = ('decoder',)
+  after_layers = f'{PatchViT.after_layers}|^decoder/'
+  cast_params = (r'^(decoder/)?Transformer/.*/kernel$',)
 
   decoder_width: int = field(
     512, 'Width of the decoder.', valid='[4, inf)', multiple=4
