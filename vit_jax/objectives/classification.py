@@ -89,7 +89,21 @@ class Classification(Objective):
         although the objective or a field needs one.
     """
     names, several = facts.class_names, facts.several_labels
-    self._check_classes(config, facts)
+    learned = config.objective.name
+    if len(names) < 2:
+      found = f'one class, {names[0]!r}' if names else 'no labels'
+      raise ValueError(
+        f'{config.data.name} {config.data.split} has {found}, but '
+        f'objective.name={learned} needs at least two classes. Put the images '
+        'of each class into a separate folder, or write the classes, such as '
+        'yes and no, in the column label of a CSV file.'
+      )
+    if several and self.one_class:
+      raise ValueError(
+        f'{config.data.name} has several classes per image, but '
+        f'objective.name={learned} learns one class per image. Use the '
+        'objective classification.'
+      )
     for field, value, needed in (
       ('loss.name', self.loss_name, 'sigmoid'),
       ('loss.class_weights', config.loss.class_weights, ''),
@@ -114,23 +128,6 @@ class Classification(Objective):
       several_labels=several,
       class_weights=weights,
     )
-
-  def _check_classes(self, config: ConfigDict, facts: Facts) -> None:
-    names, learned = facts.class_names, config.objective.name
-    if len(names) < 2:
-      found = f'one class, {names[0]!r}' if names else 'no labels'
-      raise ValueError(
-        f'{config.data.name} {config.data.split} has {found}, but '
-        f'objective.name={learned} needs at least two classes. Put the images '
-        'of each class into a separate folder, or write the classes, such as '
-        'yes and no, in the column label of a CSV file.'
-      )
-    if facts.several_labels and self.one_class:
-      raise ValueError(
-        f'{config.data.name} has several classes per image, but '
-        f'objective.name={learned} learns one class per image. Use the '
-        'objective classification.'
-      )
 
   def train_transform(self) -> Any:
     """Returns the function from a record to a training 'image' and 'label'."""

@@ -78,8 +78,8 @@ class Objective:
       parameters. Evaluators measure the result, and checkpoints are opened with
       it. The entry has the names and shapes of the parameters.
     metrics: whether the 'highest' or the 'lowest' mean is better, for each
-      metric that `evaluate` sums, except `examples`. The first metric is the
-      main metric.
+      metric that `evaluate` sums, except `examples`; by default the loss. The
+      first metric is the main metric.
     model: the model that checkpoints are opened with.
     class_names: C names; empty if the objective does not classify.
   """
@@ -89,7 +89,7 @@ class Objective:
   unused: ClassVar[Mapping[str, Any]] = {}
   trained: ClassVar[type[Model] | None] = None
   result: ClassVar[str] = ''
-  metrics: ClassVar[Mapping[str, Best]]
+  metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
   # Number of classes of the model, until `on_data` sets it.
   _classes: ClassVar[int] = 0
 

@@ -11,7 +11,6 @@ class Reconstruction(Objective):
   """Learns to predict hidden parts of an image. Subclasses choose the parts."""
 
   unused = OF_CLASSES
-  metrics = {'loss': 'lowest'}
 
   def hide(self, images_BHWC: jax.Array, keys_B: jax.Array) -> Batch:
     """Normalises uint8 images; adds arrays that describe the hidden parts."""

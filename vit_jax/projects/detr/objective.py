@@ -35,7 +35,6 @@ class Detection(Objective):
     'data.balance': 0.0,
     'data.crop_resize': 0.0,
   }
-  metrics = {'loss': 'lowest'}
   trained = DETR
   _classes = 1
 

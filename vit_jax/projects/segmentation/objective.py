@@ -35,7 +35,6 @@ class Segmentation(Objective):
     'data.resize_small': 0,
   }
   trained = SegmentationViT
-  metrics = {'loss': 'lowest'}
   _classes = 1
 
   model: SegmentationViT

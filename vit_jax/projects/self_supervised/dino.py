@@ -52,7 +52,6 @@ class DINO(Objective):
   }
   trained = DINOViT
   result = 'teacher'
-  metrics = {'loss': 'lowest'}
 
   model: DINOViT
   images: Images
