@@ -106,7 +106,8 @@ def test_copies_are_of_one_image_each():
   source = sources.open_source('digits', 'train[:5]')
   example = transform(source[2], np.random.default_rng(0))
   assert example['label'] == source[2]['label']
-  owners = {transforms.seed_of(x['name']) for x in objective.open_unlabelled()}
+  unlabelled = sources.open_source('digits', 'train[5:7]')
+  owners = {transforms.seed_of(x['name']) for x in unlabelled}
   ours, others = example['owner'].view(np.uint32)
   assert ours == transforms.seed_of(source[2]['name']) and others in owners
   assert len({x.tobytes() for x in example['image']}) > 1
@@ -118,7 +119,7 @@ def test_copies_are_of_one_image_each():
     }
   )
   whole, make = objective.train_transform(), objective.images.train_transform()
-  known = [make(x, None)['image'] for x in objective.open_unlabelled()]
+  known = [make(x, None)['image'] for x in unlabelled]
   seen = set()
   for seed in range(30):
     example = whole(source[seed % 5], np.random.default_rng(seed))

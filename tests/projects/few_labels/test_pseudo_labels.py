@@ -236,7 +236,7 @@ def test_a_batch_has_images_with_their_labels():
     **{'data.crop_min_area': 1.0, 'objective.unlabelled': 'train[:99]'}
   )
   transform = objective.train_transform()
-  unlabelled = objective.open_unlabelled()
+  unlabelled = sources.open_source('digits', 'train[:99]')
   labels = kept_in(
     objective.labels, None, unlabelled, 'digits train[:99]', NAMES
   )

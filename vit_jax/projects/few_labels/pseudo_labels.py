@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import classes, opening, saving
 from vit_jax.checkpoints.saving import absolute
-from vit_jax.data import atomic_files, device_augmentation
+from vit_jax.data import atomic_files, bad_images, device_augmentation
 from vit_jax.data.sources import Record, Source
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
@@ -92,7 +92,7 @@ class PseudoLabels(TwoStreams):
     """
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
-    source = self.open_unlabelled()
+    source = bad_images.open_checked(self.data, self.data.split)
     soft_labels_NC = kept(
       self.labels, self.teacher, source, self.data, self.class_names
     )

@@ -31,7 +31,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data import transforms
+from vit_jax.data import bad_images, transforms
 from vit_jax.data.sources import Record
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
@@ -63,7 +63,8 @@ class Rotation(TwoStreams):
 
     Examples also have a random 'unlabelled' image.
     """
-    transform, unlabelled = super().train_transform(), self.open_unlabelled()
+    transform = super().train_transform()
+    unlabelled = bad_images.open_checked(self.data, self.data.split)
 
     def pair(record: Record, rng: np.random.Generator) -> Example:
       example = transform(record, rng)
@@ -159,7 +160,8 @@ class Exemplar(TwoStreams):
     'unlabelled' (K copies of a random image), both uint8 [K, H, W, 3]. 'owner',
     int32 [2], has for each image a hash of the last two parts of its name.
     """
-    transform, unlabelled = super().train_transform(), self.open_unlabelled()
+    transform = super().train_transform()
+    unlabelled = bad_images.open_checked(self.data, self.data.split)
     copies = self.copies
 
     def pair(record: Record, rng: np.random.Generator) -> Example:

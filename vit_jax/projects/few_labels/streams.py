@@ -6,8 +6,6 @@ from typing import Self
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.data import bad_images
-from vit_jax.data.sources import Source
 from vit_jax.models.fields import field
 from vit_jax.objectives.classification import Classification
 
@@ -34,15 +32,6 @@ class TwoStreams(Classification):
     o, data = config.objective, config.data.copy_and_resolve_references()
     data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
     return dataclasses.replace(made, data=data)
-
-  def open_unlabelled(self) -> Source:
-    """Opens the unlabelled images, and checks that they are readable.
-
-    Raises:
-      ValueError: if the data, the split or images are invalid.
-      FileNotFoundError: if the data are missing.
-    """
-    return bad_images.open_checked(self.data, self.data.split)
 
   def augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:
     """Normalises and augments images, uint8 [..., H, W, C], to float32."""
