@@ -21,12 +21,11 @@ def test_lists_have_no_empty_names():
   [
     ('train --vs=keras', '--vs=keras is unknown. Use timm, timm-eager'),
     ('train --variants=q16', "Unknown model variant 'q16'"),
-    ('train --batch_sizes=4,0', '--batch_sizes has 0; use 1 or more'),
+    ('train --batch_sizes=4,0', "'0' is not a whole number above 0"),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --devices=9', '--devices is 9; it must be from 1 to 8'),
     ('train --devices=3', 'use a multiple of 3'),
-    # The last of a grid, before the first is measured.
-    ('inference --batch_sizes=0', '--batch_sizes has 0; use 1 or more'),
+    ('inference --batch_sizes=8,x', "'x' is not a whole number above 0"),
   ],
 )
 def test_flags_that_make_no_sense(run, args, message):

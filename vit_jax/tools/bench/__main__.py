@@ -119,12 +119,7 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-  try:
-    return [int(part) for part in _names(text)]
-  except ValueError:
-    raise argparse.ArgumentTypeError(
-      f'{text!r} is not a list of whole numbers, as in 8,16'
-    ) from None
+  return [flags.positive(part) for part in _names(text)]
 
 
 if __name__ == '__main__':

@@ -30,8 +30,6 @@ def config_of(
   `image_size` is in pixels. `overrides` are texts like `model.remat=cheap`.
   Raises ValueError if a value is invalid.
   """
-  if batch_size < 1:
-    raise ValueError(f'--batch_sizes has {batch_size}; use 1 or more.')
   config = config_lib.base()
   config.batch_size = batch_size
   config.data.image_size = str(image_size)
