@@ -34,11 +34,6 @@ ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
 _LEAVES = torchvision.LEAVES | {'query_embed': '.weight'}
 
 _QKV = ('query', 'key', 'value')
-_BODY = {
-  ORIGINAL: 'backbone.0.body.',
-  TIMM: 'model.backbone.conv_encoder.model.',
-  OWN: 'model.backbone.conv_encoder.model.',
-}
 _UNITS: Rules = (
   (r'^(conv|bn)_root', r'embedder.embedder.\1'),
   (
@@ -86,7 +81,10 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
     return module.replace('/', '.') + _LEAVES[leaf]
   if module.startswith('backbone/'):
     rules = _UNITS if naming == OWN else torchvision.RULES
-    module, start = module.removeprefix('backbone/'), _BODY[naming]
+    module = module.removeprefix('backbone/')
+    start = 'model.backbone.conv_encoder.model.'
+    if naming == ORIGINAL:
+      start = 'backbone.0.body.'
   else:
     rules = _LAYERS[ORIGINAL if naming == ORIGINAL else OWN]
     start = ''

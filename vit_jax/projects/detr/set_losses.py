@@ -219,10 +219,7 @@ def mask_losses(
   p_BMX = jax.nn.sigmoid(logits_BMX)
   both_BM = jnp.sum(p_BMX * masks_BMX, axis=-1)
   sizes_BM = jnp.sum(p_BMX + masks_BMX, axis=-1)
-
-  def total(x_BM: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.where(labels_BM >= 0, x_BM, 0.0), axis=1)
-
+  total = functools.partial(jnp.sum, axis=1, where=labels_BM >= 0)
   return {
     'mask': total(jnp.mean(focal_BMX, axis=-1)),
     'dice': total(1 - (2 * both_BM + 1) / (sizes_BM + 1)),

@@ -65,9 +65,8 @@ class Segmentation(Objective):
       self.model.num_classes,
     )
 
-  def eval_transform(self) -> MaskTransform:
-    """Returns `train_transform()`; evaluation calls it without a generator."""
-    return self.train_transform()
+  # Evaluation calls the transform without a generator.
+  eval_transform = train_transform
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
     classes = jax.ShapeDtypeStruct((size, *self.images.size), np.uint8)
