@@ -150,12 +150,6 @@ def _parser() -> argparse.ArgumentParser:
         help='share of the patches that are corrupted '
         f'(default: {predictions.RATE})',
       )
-      add(
-        '--seed',
-        type=int,
-        default=0,
-        help='random seed that chooses the patches (default: 0)',
-      )
   return parser
 
 

@@ -17,7 +17,7 @@ from vit_jax.visualize.subject import Subject
 RATE = 0.5
 
 
-def section(subject: Subject, rate: float, seed: int) -> Section:
+def section(subject: Subject, rate: float) -> Section:
   """Predictions of masked patches by a model trained with configs/masked.py.
 
   Arrays: `images`, `hidden` (the model's input) and `predicted`, pixels (image,
@@ -53,7 +53,7 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
 
   rows, kinds = [], []
   for n, photograph in enumerate(subject.photographs):
-    key = jax.random.fold_in(jax.random.key(seed), n)
+    key = jax.random.fold_in(jax.random.key(0), n)
     kind_L, other_L, predicted, target = jax.device_get(
       predict(checkpoint.on_device, photograph.seen_HWC, key)
     )
@@ -75,7 +75,10 @@ def section(subject: Subject, rate: float, seed: int) -> Section:
       'what it predicts': np.where(at_LPPC == KEPT, seen_LPPC, guess_LPPC),
       'what is right': np.where(at_LPPC == KEPT, seen_LPPC, true_LPPC),
     }
-    rows.append({title: _joined(x, h, w) for title, x in patches.items()})
+    parts = {k: x.reshape(h, w, *x.shape[1:]) for k, x in patches.items()}
+    rows.append(
+      {k: x.swapaxes(1, 2).reshape(H, W, 3) for k, x in parts.items()}
+    )
 
   def line(n: int) -> dict[str, np.ndarray]:
     # An integer factor keeps pixels sharp.
@@ -118,9 +121,3 @@ def colours_of(
   side = 1 if model.target == 'mean_colour' else SMALL
   cells = rgb.reshape(L, side, side, 3).astype(np.uint8)
   return cells.repeat(height // side, 1).repeat(width // side, 2)
-
-
-def _joined(patches_LPPC: np.ndarray, h: int, w: int) -> np.ndarray:
-  _, P, Q, C = patches_LPPC.shape
-  x_hwPQC = patches_LPPC.reshape(h, w, P, Q, C)
-  return x_hwPQC.swapaxes(1, 2).reshape(h * P, w * Q, C)
