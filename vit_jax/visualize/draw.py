@@ -167,7 +167,8 @@ def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
   side = 5 if X == 1 else 3
   figure = plots.figure(side * across + 0.8, side * down)
   all_axes = figure.subplots(down, across, squeeze=False).ravel()
-  rows, columns = (_some(n) for n in (h, w))
+  # At most ten evenly spaced numbers label an axis.
+  rows, columns = (np.arange(1, n + 1, -(-n // 10)) for n in (h, w))
   for i, (axes, tiles) in enumerate(zip(all_axes, cosines_Xhwhw, strict=False)):
     image = _mosaic(axes, tiles, vmin=-1, vmax=1, cmap='viridis')
     axes.set_xticks(_middles(w, w)[columns - 1], columns)
@@ -181,11 +182,6 @@ def similarities(cosines_Xhwhw: np.ndarray) -> bytes:
     image, ax=list(all_axes), label='cosine similarity', aspect=40
   )
   return plots.png(figure, 110)
-
-
-def _some(n: int) -> np.ndarray:
-  """Returns at most ten evenly spaced numbers from 1 to n."""
-  return np.arange(1, n + 1, -(-n // 10))
 
 
 def _middles(count: int, side: int) -> np.ndarray:

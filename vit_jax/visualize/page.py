@@ -91,9 +91,14 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
   """Returns HTML of each image: its likeliest classes and its rollouts."""
   whole = sections.rollout(subject, fusion, discard)
   name_of = subject.checkpoint.class_name
-  labels, explained = [], []
+  labels: list[list[tuple[int, float]]] = []
+  explained = []
   if subject.checkpoint.model.num_classes:
-    labels = subject.top_classes(_LABELS)
+    for layers, batch in subject.at_work('labels'):
+      p_BC = np.asarray(subject.checkpoint.probabilities(layers.logits_BC))
+      for p_C in p_BC[: len(batch)]:
+        order = np.argsort(-p_C, kind='stable')[:_LABELS]
+        labels.append([(int(c), float(p_C[c])) for c in order])
     for class_N in np.array(labels)[:, :_CLASSES, 0].astype(int).T:
       maps_Nhw = sections.rollout_maps(subject, fusion, discard, class_N)
       explained.append(maps_Nhw)

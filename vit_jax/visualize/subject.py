@@ -55,17 +55,3 @@ class Subject:
       images_BHWC[: len(batch)] = [p.seen_HWC for p in batch]
       x_BHWC = self.checkpoint.normalize(jax.numpy.asarray(images_BHWC))
       yield Layers(model, self.checkpoint.on_device, x_BHWC), batch
-
-  def top_classes(self, count: int) -> list[list[tuple[int, float]]]:
-    """Returns the likeliest classes of each image, with probabilities.
-
-    Raises:
-      ValueError: if the model lacks attention between all tokens.
-    """
-    found = []
-    for layers, batch in self.at_work('labels'):
-      p_BC = np.asarray(self.checkpoint.probabilities(layers.logits_BC))
-      for p_C in p_BC[: len(batch)]:
-        order = np.argsort(-p_C, kind='stable')[:count]
-        found.append([(int(c), float(p_C[c])) for c in order])
-    return found

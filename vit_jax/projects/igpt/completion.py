@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpoints import opening
-from vit_jax.data import decode
 from vit_jax.projects.igpt.model import IGPT
-from vit_jax.visualize import draw
+from vit_jax.visualize import draw, photos
 
 _GREY = 128  # fills the rows below the kept rows in `picture`
 
@@ -107,10 +106,7 @@ def complete(
       f'{model.describe(checkpoint.image_size)}. Give a checkpoint trained '
       'with configs/igpt.py and model.causal=True.'
     )
-  transform = checkpoint.transform()
-  images_BHWC = [
-    transform.image(decode.read_file(path), path) for path in images
-  ]
+  images_BHWC = [x.seen_HWC for x in photos.load(images, checkpoint)]
   H, W = checkpoint.image_size
   kept = min(round(keep * H), H - 1)
   params = checkpoint.on_device
