@@ -377,7 +377,7 @@ def test_a_label_is_left_out_and_nothing_else(photo):
   for transform, rngs in ((train, 2), (evaluation, 0)):
     rng, again = np.random.default_rng(1), np.random.default_rng(1)
     with_label = transform(record, *[rng][:rngs])
-    without = transforms.WithoutLabel(transform)(record, *[again][:rngs])
+    without = transforms.without_label(transform)(record, *[again][:rngs])
     assert with_label.keys() == {'image', 'label'}
     assert without.keys() == {'image'} and 'label' in record
     np.testing.assert_array_equal(with_label['image'], without['image'])

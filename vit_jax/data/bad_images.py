@@ -122,7 +122,8 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   with bar:
     hashes = (_hash(f'{decoders} {text}', bar) for text in texts)
     states_N = np.fromiter(hashes, np.uint64, len(share))
-  known = {place: _read(place) for place in _places()}
+  places = [epath.Path(atomic_files.cache_folder() / 'checked'), *_workdirs]
+  known = {place: _read(place) for place in places}
   is_known_N = np.isin(states_N, np.concatenate([*known.values()]))
   new_N = np.flatnonzero(~is_known_N)
   indices = [share[i] for i in new_N]
@@ -149,10 +150,6 @@ def kept_in(workdir: str) -> Iterator[None]:
 
 
 _workdirs: list[epath.Path] = []
-
-
-def _places() -> list[epath.Path]:
-  return [epath.Path(atomic_files.cache_folder() / 'checked'), *_workdirs]
 
 
 def _hash(text: str, bar: Any) -> int:

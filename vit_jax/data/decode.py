@@ -86,19 +86,6 @@ def state_of_files(paths: Iterable[str], about: str = '') -> str:
   return hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
 
-def names_and_sizes(paths: Iterable[str]) -> str:
-  """Returns a hash of files' sizes and of the last two parts of their paths."""
-  digest = hashlib.sha256()
-  for path in paths:
-    name = '/'.join(path.split('/')[-2:])
-    try:
-      size = os.stat(path).st_size
-    except OSError:  # as in `state_of`
-      size = -1
-    digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
-  return digest.hexdigest()
-
-
 def state_of(path: str) -> str:
   """Formats a file's path, size and modification time."""
   try:

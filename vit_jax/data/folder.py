@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import hashlib
 import io
 import logging
 import os
@@ -190,7 +191,16 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def identity(self) -> str:
-    return decode.names_and_sizes(self.paths)
+    """Returns a hash of files' sizes and the last two parts of their paths."""
+    digest = hashlib.sha256()
+    for path in self.paths:
+      name = '/'.join(path.split('/')[-2:])
+      try:
+        size = os.stat(path).st_size
+      except OSError:  # as in `decode.state_of`
+        size = -1
+      digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
+    return digest.hexdigest()
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
     # With the class name, because ObjectNet reads other pixels of a file.

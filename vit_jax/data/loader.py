@@ -21,7 +21,6 @@ from vit_jax.data import cores
 from vit_jax.data import workers as workers_lib
 from vit_jax.data.decode import UnreadableImage
 from vit_jax.data.sources import Source, labelled
-from vit_jax.data.transforms import PerStep
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ _MOST_SKIPPED = 10
 
 def train_batches(
   source: Source,
-  transform: Transform | PerStep,
+  transform: Transform,
   *,
   batch_size: int,
   seed: int,
@@ -58,8 +57,9 @@ def train_batches(
     source: The examples.
     transform: A function of a record and a NumPy generator. It returns an
       example: arrays by name, such as {'image': uint8 [H, W, 3], 'label':
-      int32}. It must be picklable if there are workers. A `PerStep` gives each
-      step a transform of its own, so that batches may differ in shape.
+      int32}. It must be picklable if there are workers. If it has a method
+      `of_batch`, this method draws the transform of each step from a NumPy
+      generator, so that batches may differ in shape.
     batch_size: Number of examples per step over all processes; must be a
       multiple of `process_count`.
     seed: Determines the order and the random numbers of the transform.
@@ -106,17 +106,16 @@ def train_batches(
 
 def _transformed(
   source: Source,
-  transform: Transform | PerStep,
+  transform: Transform,
   step_seed: int,
   place: tuple[int, int],
   rng: np.random.Generator,
 ) -> dict[str, Any]:
   """Returns the example of `place`, which is (index, step of the batch)."""
   index, step = place
-  made: Any = transform
-  if isinstance(transform, PerStep):
-    made = transform.of_batch(np.random.default_rng((step_seed, step)))
-  return _example(source, index, lambda record: made(record, rng))[0]
+  if of_batch := getattr(transform, 'of_batch', None):
+    transform = of_batch(np.random.default_rng((step_seed, step)))
+  return _example(source, index, lambda record: transform(record, rng))[0]
 
 
 def _example(
@@ -140,7 +139,6 @@ def _example(
 
 # A lock cannot be pickled, so it is not an attribute of `_BalancedOrder`.
 _DRAWING = threading.Lock()
-_EPOCHS_KEPT = 3  # threads may be in different epochs
 
 
 class _BalancedOrder:
@@ -151,29 +149,26 @@ class _BalancedOrder:
   """
 
   def __init__(self, labels_N: np.ndarray, balance: float, seed: int):
-    self._labels_N, self._seed = labels_N, seed
+    self.labels_N, self.seed = labels_N, seed
     images_C = np.maximum(np.bincount(labels_N), 1)
-    self._weights_N = (images_C**-balance)[labels_N]
-    self._kept: dict[int, np.ndarray] = {}
+    self.weights_N = (images_C**-balance)[labels_N]
 
   def __call__(self, index: int, _: int) -> int:
-    epoch, position = divmod(index, len(self._labels_N))
+    epoch, position = divmod(index, len(self.labels_N))
     with _DRAWING:  # else each thread would draw the same epoch
-      if epoch not in self._kept:
-        if len(self._kept) == _EPOCHS_KEPT:
-          del self._kept[next(iter(self._kept))]
-        self._kept[epoch] = self._draw(epoch)
-      return int(self._kept[epoch][position])
+      return int(_drawn(self, epoch)[position])
 
-  def _draw(self, epoch: int) -> np.ndarray:
-    N = len(self._labels_N)
-    rng = np.random.default_rng((self._seed, epoch))
-    # Shuffle, so that epochs leave out different examples of a large class.
-    rows_N = rng.permutation(N)
-    rows_N = rows_N[np.argsort(self._labels_N[rows_N], kind='stable')]
-    edges_N = np.cumsum(self._weights_N[rows_N])
-    points_N = (rng.random() + np.arange(N)) / N * edges_N[-1]
-    return rng.permutation(rows_N[np.searchsorted(edges_N, points_N)])
+
+@functools.lru_cache(maxsize=3)  # threads may be in different epochs
+def _drawn(order: _BalancedOrder, epoch: int) -> np.ndarray:
+  N = len(order.labels_N)
+  rng = np.random.default_rng((order.seed, epoch))
+  # Shuffle, so that epochs leave out different examples of a large class.
+  rows_N = rng.permutation(N)
+  rows_N = rows_N[np.argsort(order.labels_N[rows_N], kind='stable')]
+  edges_N = np.cumsum(order.weights_N[rows_N])
+  points_N = (rng.random() + np.arange(N)) / N * edges_N[-1]
+  return rng.permutation(rows_N[np.searchsorted(edges_N, points_N)])
 
 
 def _repeated(

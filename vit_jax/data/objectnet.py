@@ -22,12 +22,9 @@ BORDER = 2
 # ids. Two files in mappings/ of the archive define this mapping:
 # folder_to_objectnet_label.json gives the label of a folder, and
 # objectnet_to_imagenet_1k.json the WordNet names of a label.
-IMAGENET_CLASSES: dict[str, tuple[int, ...]] = {
-  name: tuple(classes)
-  for name, classes in json.loads(
-    pathlib.Path(__file__).with_suffix('.json').read_text()
-  ).items()
-}
+IMAGENET_CLASSES: dict[str, list[int]] = json.loads(
+  pathlib.Path(__file__).with_suffix('.json').read_text()
+)
 
 
 class ObjectNet(folder.LabelledFiles):

@@ -91,7 +91,7 @@ class Shards(Source):
 
   def __init__(
     self,
-    records: Sequence[bytes],
+    records: Any,
     states: Sequence[str],
     counts: np.ndarray,
     rows: np.ndarray,
@@ -165,7 +165,7 @@ class LabelledShards(Shards):
     return self._labels
 
 
-class _TfRecords(Sequence[bytes]):
+class _TfRecords:
   """Random access to the records of TFRecord files.
 
   Grain can read these files only from start to end, and only on local disk.
@@ -176,10 +176,7 @@ class _TfRecords(Sequence[bytes]):
   ):
     self._fs, self._paths, self._ends, self._places = fs, paths, ends, places
 
-  def __len__(self) -> int:
-    return len(self._places)
-
-  def __getitem__(self, row: Any) -> Any:
+  def __getitem__(self, row: int) -> bytes | None:
     path = self._paths[int(np.searchsorted(self._ends, row, 'right'))]
     start, end = map(int, self._places[row])
     return _next(io.BytesIO(self._fs.cat_file(path, start, end)), path)

@@ -9,7 +9,7 @@ on the device. A transform raises UnreadableImage if it cannot decode the image.
 import dataclasses
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,14 +100,6 @@ class TrainTransform:
     return Box(top, left, box_height, box_width)
 
 
-class PerStep:
-  """Base class: draws a training transform for each step."""
-
-  def of_batch(self, rng: np.random.Generator) -> Any:
-    """Returns the transform of a step, drawn with the step's generator."""
-    raise NotImplementedError
-
-
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
   """Resizes an image, and crops its centre if `preprocessing` asks for it.
@@ -170,15 +162,11 @@ class WrongLabels:
     return self.transform({**record, 'label': label}, rng)
 
 
-@dataclasses.dataclass(frozen=True)
-class WithoutLabel:
-  """A transform that drops labels, for objectives without classes."""
-
-  transform: TrainTransform | EvalTransform
-
-  def __call__(self, record: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
-    unlabelled = {k: v for k, v in record.items() if k != 'label'}
-    return self.transform(unlabelled, *rng)
+def without_label(transform: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a transform that drops labels, for objectives without classes."""
+  return lambda record, *rng: transform(
+    {k: v for k, v in record.items() if k != 'label'}, *rng
+  )
 
 
 def _label(record: Mapping[str, Any]) -> dict[str, np.ndarray | np.int32]:

@@ -48,7 +48,7 @@ class ObjectNetEvaluator(Evaluator):
     shape = len(source.class_names), len(class_names)
     self._right_YC = np.zeros(shape, bool)
     for label, class_name in enumerate(source.class_names):
-      self._right_YC[label, list(objectnet.IMAGENET_CLASSES[class_name])] = True
+      self._right_YC[label, objectnet.IMAGENET_CLASSES[class_name]] = True
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:

@@ -168,11 +168,11 @@ class Objective:
 
     Worker processes receive this function through cloudpickle.
     """
-    return transforms.WithoutLabel(self.images.train_transform())
+    return transforms.without_label(self.images.train_transform())
 
   def eval_transform(self) -> Callable[[Record], Example]:
     """Returns the deterministic function from a record to an example."""
-    return transforms.WithoutLabel(self.images.eval_transform())
+    return transforms.without_label(self.images.eval_transform())
 
   @property
   def images_seen(self) -> float:

@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class BoxTransform(transforms.PerStep):
+class BoxTransform:
   """Turns a record with boxes into an example.
 
   Attributes:
