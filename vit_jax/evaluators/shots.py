@@ -166,19 +166,13 @@ def _fit_fixed(
 ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
   x_KD = x_KD.astype(np.float64)
   mean_D, std_D = x_KD.mean(axis=0), x_KD.std(axis=0) + _EPSILON
-  x_KE = np.pad((x_KD - mean_D) / std_D, ((0, 0), (0, 1)))
-  x_KE[:, -1] = _BIAS
-  y_KC = ridge.one_vs_rest(labels_K, num_classes)
-
-  def solve(gram: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    gram[np.diag_indices_from(gram)] += FIXED_L2
-    return np.linalg.solve(gram, rhs)
-
-  if len(x_KE) < x_KE.shape[1]:
-    w_EC = x_KE.T @ solve(x_KE @ x_KE.T, y_KC)
-  else:
-    w_EC = solve(x_KE.T @ x_KE, x_KE.T @ y_KC)
-  return FIXED_L2, mean_D, w_EC[:-1] / std_D[:, None], _BIAS * w_EC[-1]
+  fit = ridge.Ridge(
+    (x_KD - mean_D) / std_D, ridge.one_vs_rest(labels_K, num_classes)
+  )
+  w_DC, b_C = fit.fit(FIXED_L2)
+  # The constant feature has a penalty, which shrinks the intercept.
+  b_C /= 1 + FIXED_L2 / (len(x_KD) * _BIAS**2)
+  return FIXED_L2, mean_D, w_DC / std_D[:, None], b_C
 
 
 # Functions by value of `l2`. Each takes features, labels and the number of
