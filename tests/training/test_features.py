@@ -56,7 +56,7 @@ def test_patches_are_the_tokens_of_the_original_without_its_class_token():
     'block_1': 'block_01',
     'pre_logits': 'encoded',
   }.items():
-    got_BhwD = jax.jit(features.patches(checkpoint.model, layer))(
+    got_BhwD = jax.jit(features.layer(checkpoint.model, layer, patches=True))(
       checkpoint.params, golden['images']
     )
     want_BLD = golden[tokens][:, 1:]
@@ -82,7 +82,9 @@ def test_a_resnet_gives_the_mean_and_the_cells_of_each_stage():
     np.testing.assert_allclose(
       got_BD, np.mean(stage_BhwC, (1, 2)), rtol=1e-4, atol=1e-4
     )
-    cells_BhwC = features.patches(model, f'block_{i}')(params, images)
+    cells_BhwC = features.layer(model, f'block_{i}', patches=True)(
+      params, images
+    )
     np.testing.assert_allclose(cells_BhwC, stage_BhwC, rtol=1e-4, atol=1e-4)
 
 

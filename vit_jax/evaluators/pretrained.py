@@ -132,8 +132,8 @@ class TrainedModel:
       ValueError: if the layer is unknown.
     """
     if (layer, patches) not in self._layers:
-      make = features.patches if patches else features.layer
-      self._layers[layer, patches] = jax.jit(make(self.checkpoint.model, layer))
+      function = features.layer(self.checkpoint.model, layer, patches)
+      self._layers[layer, patches] = jax.jit(function)
     return self._all(
       images,
       lambda x: self._layers[layer, patches](

@@ -50,7 +50,7 @@ def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
   yield from map(jax.device_get, pending)
 
 
-def layer(model: Model, name: str) -> Function:
+def layer(model: Model, name: str, patches: bool = False) -> Function:
   """Returns the function that computes a layer's representation, float32 BD.
 
   The name is 'pre_logits' (the input of the head), 'logits' or 'block_N'. N is
@@ -58,8 +58,11 @@ def layer(model: Model, name: str) -> Function:
   token of the layer's output if the model has a class token, otherwise the mean
   over the patches or the positions of the feature map.
 
+  With `patches`, the function computes each patch's representation, BhwD.
+  'pre_logits' then means the tokens after the final norm.
+
   Raises:
-    ValueError: if the layer is unknown.
+    ValueError: if the layer is unknown, or is 'logits' with `patches`.
   """
   match = re.fullmatch(r'block_(\d+)', name)
   is_block = match and int(match[1]) < model.num_blocks
@@ -69,49 +72,29 @@ def layer(model: Model, name: str) -> Function:
       f'layer is {name!r}. For a {type(model).__name__} use one of '
       f'{", ".join(known)}.'
     )
+  if patches and name == 'logits':
+    raise ValueError(
+      f'layer {name!r} of a {type(model).__name__} has no patches: use '
+      'pre_logits or block_0, block_1, ... of a ViT.'
+    )
   captured = {'capture': ('blocks',)} if match else {}
 
   def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
     apply: Any = model.apply
     logits_BC, aux = apply({'params': params}, images_BHWC, **captured)
     if match:
-      x_BD = model.pool_block(aux['blocks'][int(match[1])])
+      x = aux['blocks'][int(match[1])]
+      x = x if patches else model.pool_block(x)
+    elif patches:
+      x = aux['tokens']
     else:
-      x_BD = logits_BC if name == 'logits' else aux['pre_logits']
-    return x_BD.astype(jnp.float32)
-
-  return function
-
-
-def patches(model: Model, name: str) -> Function:
-  """Returns the function that computes each patch's representation, BhwD.
-
-  The name is 'block_N' as in `layer`, or 'pre_logits' for the tokens after the
-  final norm.
-
-  Raises:
-    ValueError: if the layer is unknown, or is 'logits'.
-  """
-  layer(model, name)  # raises for an unknown name
-  if name == 'logits':
-    raise ValueError(
-      f'layer {name!r} of a {type(model).__name__} has no patches: use '
-      'pre_logits or block_0, block_1, ... of a ViT.'
-    )
-  match = re.fullmatch(r'block_(\d+)', name)
-  captured = {'capture': ('blocks',)} if match else {}
-
-  def function(params: Any, images_BHWC: jax.Array) -> jax.Array:
-    apply: Any = model.apply
-    _, aux = apply({'params': params}, images_BHWC, **captured)
-    x = aux['blocks'][int(match[1])] if match else aux['tokens']
-    x = x.astype(jnp.float32)
-    if x.ndim == 4:  # a stage of a ResNet, which has its own grid
-      return x
-    _, H, W, _ = images_BHWC.shape
-    return x[:, len(model.extra_tokens) :].reshape(
-      len(x), *model.grid((H, W)), -1
-    )
+      x = logits_BC if name == 'logits' else aux['pre_logits']
+    if patches and x.ndim == 3:  # not a stage of a ResNet, which has a grid
+      _, H, W, _ = images_BHWC.shape
+      x = x[:, len(model.extra_tokens) :].reshape(
+        len(x), *model.grid((H, W)), -1
+      )
+    return x.astype(jnp.float32)
 
   return function
 

@@ -27,7 +27,7 @@ def section(subject: Subject) -> sections.Section:
       f'This model is a {type(model).__name__}. Components are computed from '
       'the patch tokens of a ViT. Use a ViT or a hybrid.'
     )
-  encode = jax.jit(features.patches(model, 'pre_logits'))
+  encode = jax.jit(features.layer(model, 'pre_logits', patches=True))
   tokens = []
   for photograph in subject.photographs:
     images_1HWC = checkpoint.normalize(jnp.asarray(photograph.seen_HWC)[None])

@@ -195,7 +195,7 @@ def test_logits_are_a_linear_function_of_the_patches():
   )
   assert model.model.extra_tokens == ('cls', 'registers', 'registers')
   x_BHWC = jax.random.normal(jax.random.key(0), (2, 32, 24, 3))
-  patches_BhwD = features.patches(model.model, 'pre_logits')(
+  patches_BhwD = features.layer(model.model, 'pre_logits', patches=True)(
     model.params, x_BHWC
   )
   got, _ = model.model.apply({'params': model.params}, x_BHWC)
