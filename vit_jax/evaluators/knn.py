@@ -34,7 +34,6 @@ def accuracy(
   num_classes: int,
   mesh: jax.sharding.Mesh,
   k: int = K,
-  temperature: float = TEMPERATURE,
 ) -> float:
   """Returns the share of test images whose true class has the largest vote.
 
@@ -56,7 +55,7 @@ def accuracy(
     placed = (sharding.replicate(x, mesh) for x in block)
     nearest = merge(nearest, queries_MD, *placed)
   vote = jax.jit(
-    functools.partial(_votes, num_classes=num_classes, temperature=temperature),
+    functools.partial(_votes, num_classes=num_classes),
     out_shardings=sharding.replicated(mesh),
   )
   found_M = np.asarray(vote(*nearest))[: len(test_MD)]
@@ -107,15 +106,11 @@ def _merge(
 
 
 def _votes(
-  similar_Mk: jax.Array,
-  labels_Mk: jax.Array,
-  *,
-  num_classes: int,
-  temperature: float,
+  similar_Mk: jax.Array, labels_Mk: jax.Array, *, num_classes: int
 ) -> jax.Array:
   """Returns the class with the largest vote, int32 M."""
   # Subtracting the maximum keeps exp finite at small temperatures.
-  weights_Mk = jnp.exp((similar_Mk - similar_Mk[:, :1]) / temperature)
+  weights_Mk = jnp.exp((similar_Mk - similar_Mk[:, :1]) / TEMPERATURE)
   is_class_MkC = labels_Mk[..., None] == jnp.arange(num_classes)[None, None]
   votes_MC = jnp.sum(weights_Mk[..., None] * is_class_MkC, axis=1)
   return jnp.argmax(votes_MC, axis=1)
