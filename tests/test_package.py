@@ -56,7 +56,7 @@ def test_a_function_wins_over_the_module_of_its_name(name):
 def test_every_export_is_there_and_no_other():
   for name in vit_jax.__all__:
     assert getattr(vit_jax, name).__name__ == name
-  with pytest.raises(AttributeError, match="no attribute 'trian'.*, train"):
+  with pytest.raises(AttributeError, match="no attribute 'trian'"):
     _ = vit_jax.trian
 
 
