@@ -9,13 +9,13 @@ the model's palette, its kept part, and the samples.
 """
 
 import argparse
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
 
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
-from vit_jax.data import atomic_files
 from vit_jax.projects.igpt import completion
 
 
@@ -56,10 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.error(f'--temperature is {args.temperature}; it must be above 0.')
   if not args.out.endswith('.png'):
     parser.error(f'--out is {args.out}; the name must end in .png.')
-  if not pathlib.Path(args.out).absolute().parent.is_dir():
-    parser.error(
-      f'--out is {args.out}, but its folder is missing. Create the folder.'
-    )
   return flags.command(_run, args)
 
 
@@ -72,8 +68,8 @@ def _run(args: argparse.Namespace) -> None:
     print(f'{flags.printable(path)}  {one.bits:.3f} bits per pixel', flush=True)
     found.append(one)
   shown = [pathlib.Path(path).name for path in args.images]
-  atomic_files.replace(args.out, completion.picture(found, shown))
-  print(f'written  {args.out}')
+  folder, name = os.path.split(args.out)
+  flags.write_files(folder, {name: completion.picture(found, shown)})
 
 
 if __name__ == '__main__':

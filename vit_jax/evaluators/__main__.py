@@ -7,13 +7,11 @@ the curves are named after the folders' paths.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from etils import epath
-
 from vit_jax.cli import flags
-from vit_jax.data import atomic_files
 from vit_jax.evaluators import fewshot_report as report
 
 
@@ -34,12 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   labels = report.folder_labels(args.files)
   curves = list(map(report.read_csv, args.files, labels))
-  output = epath.Path(args.output)
-  output.parent.mkdir(parents=True, exist_ok=True)
-  atomic_files.replace(output, report.plot(curves))
   for curve in curves:
     print(f'{curve.label}\n{report.table(curve)}')
-  print(f'written  {output}')
+  folder, name = os.path.split(args.output)
+  flags.write_files(folder, {name: report.plot(curves)})
 
 
 if __name__ == '__main__':

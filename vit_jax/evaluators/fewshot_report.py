@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -43,10 +44,9 @@ class Curve:
 
   def by_shots(self) -> dict[int, list[Result]]:
     """Groups the results by their number of shots, in ascending order."""
-    found: dict[int, list[Result]] = {}
-    for result in sorted(self.results, key=lambda r: (r.shots, r.seed)):
-      found.setdefault(result.shots, []).append(result)
-    return found
+    ordered = sorted(self.results, key=lambda r: (r.shots, r.seed))
+    groups = itertools.groupby(ordered, lambda r: r.shots)
+    return {shots: list(results) for shots, results in groups}
 
 
 def csv_text(curve: Curve) -> str:
@@ -205,9 +205,18 @@ def layers_files(
 ) -> dict[str, str | bytes]:
   """Returns the table and the picture of all layers, by file name."""
   rows = [(name, x.l2, x.accuracy) for name, x in found.items()]
+  figure = plots.figure(7, 4)
+  y_label = 'test accuracy of a linear probe'
+  axes = plots.accuracy_axes(
+    figure, title, 'layer (the last: pre_logits)', y_label
+  )
+  accuracies = [x.accuracy for x in found.values()]
+  axes.plot(range(len(found)), accuracies, markersize=5, **plots.style(0))
+  every = 1 + len(found) // 20
+  axes.set_xticks(range(0, len(found), every))
   return {
     'layers.csv': metric_log.csv_text([('layer', 'l2', 'accuracy'), *rows]),
-    'layers.png': layers_plot(found, title),
+    'layers.png': plots.png(figure),
   }
 
 
@@ -218,17 +227,3 @@ def layers_table(found: Mapping[str, ProbeResult]) -> str:
     f'{name:<10}  {x.accuracy:7.2%}{"  best" if name == best else ""}'
     for name, x in found.items()
   )
-
-
-def layers_plot(found: Mapping[str, ProbeResult], title: str) -> bytes:
-  """Returns a PNG of accuracy over depth."""
-  figure = plots.figure(7, 4)
-  y_label = 'test accuracy of a linear probe'
-  axes = plots.accuracy_axes(
-    figure, title, 'layer (the last: pre_logits)', y_label
-  )
-  accuracies = [x.accuracy for x in found.values()]
-  axes.plot(range(len(found)), accuracies, markersize=5, **plots.style(0))
-  every = 1 + len(found) // 20
-  axes.set_xticks(range(0, len(found), every))
-  return plots.png(figure)
