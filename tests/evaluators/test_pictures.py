@@ -51,14 +51,18 @@ def mesh_of(data=1, fsdp=1, tensor=1):
   )
 
 
-def evaluator(model, mesh, count=3, wandb=''):
+def parts_of(model, mesh, wandb=''):
   config = digits.get_config()
   config.wandb = wandb
   names = tuple('0123456789')
   images = Images(SIZE, Preprocessing(0, MEAN, STD))
   objective = Classification(model, images, names)
+  return Parts(config, objective, {}, mesh, Facts(names, 9))
+
+
+def evaluator(model, mesh, count=3, wandb=''):
   return pictures.PicturesEvaluator.from_entry(
-    Parts(config, objective, {}, mesh, Facts(names, 9)),
+    parts_of(model, mesh, wandb),
     'seen',
     ConfigDict({'split': 'test', 'images': count}),
   )
@@ -106,9 +110,7 @@ def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
     jax.random.key(0)
   )
   source = sources.subset(sources.open_source('digits', 'test'), [5, 2])
-  made = pictures.PicturesEvaluator(
-    'seen', model, Images(SIZE, Preprocessing(0, MEAN, STD)), source, 2, mesh
-  )
+  made = pictures.PicturesEvaluator('seen', parts_of(model, mesh), source, 2)
   sheets = []
   sheet = draw.sheet
   monkeypatch.setattr(

@@ -10,6 +10,7 @@ The paper's H/14, pre-trained on JFT-300M, has a top-1 accuracy of 61.7 % and a
 top-5 accuracy of 82.1 %.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -23,32 +24,24 @@ from vit_jax.evaluators.real import check_imagenet
 from vit_jax.training import features
 
 
+@dataclasses.dataclass(frozen=True)
 class ObjectNetEvaluator(Evaluator):
-  """Measures top-1 and top-5 accuracy on the overlapping classes."""
+  """Measures top-1 and top-5 accuracy on the overlapping classes.
+
+  `top` maps (params, source) to the k >= 5 likeliest classes of each image,
+  int Nk, the likeliest first.
+  """
 
   fixed_metrics = {'accuracy': 'highest', 'top5_accuracy': 'highest'}
 
-  def __init__(
-    self,
-    name: str,
-    top: Callable[[Any, Source], np.ndarray],
-    source: LabelledSource,
-    class_names: Sequence[str],
-  ):
-    """Looks up the ImageNet classes that are right for each class.
+  name: str
+  top: Callable[[Any, Source], np.ndarray]
+  source: LabelledSource
+  class_names: Sequence[str]
 
-    `top` maps (params, source) to the k >= 5 likeliest classes of each image,
-    int Nk, the likeliest first.
-
-    Raises ValueError unless the classes are ImageNet's, in ImageNet's order.
-    """
-    check_imagenet(name, class_names)
-    self.name, self._top, self._source = name, top, source
-    # Entry (y, c): whether ImageNet class c is right for class y of the source.
-    shape = len(source.class_names), len(class_names)
-    self._right_YC = np.zeros(shape, bool)
-    for label, class_name in enumerate(source.class_names):
-      self._right_YC[label, objectnet.IMAGENET_CLASSES[class_name]] = True
+  def __post_init__(self) -> None:
+    """Raises ValueError unless the classes are ImageNet's, in its order."""
+    check_imagenet(self.name, self.class_names)
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
@@ -63,8 +56,10 @@ class ObjectNetEvaluator(Evaluator):
     )
 
   def run(self, params: Any) -> dict[str, float]:
-    top_Nk = self._top(params, self._source)[:, :5]
-    right_Nk = self._right_YC[self._source.labels()[:, None], top_Nk]
+    top_Nk = self.top(params, self.source)[:, :5]
+    right = [objectnet.IMAGENET_CLASSES[x] for x in self.source.class_names]
+    labelled_N = zip(top_Nk, self.source.labels(), strict=True)
+    right_Nk = np.array([np.isin(top_k, right[y]) for top_k, y in labelled_N])
     right_Nk = right_Nk[features.is_read(top_Nk)]
     return {
       f'{self.name}/accuracy': float(np.mean(right_Nk[:, 0])),

@@ -7,10 +7,8 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.data.images import Images
 from vit_jax.data.sources import Source
 from vit_jax.evaluators.evaluator import Evaluator, Parts
-from vit_jax.models.model import Model
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.attention_maps import Layers
@@ -20,20 +18,13 @@ from vit_jax.visualize.rollout import rollout
 class PicturesEvaluator(Evaluator):
   """Draws attention rollout on a few images, and the patch filters."""
 
-  def __init__(
-    self,
-    name: str,
-    model: Model,
-    images: Images,
-    source: Source,
-    count: int,
-    mesh: jax.sharding.Mesh,
-  ):
+  def __init__(self, name: str, parts: Parts, source: Source, count: int):
     """Takes the first `count` images of a source.
 
     Raises ValueError if the model lacks attention between all tokens, or
     `count` is not between 1 and the number of images.
     """
+    model, images = parts.objective.model, parts.objective.images
     if model.attention != 'all':
       raise ValueError(
         f'evaluators.{name} draws attention between all tokens, which a '
@@ -54,8 +45,8 @@ class PicturesEvaluator(Evaluator):
       layers = Layers(model, params, images.normalize(images_BHWC))
       return rollout(layers), filters.first_kernel(params)[1]
 
-    self._replicated = sharding.replicated(mesh)
-    self._look = jax.jit(look, out_shardings=self._replicated)
+    self._replicated = sharding.replicated(parts.mesh)
+    self._look = parts.compiled(look)
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
@@ -66,14 +57,7 @@ class PicturesEvaluator(Evaluator):
         "pip install -e '.[tensorboard]', name a W&B project with "
         f'--config.wandb, or set evaluators.{name}.on=False.'
       )
-    return cls(
-      name,
-      parts.objective.model,
-      parts.objective.images,
-      parts.source(entry.split),
-      entry.images,
-      parts.mesh,
-    )
+    return cls(name, parts, parts.source(entry.split), entry.images)
 
   def run(self, params: Any) -> dict[str, np.ndarray]:
     images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
