@@ -140,7 +140,7 @@ def _run() -> None:
 
   from vit_jax.checkpoints import from_init
   from vit_jax.evaluators import final
-  from vit_jax.sweeps import REPORTS, axes, running, stages
+  from vit_jax.sweeps import axes, running, stages
   from vit_jax.train import evaluate_only
   from vit_jax.training.preemption import Preempted
   from vit_jax.training.run import Diverged, Run
@@ -155,8 +155,7 @@ def _run() -> None:
     axes.refuse_swept(config, overrides)
     # Evaluation alone does not tune.
     if config.sweep or (config.tune.axes and not config.eval_only):
-      report = REPORTS.load(config.report)
-      running.run(config, workdir, _START_OVER.value, report)
+      running.run(config, workdir, _START_OVER.value)
     elif config.eval_only:
       last, place = stages.runs(config, workdir)[-1]
       for name, value in evaluate_only(last, place).items():

@@ -227,13 +227,15 @@ def test_half_saved_checkpoints_are_left_to_the_run(fake, tmp_path):
   assert half.exists()
 
 
-def test_a_report_of_another_kind(fake, tmp_path, capfd):
+def test_a_report_of_another_kind(fake, tmp_path, capfd, monkeypatch):
   class Report(grid.GridReport):
     def markdown(self):
       return f'{self.metric} of {len(self.runs)}, {list(self.axes)}\n'
 
+  monkeypatch.setattr(running.REPORTS, 'load', {'scaling': Report}.get)
   config = small('data.flip=true', 'seed=0,1')
-  running.run(config, str(tmp_path), report=Report)
+  config.report = 'scaling'
+  running.run(config, str(tmp_path))
   text = "test/accuracy of 2, ['data.flip', 'seed']\n"
   assert (tmp_path / 'table.md').read_text() == text
   assert text in capfd.readouterr().out

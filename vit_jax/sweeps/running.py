@@ -25,7 +25,7 @@ from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import atomic_files
 from vit_jax.evaluators import build
 from vit_jax.objectives import several_labels
-from vit_jax.sweeps import axes, choosing, grid, refusing, stages
+from vit_jax.sweeps import REPORTS, axes, choosing, grid, refusing, stages
 from vit_jax.sweeps.axes import Cell
 from vit_jax.sweeps.refusing import DIVERGED, DONE, RESULT
 from vit_jax.training import metric_log, processes, workdir_lock
@@ -35,12 +35,7 @@ from vit_jax.training.run import Diverged
 TUNE_CSV = 'tune.csv'
 
 
-def run(
-  config: ConfigDict,
-  workdir: str,
-  start_over: bool = False,
-  report: type[grid.GridReport] = grid.GridReport,
-) -> None:
+def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   """Runs the remaining runs of a config's sweep, one after the other.
 
   If a run diverges, its result says so, and the next run starts. `start_over`
@@ -59,7 +54,7 @@ def run(
         f'sweep and tune.axes, and give --workdir={workdir}/runs/RUN.'
       )
   from_init.resolve(config)
-  sweep = _Sweep(config, workdir, start_over, report)
+  sweep = _Sweep(config, workdir, start_over)
   # Two sweeps in one workdir would overwrite each other's tables.
   with workdir_lock.held(workdir):
     sweep.write()
@@ -78,18 +73,12 @@ def run(
 class _Sweep:
   """The state of a sweep."""
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    workdir: str,
-    start_over: bool,
-    report: type[grid.GridReport],
-  ):
+  def __init__(self, config: ConfigDict, workdir: str, start_over: bool):
     """Plans all runs and reads the results of finished runs."""
     self._config = config
     self._start_over = start_over
     self._folder = absolute(workdir)
-    self._report = report
+    self._report = REPORTS.load(config.report)
     self._facts = refusing.KnownData()
     self._entries = choosing.entries(config, workdir)
     self._groups = list(dict.fromkeys(entry.group for entry in self._entries))
