@@ -15,8 +15,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from etils import epath
-
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import saving
 from vit_jax.cli import flags
@@ -67,7 +65,14 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
     kept = saving.absolute(os.fspath(place)) / saving.FOLDER
     if not (saved := saving.steps(kept)):
       continue
-    meta = _read_meta(kept / str(saved[-1]))
+    newest = kept / str(saved[-1])
+    try:
+      meta = saving.read_meta(newest)
+    except (ValueError, LookupError, TypeError) as e:
+      raise ValueError(
+        f'The checkpoint {newest} is damaged: {saving.first_line(e)}. Move its '
+        'run out of the folder to list the other runs.'
+      ) from e
     name = metric or meta['config']['best_metric']
     columns, rows = metric_log.read_table(path)
     other |= set(columns)
@@ -87,17 +92,6 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
       f'{metric or "its best_metric"}.' + seen
     )
   return sorted(found, key=lambda run: (run.metric, run.sign * run.best))
-
-
-def _read_meta(step_dir: epath.Path) -> dict[str, Any]:
-  """Returns the metadata of a checkpoint, or raises ValueError if damaged."""
-  try:
-    return saving.read_meta(step_dir)
-  except (ValueError, LookupError, TypeError) as e:
-    raise ValueError(
-      f'The checkpoint {step_dir} is damaged: {saving.first_line(e)}. Move its '
-      'run out of the folder to list the other runs.'
-    ) from e
 
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:

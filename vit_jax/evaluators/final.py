@@ -35,7 +35,13 @@ def report(config: ConfigDict, workdir: str) -> str:
   Returns the text of the report; '' if the objective does not classify images,
   or if there are no test labels or more than 1,000 classes.
   """
-  split = _test_split(config)
+  splits = {
+    name: entry.split
+    for name, entry in build.entries(config).items()
+    if entry.type == 'mean'
+  }
+  # The split of `test`, or of the first other evaluator of this type.
+  split = splits.get('test') or next(iter(splits.values()), '')
   if not split or 'accuracy' not in objective_type(config).metrics:
     return ''
   checkpoint = opening.open_checkpoint(workdir)
@@ -54,16 +60,6 @@ def report(config: ConfigDict, workdir: str) -> str:
   text = '\n'.join(['', *lines])
   atomic_files.replace(saving.absolute(workdir) / FILE, text.encode())
   return text
-
-
-def _test_split(config: ConfigDict) -> str:
-  """Returns the split of `test`, or of the first evaluator of type 'mean'."""
-  splits = {
-    name: entry.split
-    for name, entry in build.entries(config).items()
-    if entry.type == 'mean'
-  }
-  return splits.get('test') or next(iter(splits.values()), '')
 
 
 def baselines(

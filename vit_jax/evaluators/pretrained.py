@@ -91,7 +91,7 @@ class TrainedModel:
     if topk < 1:
       raise ValueError(f'topk is {topk}; it must be 1 or more.')
     for logits_C in self._logits(images):
-      if _is_error(logits_C):
+      if isinstance(logits_C, decode.UnreadableImage):
         yield logits_C
         continue
       p_C = np.asarray(self.checkpoint.probabilities(logits_C))
@@ -114,7 +114,7 @@ class TrainedModel:
     features.check_classifies(self.checkpoint.model)
     found = self._each(images, self.checkpoint.logits)
     for (_, name), logits_C in zip(_listed(images), found, strict=True):
-      if not _is_error(logits_C):
+      if not isinstance(logits_C, decode.UnreadableImage):
         self.checkpoint.check_finite(logits_C, name)
       yield logits_C
 
@@ -199,19 +199,15 @@ class TrainedModel:
       for start in range(0, len(listed), most):
         loaded: list[Any] = list(pool.map(load, listed[start : start + most]))
         size = next(n for n in _BATCH_SIZES if n >= len(loaded))
-        filled = [blank_HWC if _is_error(x) else x for x in loaded]
+        filled = [x if isinstance(x, np.ndarray) else blank_HWC for x in loaded]
         filled += [blank_HWC] * (size - len(filled))
         rows = np.asarray(function(np.stack(filled)))
         for image, row in zip(loaded, rows, strict=False):
-          yield image if _is_error(image) else row
-
-
-def _is_error(found: Any) -> bool:
-  return isinstance(found, decode.UnreadableImage)
+          yield row if isinstance(image, np.ndarray) else image
 
 
 def _readable(found: Any) -> Any:
-  if _is_error(found):
+  if isinstance(found, decode.UnreadableImage):
     raise found
   return found
 

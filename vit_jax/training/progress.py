@@ -108,7 +108,15 @@ class Progress:
     if not self._bar.disable:
       self._bar.write(text, file=self.stream)
     elif self.enabled:
-      self.enabled = _write(self.stream, f'{text}\n')
+      try:
+        self.stream.write(f'{text}\n')
+        self.stream.flush()
+      except OSError:
+        # A closed pipe (Ctrl-C ends `tee` too) or a full disk must not stop
+        # training. Later output, and Python's flush at exit, go to /dev/null.
+        self.enabled = False
+        with contextlib.suppress(OSError):
+          os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
   def close(self) -> None:
     """Ends the status line."""
@@ -193,20 +201,6 @@ class Progress:
     minutes, seconds = divmod(max(0, seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02} left'
-
-
-def _write(stream: TextIO, text: str) -> bool:
-  """Prints text; returns False if the stream does not accept it."""
-  try:
-    stream.write(text)
-    stream.flush()
-  except OSError:
-    # A closed pipe (Ctrl-C ends `tee` too) or a full disk must not stop
-    # training. Later output, and Python's flush at exit, go to /dev/null.
-    with contextlib.suppress(OSError):
-      os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return False
-  return True
 
 
 _SHOWN: dict[str, Callable[[float], str]] = {
