@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import opening, saving
 from vit_jax.data import atomic_files, bad_images, cores, decode, sources
 from vit_jax.data.images import Images
-from vit_jax.evaluators import build, confusion, ridge
+from vit_jax.evaluators import build, confusion, ridge, shots
 from vit_jax.evaluators.confusion import Measures, SeveralMeasures
 from vit_jax.objectives import objective_type
 
@@ -88,16 +88,12 @@ def baselines(
   rows = np.linspace(0, len(train) - 1, min(len(train), _MOST_LEARNED))
   x_ND, labels_N = _features(train, rows.astype(int).tolist())
   test_MD, test_labels_M = _features(test, range(len(test)))
-  mean_D, std_D = ridge.moments(x_ND)
-  x_ND = (x_ND - mean_D) / std_D
-  fitted = ridge.Ridge(x_ND, ridge.one_vs_rest(labels_N, len(names)))
-  w_DC, b_C = fitted.fit(ridge.choose_l2(fitted, labels_N))
-  accuracy = ridge.accuracy(
-    test_MD, test_labels_M, mean_D, w_DC / std_D[:, None], b_C
-  )
+  _, *classifier = shots.FITS['choose'](x_ND, labels_N, len(names))
   return {
     f'always {names[most]}': float(np.mean(test.labels() == most)),
-    'a linear classifier of pixels': accuracy,
+    'a linear classifier of pixels': ridge.accuracy(
+      test_MD, test_labels_M, *classifier
+    ),
   }
 
 
