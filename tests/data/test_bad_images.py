@@ -212,7 +212,7 @@ def test_findings_of_all_processes_come_together(monkeypatch):
     return np.stack([np.pad(x, (0, len(mine) - len(x))) for x in rows_])
 
   monkeypatch.setattr(bad_images.multihost_utils, 'process_allgather', gathered)
-  assert bad_images._gather([1, 'a']) == [1, 'a', 'ü', 3, None, ['x' * 300]]
+  assert bad_images.gather([1, 'a']) == [1, 'a', 'ü', 3, None, ['x' * 300]]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_processes_that_see_other_data_are_refused(
     theirs = other or mine
     return [mine, [theirs[0], theirs[1] or mine[1]]]
 
-  monkeypatch.setattr(bad_images, '_gather', gathered)
+  monkeypatch.setattr(bad_images, 'gather', gathered)
   if not other:
     bad_images._refuse_different(_open(small))
     return

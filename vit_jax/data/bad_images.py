@@ -64,7 +64,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
   own = find_bad_images(source)
   if own is None:
     return source
-  bad = [BadImage(*x) for x in _gather(own)]
+  bad = [BadImage(*x) for x in gather(own)]
   if not bad and on_bad_image == 'error':
     return source
   lines = sorted({f'  {b.name}: {b.reason}' for b in bad})
@@ -91,7 +91,7 @@ def _refuse_different(source: Source) -> None:
   """Raises ValueError if processes see different image counts or classes."""
   names = '\0'.join(source.class_names).encode(errors='surrogatepass')
   mine = [len(source), hashlib.sha256(names).hexdigest()]
-  seen = _gather([mine])
+  seen = gather([mine])
   if any(other != mine for other in seen):
     counts = ' and '.join(f'{count:,}' for count, _ in seen)
     raise ValueError(
@@ -183,7 +183,7 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
     _log.warning('The results of the image check could not be stored: %s', e)
 
 
-def _gather(items: list[Any]) -> list[Any]:
+def gather(items: list[Any]) -> list[Any]:
   """Concatenates the items of all processes; items must be JSON values."""
   text = np.frombuffer(json.dumps(items).encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array([len(text)])).ravel()

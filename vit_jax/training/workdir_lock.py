@@ -19,11 +19,10 @@ import time
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from vit_jax.checkpoints.saving import absolute
+from vit_jax.data import bad_images
 from vit_jax.training import processes
 
 _log = logging.getLogger(__name__)
@@ -67,8 +66,8 @@ def held(workdir: str) -> Iterator[None]:
           f'{workdir} cannot be locked ({type(e).__name__}: {e}). Make it '
           'writable or give another --workdir.'
         )
-    refusal = _of_process_0(refusal)
-    if refusal:
+    # Tells all processes; only process 0 has a refusal.
+    if refusal := ''.join(bad_images.gather([refusal])):
       raise ValueError(refusal)
     processes.refuse_unlike(
       lambda: [(absolute(workdir) / FILE).exists()],
@@ -77,13 +76,6 @@ def held(workdir: str) -> Iterator[None]:
       processes.SEEN_S,
     )
     yield
-
-
-def _of_process_0(text: str) -> str:
-  """Returns the text of process 0 (up to 1,000 bytes) in all processes."""
-  data = np.frombuffer(os.fsencode(text)[:1000].ljust(1000, b'\0'), np.uint8)
-  data = np.asarray(multihost_utils.broadcast_one_to_all(data))
-  return data.tobytes().rstrip(b'\0').decode(errors='ignore')
 
 
 def _holder() -> str:
