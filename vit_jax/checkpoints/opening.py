@@ -17,7 +17,7 @@ from etils import epath
 from flax import traverse_util
 
 from vit_jax.checkpoints import fetch, saving
-from vit_jax.checkpoints.formats import recognise, table
+from vit_jax.checkpoints.formats import table
 from vit_jax.data import transforms
 from vit_jax.data.images import Images
 from vit_jax.data.preprocessing import Preprocessing
@@ -315,6 +315,9 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
 
 
 def _open_foreign(path: str) -> Checkpoint:
+  # Imported here, so that training loads no foreign formats.
+  from vit_jax.checkpoints.formats import recognise
+
   file = recognise.read(path)
   size = file.fields['image_size']
   try:
