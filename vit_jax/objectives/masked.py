@@ -45,7 +45,6 @@ class MaskedPatches(Reconstruction):
   other: float = field(
     0.1, 'Share of corrupted patches set to another patch.', valid='[0, 1]'
   )
-  class_names: tuple[str, ...] = ()
 
   @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:

@@ -95,7 +95,7 @@ class Objective:
 
   model: Model
   images: Images
-  class_names: tuple[str, ...]
+  class_names: tuple[str, ...] = ()
 
   def __init_subclass__(cls) -> None:
     """Adds the fields of the subclass to `defaults` and `valid`."""

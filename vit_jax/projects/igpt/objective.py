@@ -27,7 +27,6 @@ class Pixels(Reconstruction):
   rate: float = field(
     0.15, 'Probability of masking a pixel (BERT).', valid='(0, 1]'
   )
-  class_names: tuple[str, ...] = ()
 
   @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:

@@ -84,7 +84,6 @@ class DINO(Objective):
   steps: int = 1
   warmup_steps: int = 0
   freeze_steps: int = 0
-  class_names: tuple[str, ...] = ()
 
   @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:

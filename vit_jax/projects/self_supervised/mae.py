@@ -30,7 +30,6 @@ class MaskedAutoencoder(Reconstruction):
   normalized: bool = field(
     True, 'Scale the target pixels of a patch to mean 0 and variance 1.'
   )
-  class_names: tuple[str, ...] = ()
 
   @property
   def _patches(self) -> int:
