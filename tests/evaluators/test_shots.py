@@ -125,8 +125,8 @@ def test_fixed_is_the_protocol_of_big_vision(width):
     w = np.linalg.solve(gram, train.T @ y)
     expected = np.mean((tested @ w).argmax(axis=1) == test_labels)
     assert result.accuracy == expected
-    _, centre, kernel, bias = shots_lib.FITS['fixed'](
-      x[rows], labels[rows], CLASSES
+    _, centre, kernel, bias = shots_lib.fit(
+      x[rows], labels[rows], CLASSES, 'fixed'
     )
     np.testing.assert_allclose(
       (test - centre) @ kernel + bias, tested @ w, atol=1e-9
@@ -137,7 +137,7 @@ def test_fixed_whitens_with_a_small_number_added():
   """Which decides where features hardly vary."""
   x = np.random.default_rng(0).standard_normal((20, 3)) * [1, 1e-5, 1e-7]
   labels = np.arange(20) % 2
-  _, mean, w, _ = shots_lib.FITS['fixed'](x, labels, 2)
+  _, mean, w, _ = shots_lib.fit(x, labels, 2, 'fixed')
   z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-5)
   z = np.hstack([z, np.full((20, 1), 100.0)])
   y = np.where(labels[:, None] == [0, 1], 1.0, -1.0)
@@ -242,7 +242,7 @@ def test_images_that_went_are_neither_shots_nor_tests():
   gone, *kept = rows
   x[gone] = test[7:9] = -np.inf
   (got,) = evaluate((5,), 1, 'fixed', features_ND=x, test_MD=test)
-  _, *classifier = shots_lib.FITS['fixed'](x[kept], labels[kept], CLASSES)
+  _, *classifier = shots_lib.fit(x[kept], labels[kept], CLASSES, 'fixed')
   assert got.accuracy == ridge.accuracy(
     np.delete(test, [7, 8], 0), np.delete(test_labels, [7, 8]), *classifier
   )

@@ -88,7 +88,7 @@ def baselines(
   rows = np.linspace(0, len(train) - 1, min(len(train), _MOST_LEARNED))
   x_ND, labels_N = _features(train, rows.astype(int).tolist())
   test_MD, test_labels_M = _features(test, range(len(test)))
-  _, *classifier = shots.FITS['choose'](x_ND, labels_N, len(names))
+  _, *classifier = shots.fit(x_ND, labels_N, len(names), 'choose')
   return {
     f'always {names[most]}': float(np.mean(test.labels() == most)),
     'a linear classifier of pixels': ridge.accuracy(

@@ -105,9 +105,9 @@ class Shots:
     Raises ValueError if `l2` is unknown, there is a single class, a class has
     too few examples, or `shots` or `seeds` is below 1.
     """
-    if l2 not in FITS:
+    if l2 not in ('choose', 'fixed'):
       raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")
-    self._fit, self._num_classes = FITS[l2], len(class_names)
+    self._l2, self._num_classes = l2, len(class_names)
     self._labels_N, self._test_labels_M = labels_N, test_labels_M
     self._plan = plan(labels_N, self._num_classes, shots, seeds, class_names)
     self.rows_R = np.unique(np.concatenate(list(self._plan.values())))
@@ -132,7 +132,7 @@ class Shots:
       indices_K = indices_K[np.isin(indices_K, rows_R)]
       x_KD = x_RD[np.searchsorted(rows_R, indices_K)]
       labels_K = self._labels_N[indices_K]
-      penalty, *classifier = self._fit(x_KD, labels_K, self._num_classes)
+      penalty, *classifier = fit(x_KD, labels_K, self._num_classes, self._l2)
       accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
       return Result(*draw, penalty, accuracy)
 
@@ -147,35 +147,26 @@ class Shots:
       return list(pool.map(run, self._plan))
 
 
-def _fit_chosen(
-  x_KD: np.ndarray, labels_K: np.ndarray, num_classes: int
+def fit(
+  x_KD: np.ndarray, labels_K: np.ndarray, num_classes: int, l2: str
 ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-  mean_D, std_D = ridge.moments(x_KD)
-  x_KD = x_KD - mean_D
-  x_KD /= std_D
-  fit = ridge.Ridge(x_KD, ridge.one_vs_rest(labels_K, num_classes))
-  l2 = FIXED_L2
-  if len(labels_K) > num_classes:
-    l2 = ridge.choose_l2(fit, labels_K)
-  w_DC, b_C = fit.fit(l2)
-  return l2, mean_D, w_DC / std_D[:, None], b_C
+  """Fits a classifier as `Shots` describes; `l2` is 'choose' or 'fixed'.
 
-
-def _fit_fixed(
-  x_KD: np.ndarray, labels_K: np.ndarray, num_classes: int
-) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-  x_KD = x_KD.astype(np.float64)
-  mean_D, std_D = x_KD.mean(axis=0), x_KD.std(axis=0) + _EPSILON
-  fit = ridge.Ridge(
+  Returns the penalty and the last three arguments of `ridge.accuracy`.
+  """
+  if l2 == 'fixed':
+    x_KD = x_KD.astype(np.float64)
+    mean_D, std_D = x_KD.mean(axis=0), x_KD.std(axis=0) + _EPSILON
+  else:
+    mean_D, std_D = ridge.moments(x_KD)
+  fitted = ridge.Ridge(
     (x_KD - mean_D) / std_D, ridge.one_vs_rest(labels_K, num_classes)
   )
-  w_DC, b_C = fit.fit(FIXED_L2)
-  # The constant feature has a penalty, which shrinks the intercept.
-  b_C /= 1 + FIXED_L2 / (len(x_KD) * _BIAS**2)
-  return FIXED_L2, mean_D, w_DC / std_D[:, None], b_C
-
-
-# Functions by value of `l2`. Each takes features, labels and the number of
-# classes. It returns the penalty and the last three arguments of
-# `ridge.accuracy`.
-FITS = {'choose': _fit_chosen, 'fixed': _fit_fixed}
+  penalty = FIXED_L2
+  if l2 == 'choose' and len(labels_K) > num_classes:
+    penalty = ridge.choose_l2(fitted, labels_K)
+  w_DC, b_C = fitted.fit(penalty)
+  if l2 == 'fixed':
+    # The constant feature has a penalty, which shrinks the intercept.
+    b_C /= 1 + FIXED_L2 / (len(x_KD) * _BIAS**2)
+  return penalty, mean_D, w_DC / std_D[:, None], b_C

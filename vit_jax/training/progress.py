@@ -81,9 +81,10 @@ class Progress:
     self._trained_s += seconds
     self._step, self._updated_at, self._paused_s = step, now, 0.0
     parts = [self._position(step)]
-    for name, show in _SHOWN.items():
-      if name in scalars:
-        parts.append(show(float(scalars[name])))
+    if 'train/loss' in scalars:
+      parts.append(f'loss {float(scalars["train/loss"]):#.3g}')
+    if 'train/accuracy' in scalars:
+      parts.append(f'acc {float(scalars["train/accuracy"]):.1%}')
     if steps > 0 and seconds > 0:
       parts += self._rates(steps, seconds, data_wait_s)
       parts.append(self._time_left(step, now))
@@ -201,12 +202,6 @@ class Progress:
     minutes, seconds = divmod(max(0, seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{seconds:02} left'
-
-
-_SHOWN: dict[str, Callable[[float], str]] = {
-  'train/loss': lambda loss: f'loss {loss:#.3g}',
-  'train/accuracy': lambda accuracy: f'acc {accuracy:.1%}',
-}
 
 
 def plot_curves(
