@@ -56,8 +56,13 @@ class DigitsCanvas(Source):
     boxes, labels, masks = [], [], []
     for _ in range(rng.choice(_COUNTS)):
       record = digits[rng.randint(len(digits))]
-      square = _free_square(is_taken_HW, rng)
-      if square is None:
+      for _ in range(_ATTEMPTS):
+        side = rng.randint(_LEAST, _MOST + 1)
+        top, left = rng.randint(SIDE - side + 1, size=2)
+        square = slice(top, top + side), slice(left, left + side)
+        if not is_taken_HW[square].any():
+          break
+      else:  # every attempt overlaps a digit
         break
       is_taken_HW[square] = True
       canvas[square] = cv2.resize(record['image'], canvas[square].shape[:2])
@@ -77,16 +82,3 @@ class DigitsCanvas(Source):
       'size': (SIDE, SIDE),
       'masks': masks,
     }
-
-
-def _free_square(
-  is_taken_HW: np.ndarray, rng: np.random.RandomState
-) -> tuple[slice, slice] | None:
-  """Draws a free square; None if every attempt overlaps a digit."""
-  for _ in range(_ATTEMPTS):
-    side = rng.randint(_LEAST, _MOST + 1)
-    top, left = rng.randint(SIDE - side + 1, size=2)
-    square = slice(top, top + side), slice(left, left + side)
-    if not is_taken_HW[square].any():
-      return square
-  return None
