@@ -77,29 +77,6 @@ class Block(nn.Module):
     """
     x_BLD = constrain(x_BLD, 'BLD')
     y_BLD = rms_norm(self.of.dtype, 'ln_1')(x_BLD)
-    captured: dict[str, Any] = {}
-    if 'blocks' in self.capture:
-      captured['blocks'] = y_BLD
-    x_BLD = constrain(
-      x_BLD + self._attend(y_BLD, kept, position, captured), 'BLD'
-    )
-    y_BLD = MlpBlock(
-      self.of.mlp_dim,
-      'quick',
-      dtype=self.of.dtype,
-      bias=self.of.bias,
-      kernel_init=nn.initializers.normal(0.02),
-      name='mlp',
-    )(rms_norm(self.of.dtype, 'ln_2')(x_BLD))
-    return x_BLD + y_BLD, captured
-
-  def _attend(
-    self,
-    y_BLD: Array,
-    kept: tuple[Array, Array] | None,
-    position: Array | None,
-    captured: dict[str, Any],
-  ) -> Array:
     D = y_BLD.shape[-1]
 
     def project(name: str) -> Array:
@@ -117,12 +94,11 @@ class Block(nn.Module):
         jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1)
         for old, new in zip(kept, (k_BLNK, v_BLNK), strict=True)
       )
-    if 'cache' in self.capture:
-      captured['cache'] = (k_BLNK, v_BLNK)
+    found: dict[str, Any] = {'blocks': y_BLD, 'cache': (k_BLNK, v_BLNK)}
     L = k_BLNK.shape[1]
     query_Q = np.arange(L) if position is None else position[None]
     if 'attention' in self.capture:
-      captured['attention'] = attention.softmax(
+      found['attention'] = attention.softmax(
         attention.logits(q_BQNK, k_BLNK), self._mask(query_Q, L)
       )
     if self.of.causal and position is None:
@@ -130,7 +106,7 @@ class Block(nn.Module):
     else:
       mask_1QL = self._mask(query_Q, L)
       z_BQNK = attention.attend(q_BQNK, k_BLNK, v_BLNK, mask_1QL)
-    return Projection(
+    y_BLD = Projection(
       (D,),
       axes=2,
       dtype=self.of.dtype,
@@ -138,6 +114,16 @@ class Block(nn.Module):
       kernel_init=nn.initializers.normal((D * self.of.depth) ** -0.5),
       name='out',
     )(z_BQNK)
+    x_BLD = constrain(x_BLD + y_BLD, 'BLD')
+    y_BLD = MlpBlock(
+      self.of.mlp_dim,
+      'quick',
+      dtype=self.of.dtype,
+      bias=self.of.bias,
+      kernel_init=nn.initializers.normal(0.02),
+      name='mlp',
+    )(rms_norm(self.of.dtype, 'ln_2')(x_BLD))
+    return x_BLD + y_BLD, {k: found[k] for k in self.capture if k in found}
 
   def _causal(self, q_BLNK: Array, k_BLNK: Array, v_BLNK: Array) -> Array:
     parts, L = [], q_BLNK.shape[1]
