@@ -134,6 +134,19 @@ def test_groups_of_devices(groups, devices):
   assert program.collectives[0].devices == devices
 
 
+@pytest.mark.edge
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('', 'lacks estimated_cycles'),
+    (TEXT.replace('estimated_cycles', 'cycles'), 'compiled for TPU'),
+  ],
+)
+def test_other_text_is_refused(text, message):
+  with pytest.raises(ValueError, match=message):
+    hlo.read(text)
+
+
 SENT_S = 10.0  # of every collective below, at a clock of one cycle a second
 
 

@@ -143,8 +143,15 @@ class CompiledProgram:
 
 
 def read(text: str) -> CompiledProgram:
-  """Reads the HLO text of a program that was compiled for TPU."""
-  return CompiledProgram(tuple(_events(*_computations(text))))
+  """Reads the HLO text of a program; raises ValueError if it is not for TPU."""
+  computations, entry = _computations(text)
+  program = CompiledProgram(tuple(_events(computations, entry)))
+  if not program.cycles:
+    raise ValueError(
+      'The text lacks estimated_cycles. Give the text of a program compiled '
+      'for TPU.'
+    )
+  return program
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
