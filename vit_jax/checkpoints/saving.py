@@ -6,7 +6,6 @@ A workdir has folders `checkpoints/STEP/` with the items `params`, `opt_state`,
 the step and its metrics.
 """
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -70,7 +69,7 @@ class Checkpoints:
     """
     self.directory = absolute(workdir) / FOLDER
     self._keep_last = keep_last
-    self._best_step = lambda: best_step(self._metrics, best_metric, best)
+    self._best = best_metric, best
     self._start_over = start_over
     self.directory.mkdir(parents=True, exist_ok=True)
     self._metrics: dict[int, dict[str, float]] = {}
@@ -99,10 +98,21 @@ class Checkpoints:
         # save hangs, `--timeout_s` ends the run.
         async_options=ocp.AsyncOptions(timeout_secs=24 * 3600),
         preservation_policy=checkpoint_managers.AnyPreservationPolicy(
-          [checkpoint_managers.LatestN(self._keep_last), _Best(self._best_step)]
+          [checkpoint_managers.LatestN(self._keep_last), self]
         ),
       ),
     )
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    """Keeps the best checkpoint.
+
+    Orbax's own `BestN` needs metrics that orbax saves, without a checksum.
+    """
+    del context
+    best = best_step(self._metrics, *self._best)
+    return [x.step == best for x in checkpoints]
 
   def path(self, step: int) -> str:
     """Returns the folder of the checkpoint of a step."""
@@ -220,7 +230,21 @@ class Checkpoints:
     if damaged:
       self._manager.close()
       for step, damage in damaged.items():
-        self._set_aside(step, damage)
+        self._metrics.pop(step, None)
+        _log.warning(
+          'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the '
+          'newest undamaged checkpoint, if any, is used.',
+          self.path(step),
+          damage,
+          step,
+        )
+        multihost_utils.sync_global_devices('damaged checkpoint found')
+        if jax.process_index() == 0:
+          aside = self.directory / f'{step}.damaged'
+          if aside.exists():
+            aside.rmtree()
+          (self.directory / str(step)).rename(aside)
+        multihost_utils.sync_global_devices('damaged checkpoint set aside')
       self._manager = self._open()
     return found
 
@@ -254,23 +278,6 @@ class Checkpoints:
       raise error
     return result, damage or ('another process found it' if any_damage else '')
 
-  def _set_aside(self, step: int, damage: str) -> None:
-    self._metrics.pop(step, None)
-    _log.warning(
-      'Checkpoint %s is damaged (%s). It is renamed to %d.damaged, and the '
-      'newest undamaged checkpoint, if any, is used.',
-      self.path(step),
-      damage,
-      step,
-    )
-    multihost_utils.sync_global_devices('damaged checkpoint found')
-    if jax.process_index() == 0:
-      aside = self.directory / f'{step}.damaged'
-      if aside.exists():
-        aside.rmtree()
-      (self.directory / str(step)).rename(aside)
-    multihost_utils.sync_global_devices('damaged checkpoint set aside')
-
   def wait(self) -> None:
     """Waits until all checkpoints are written."""
     self._manager.wait_until_finished()
@@ -299,23 +306,6 @@ class _Manager(ocp.CheckpointManager):
     # one process, all processes would wait for each other until the timeout.
     self._wait_for_checkpointers()
     super()._finalize(step, steps_to_remove)
-
-
-@dataclasses.dataclass
-class _Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the best checkpoint.
-
-  Orbax's own `BestN` needs metrics that orbax saves, without a checksum.
-  """
-
-  best_step: Callable[[], int | None]
-
-  def should_preserve(
-    self, checkpoints: Sequence[Any], *, context: Any
-  ) -> list[bool]:
-    del context
-    best = self.best_step()
-    return [x.step == best for x in checkpoints]
 
 
 def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
@@ -387,11 +377,7 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
 
   `params` are NumPy arrays. Unlike `Checkpoints.save`, does not copy them.
   """
-  handler = ocp.CompositeCheckpointHandler(
-    params=_trees(copy=False),
-    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
-    **{META: ocp.JsonCheckpointHandler()},
-  )
+  handler = ocp.CompositeCheckpointHandler(params=_trees(copy=False))
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
       absolute(workdir) / FOLDER / '0',
@@ -503,14 +489,14 @@ def checksums(tree: Any) -> jax.Array | np.ndarray:
   order of the elements does not matter.
   """
   arrays = jax.tree.leaves(tree)
-  if not all(isinstance(x, np.ndarray) for x in arrays):
-    return _device_checksums(arrays)
-  # Sums on the host, without a copy to a device.
-  sums = [
-    np.sum(x.view(f'uint{8 * x.dtype.itemsize}'), dtype=np.uint32)
-    for x in arrays
-  ]
-  return np.array(sums, np.uint32)
+  if all(isinstance(x, np.ndarray) for x in arrays):
+    return _sums(arrays, np)  # on the host, without a copy to a device
+  return jax.jit(_sums, static_argnums=1)(arrays, jnp)
+
+
+def _sums(arrays: list[Any], numpy: Any) -> Any:
+  bits = [x.view(f'uint{8 * x.dtype.itemsize}') for x in arrays]
+  return numpy.array([numpy.sum(x, dtype='uint32') for x in bits], 'uint32')
 
 
 def check_sums(tree: Any, kept: Any, item: str, is_part: bool = False) -> None:
@@ -522,16 +508,6 @@ def check_sums(tree: Any, kept: Any, item: str, is_part: bool = False) -> None:
   same = np.isin(ours, kept).all() if is_part else np.array_equal(ours, kept)
   if not same:
     raise ValueError(f'the arrays of {item} differ from their checksums')
-
-
-@jax.jit
-def _device_checksums(arrays: list[jax.Array]) -> jax.Array:
-  return jnp.stack(
-    [
-      jnp.sum(x.view(f'uint{8 * x.dtype.itemsize}').astype(jnp.uint32))
-      for x in arrays
-    ]
-  )
 
 
 def absolute(path: str) -> epath.Path:
