@@ -249,13 +249,23 @@ def _from_hub(source: str, name: str) -> str:
   page = f'https://huggingface.co/{repository}'
   by_hand = f'Download it from {page} and give the path of the folder.'
   try:
-    from huggingface_hub import errors
+    from huggingface_hub import errors, snapshot_download
   except ImportError as e:
     raise ImportError(
       f'To fetch {source}, pip install huggingface-hub. Or: {by_hand} ({e})'
     ) from e
   try:
-    return _snapshot(repository, revision)
+    # Skips weights for other runtimes, such as tf_model.h5.
+    for stem, suffix in (('model', 'safetensors'), ('pytorch_model', 'bin')):
+      path: str = snapshot_download(
+        repository,
+        revision=revision,
+        ignore_patterns=['*/*'],
+        allow_patterns=['*.json', f'{stem}.{suffix}', f'{stem}-*.{suffix}'],
+      )
+      if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
+        break
+    return path
   except errors.GatedRepoError as e:
     raise PermissionError(
       f'{source} is gated. Accept its conditions at {page}, then run `hf auth '
@@ -271,20 +281,3 @@ def _from_hub(source: str, name: str) -> str:
       f'{source} is not in the cache and cannot be fetched '
       f'({saving.first_line(e)}). {by_hand}'
     ) from e
-
-
-def _snapshot(repository: str, revision: str | None) -> str:
-  """Returns the local folder with a model's configuration and weights."""
-  import huggingface_hub
-
-  # Skips weights for other runtimes, such as tf_model.h5.
-  for stem, suffix in (('model', 'safetensors'), ('pytorch_model', 'bin')):
-    path = huggingface_hub.snapshot_download(
-      repository,
-      revision=revision,
-      ignore_patterns=['*/*'],
-      allow_patterns=['*.json', f'{stem}.{suffix}', f'{stem}-*.{suffix}'],
-    )
-    if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
-      break
-  return path

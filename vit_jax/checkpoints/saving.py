@@ -377,7 +377,11 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
 
   `params` are NumPy arrays. Unlike `Checkpoints.save`, does not copy them.
   """
-  handler = ocp.CompositeCheckpointHandler(params=_trees(copy=False))
+  handler = ocp.CompositeCheckpointHandler(
+    params=_trees(copy=False),
+    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
+    **{META: ocp.JsonCheckpointHandler()},
+  )
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
       absolute(workdir) / FOLDER / '0',

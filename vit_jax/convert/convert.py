@@ -10,6 +10,7 @@ import types
 import jax.numpy as jnp
 
 from vit_jax.checkpoints import opening, transfer
+from vit_jax.checkpoints.formats import table
 from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
@@ -83,9 +84,22 @@ def convert(
     checkpoint = transfer.with_head(checkpoint, head)
     what = 'classifier' if head == 'representation' else 'whole head'
     _log.info('dropped   the %s', what)
+  written: table.Weights | opening.Checkpoint = checkpoint
   if to in WEIGHTS:
-    checkpoint = _as_arrays(checkpoint, to)
-  written = checkpoint.weights() if to in WEIGHTS else checkpoint
+    model, body = checkpoint.model, checkpoint.model.body()
+    if model.kind != body.kind:
+      raise ValueError(
+        f'{checkpoint.path} is a {type(model).__name__}, which --to={to} '
+        'cannot store. Use --head=drop to write only its body, a '
+        f'{type(body).__name__}.'
+      )
+    learned = transfer.with_learned_positions(checkpoint)
+    if learned is not checkpoint:
+      _log.info(
+        'rewritten the position embeddings as learned 1-D embeddings with the '
+        'same values; further training would change them'
+      )
+    written = learned.weights()
   lost: list[str] = module.write(written, target, dtype, **given)
   path = pathlib.Path(target)
   files = filter(pathlib.Path.is_file, (path, *path.rglob('*')))
@@ -125,21 +139,3 @@ def dtype_notes(checkpoint: opening.Checkpoint, dtype: str) -> list[str]:
   if trained in (jnp.float32, jnp.dtype(dtype)):
     return []
   return [f'The model computes in {trained}; the program computes in {dtype}.']
-
-
-def _as_arrays(checkpoint: opening.Checkpoint, to: str) -> opening.Checkpoint:
-  """Converts position embeddings to learned 1-D embeddings, for `WEIGHTS`."""
-  model, body = checkpoint.model, checkpoint.model.body()
-  if model.kind != body.kind:
-    raise ValueError(
-      f'{checkpoint.path} is a {type(model).__name__}, which --to={to} cannot '
-      f'store. Use --head=drop to write only its body, a '
-      f'{type(body).__name__}.'
-    )
-  learned = transfer.with_learned_positions(checkpoint)
-  if learned is not checkpoint:
-    _log.info(
-      'rewritten the position embeddings as learned 1-D embeddings with the '
-      'same values; further training would change them'
-    )
-  return learned

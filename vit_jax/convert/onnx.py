@@ -199,10 +199,24 @@ def _to_model(
       f'{checkpoint.path} cannot be written as ONNX: {e} is not supported. Use '
       '--to=stablehlo or orbax.'
     ) from e
-  metadata = _metadata(checkpoint)
+  class_names = checkpoint.class_names
   if served:  # unique names, as `predict` prints them
-    names = map(checkpoint.class_name, range(len(checkpoint.class_names)))
-    metadata['class_names'] = json.dumps([*names])
+    class_names = tuple(map(checkpoint.class_name, range(len(class_names))))
+  version = importlib.metadata.version('vit_jax')
+  metadata = {
+    'source': f'vit_jax {version} on JAX {jax.__version__}',
+    'input': (
+      'images: float32, batch x height x width x 3 (RGB), '
+      '(x / 255 - mean) / std with x from 0 to 255'
+    ),
+    'class_names': json.dumps(class_names),
+    'description': checkpoint.model.describe(checkpoint.image_size),
+    'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
+    'loss': checkpoint.loss,
+  } | {
+    key: value if isinstance(value, str) else json.dumps(value)
+    for key, value in dataclasses.asdict(checkpoint.preprocessing).items()
+  }
   outputs = {name: graph.cast(x, np.float32) for name, x in outputs.items()}
   return graph.to_model(outputs, metadata, opset)
 
@@ -220,24 +234,6 @@ def _with_attention(
     fused['max'].append(functools.reduce(jnp.maximum, heads))
   outputs = {f'attention_{name}': jnp.stack(x, 1) for name, x in fused.items()}
   return {'logits': logits_BC, **outputs, 'read': read_BL}
-
-
-def _metadata(checkpoint: Checkpoint) -> dict[str, str]:
-  version = importlib.metadata.version('vit_jax')
-  return {
-    'source': f'vit_jax {version} on JAX {jax.__version__}',
-    'input': (
-      'images: float32, batch x height x width x 3 (RGB), '
-      '(x / 255 - mean) / std with x from 0 to 255'
-    ),
-    'class_names': json.dumps(checkpoint.class_names),
-    'description': checkpoint.model.describe(checkpoint.image_size),
-    'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
-    'loss': checkpoint.loss,
-  } | {
-    key: value if isinstance(value, str) else json.dumps(value)
-    for key, value in dataclasses.asdict(checkpoint.preprocessing).items()
-  }
 
 
 def _quantize(model: Any, path: pathlib.Path) -> None:

@@ -181,9 +181,12 @@ class Graph:
     for name, x in outputs.items():
       source = self._name(x, 'constant')
       self._nodes.append(helper.make_node('Identity', [source], [name], name))
-    live = self._live(outputs)
-    used = {name for node in live for name in node.input}
-    constants = {k: x for k, x in self._constants.items() if k in used}
+    needed, live = set(outputs), []
+    for node in reversed(self._nodes):
+      if node.name in needed:
+        needed.update(node.input)
+        live.append(node)
+    constants = {k: x for k, x in self._constants.items() if k in needed}
     size_bytes = sum(x.nbytes for x in constants.values())
     if size_bytes > MAX_BYTES:
       raise ValueError(
@@ -192,7 +195,7 @@ class Graph:
       )
     model = helper.make_model(
       helper.make_graph(
-        live,
+        live[::-1],
         'vit_jax',
         [_describe(x.name, x) for x in self._inputs],
         [_describe(name, x) for name, x in outputs.items()],
@@ -206,15 +209,6 @@ class Graph:
     helper.set_model_props(model, dict(metadata))
     _set_opset(model, opset)
     return model
-
-  def _live(self, outputs: Mapping[str, Value]) -> list[Any]:
-    """Returns the nodes that outputs depend on."""
-    needed, live = set(outputs), []
-    for node in reversed(self._nodes):
-      if node.name in needed:
-        needed.update(node.input)
-        live.append(node)
-    return live[::-1]
 
 
 def _set_opset(model: Any, opset: int | None) -> None:

@@ -28,16 +28,12 @@ def of(model: Model) -> list[Pattern]:
     found += [gelu(model.gelu), layer_norm(model.layer_norm_epsilon)]
   else:
     found += map(layer_norm, _EPSILONS)
-  return [*found, softmax()]
-
-
-def softmax() -> Pattern:
-  """Returns the pattern of a softmax over the last axis."""
-
-  def emit(graph: Graph, x: Value) -> Value:
-    return graph.node('Softmax', [x], x.shape, axis=-1)
-
-  return Pattern(jax.nn.softmax, 0, emit)
+  softmax = Pattern(
+    jax.nn.softmax,
+    0,
+    lambda graph, x: graph.node('Softmax', [x], x.shape, axis=-1),
+  )
+  return [*found, softmax]
 
 
 def gelu(kind: str) -> Pattern:

@@ -55,7 +55,25 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   `dtype_notes`.
   """
   params = traverse_util.flatten_dict(checkpoint.params, sep='/')
-  program = _export(checkpoint, params, dtype)
+  model = checkpoint.model.clone(dtype=jnp.dtype(dtype))
+
+  def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> Any:
+    tree = traverse_util.unflatten_dict(params, sep='/')
+    y_BC, aux = model.apply({'params': tree}, images_BHWC)
+    y_BC = y_BC.astype(jnp.float32)
+    found = model.outputs(y_BC, aux)
+    return found if len(found) > 1 else y_BC
+
+  (batch,) = jax.export.symbolic_shape('batch')
+  shapes = (
+    {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
+    jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
+  )
+  # The program stores the precision, because TPUs round products to bfloat16 by
+  # default.
+  precision = 'float32' if dtype == 'float32' else None
+  with jax.default_matmul_precision(precision), attention.portable():
+    exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
   H, W = checkpoint.image_size
   meta = {
     'input': f'float32 (batch, {H}, {W}, 3), RGB, (x / 255 - mean) / std',
@@ -66,7 +84,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     'class_names': list(checkpoint.class_names),
   }
   with atomic_files.new_folder(target) as folder:
-    (folder / MODEL).write_bytes(program)
+    (folder / MODEL).write_bytes(exported.serialize())
     archive.save(os.fspath(folder / PARAMS), params, 'float32')
     (folder / META).write_text(f'{json.dumps(meta, indent=2)}\n')
   return dtype_notes(checkpoint, dtype)
@@ -104,28 +122,3 @@ def open_peer(path: str) -> Peer:
 
   framework = f'jax.export of JAX {jax.__version__}'
   return Peer(framework, (H, W), run, boxes=4 * has_boxes)
-
-
-def _export(
-  checkpoint: Checkpoint, params: dict[str, Any], dtype: str
-) -> bytearray:
-  model = checkpoint.model.clone(dtype=jnp.dtype(dtype))
-
-  def apply(params: dict[str, jax.Array], images_BHWC: jax.Array) -> Any:
-    tree = traverse_util.unflatten_dict(params, sep='/')
-    y_BC, aux = model.apply({'params': tree}, images_BHWC)
-    y_BC = y_BC.astype(jnp.float32)
-    found = model.outputs(y_BC, aux)
-    return found if len(found) > 1 else y_BC
-
-  (batch,) = jax.export.symbolic_shape('batch')
-  shapes = (
-    {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
-    jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
-  )
-  # The program stores the precision, because TPUs round products to bfloat16 by
-  # default.
-  precision = 'float32' if dtype == 'float32' else None
-  with jax.default_matmul_precision(precision), attention.portable():
-    exported = jax.export.export(jax.jit(apply), platforms=PLATFORMS)(*shapes)
-  return exported.serialize()

@@ -6,7 +6,6 @@ embedding: reading gives it zeros, writing adds its embedding to the token.
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -43,13 +42,21 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
   lookup = archive.Lookup(path, arrays, key_of, 'big_vision ViT')
   stacked = any(key.startswith(f'{prefix}{npz.LAYERS}/') for key in arrays)
-  fields = _infer_fields(lookup, stacked)
+  fields = npz.encoder_fields(lookup, stacked)
+  side = _assumed_side(fields['patch_size'])
+  posemb = 'sincos2d'
+  if lookup.has(npz.POSITIONS):
+    posemb = 'learned1d'
+    _, tokens, _ = lookup.shape(npz.POSITIONS, 3)
+    side = table.square_side(tokens, path) * fields['patch_size']
+  fields |= {'posemb': posemb, 'image_size': (side, side)}
+  if lookup.has('MAPHead_0/probe'):
+    fields['pool'] = 'map'
   warnings = list(npz.zeroed_head(lookup))
-  if fields['posemb'] == 'sincos2d':
-    H, W = fields['image_size']
+  if posemb == 'sincos2d':
     warnings.append(
       f'{path} has no position embeddings. vit_jax assumes fixed '
-      f'position embeddings (sincos2d) and images of {H}x{W} pixels.'
+      f'position embeddings (sincos2d) and images of {side}x{side} pixels.'
     )
   if prefix == _TOWER and len(arrays) < count:
     warnings.append(
@@ -91,20 +98,6 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 def _key(name: str) -> str:
   return _POSITIONS if name == npz.POSITIONS else npz.linen_name(name)
-
-
-def _infer_fields(lookup: archive.Lookup, stacked: bool) -> dict[str, Any]:
-  fields = npz.encoder_fields(lookup, stacked)
-  patch = fields['patch_size']
-  learned, side = lookup.has(npz.POSITIONS), _assumed_side(patch)
-  if learned:
-    _, tokens, _ = lookup.shape(npz.POSITIONS, 3)
-    side = table.square_side(tokens, lookup.path) * patch
-  return fields | {
-    'pool': 'map' if lookup.has('MAPHead_0/probe') else fields['pool'],
-    'posemb': 'learned1d' if learned else 'sincos2d',
-    'image_size': (side, side),
-  }
 
 
 def _assumed_side(patch: int) -> int:

@@ -36,7 +36,7 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
   CLIP's projection becomes the head, with a bias of zeros. Raises the errors of
-  `table.Format.read` and `tensors.read_folder`.
+  `read` in `table`, and of `tensors.read_folder`.
   """
   model_type = config['model_type']
   if model_type in PROJECTS:
@@ -232,18 +232,13 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   images = image_configs.to_hf(weights.preprocessing, fields['image_size'])
   configs = {'config.json': config, image_configs.FILE: images}
   tensors.write_folder(target, configs, arrays, dtype)
-  return _notes(weights)
-
-
-def _notes(weights: table.Weights) -> list[str]:
-  fields = weights.fields
   if fields['name'] == 'resnet':
     return [
       'transformers adds 1e-8 to the variance of kernels, BiT 1e-10. This '
       'changes logits by about 1e-5, and more if kernels are small.'
     ]
   if fields['pool'] == 'cls' and not (
-    fields['num_classes'] or fields['representation_size']
+    num_classes or fields['representation_size']
   ):
     return [
       'The model has no pooler. transformers adds one with random weights, '

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from vit_jax.data.preprocessing import MAX_SIDE, Preprocessing
 
-Rgb = tuple[float, float, float]
-
 
 def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
   """Drops null values, which mean the same as missing keys."""
@@ -134,7 +132,7 @@ class JsonConfig(dict[str, Any]):
       )
     return height, width
 
-  def rgb(self, key: str) -> Rgb:
+  def rgb(self, key: str) -> tuple[float, float, float]:
     """Returns three numbers, one per channel; a single number is repeated."""
     value = self[key] if isinstance(self[key], list) else [self[key]]
     values = value * 3 if len(value) == 1 else value

@@ -45,10 +45,18 @@ def read(path: str, arrays: table.Flat) -> table.File:
     if _GROUP_NORM.search(key) and x.ndim == 1:
       arrays[key] = x.reshape(1, 1, 1, -1)
   lookup = archive.Lookup(path, arrays, key_of, 'ViT')
+  fields = encoder_fields(lookup)
+  _, tokens, _ = lookup.shape(POSITIONS, 3)
+  stride = fields['patch_size']
+  if lookup.has('conv_root/kernel'):
+    *_, fields['stem_width'] = lookup.shape('conv_root/kernel', 4)
+    fields['stem_layers'] = lookup.count(lookup.key_of('block'), bit.UNIT)
+    stride *= resnet.total_stride(fields['stem_layers'])
+  pixels = table.square_side(tokens - lookup.has('cls'), path) * stride
   return table.File(
     path=path,
     arrays=arrays,
-    fields=_infer_fields(lookup),
+    fields=fields | {'image_size': (pixels, pixels)},
     table=table.renamed(key_of, _layout),
     warnings=zeroed_head(lookup),
   )
@@ -137,18 +145,6 @@ def encoder_fields(
     'representation_size': lookup.size('pre_logits/kernel', 2, 1),
     'num_classes': lookup.size('head/kernel', 2, 1),
   }
-
-
-def _infer_fields(lookup: archive.Lookup) -> dict[str, Any]:
-  fields = encoder_fields(lookup)
-  _, tokens, _ = lookup.shape(POSITIONS, 3)
-  stride = fields['patch_size']
-  if lookup.has('conv_root/kernel'):
-    *_, fields['stem_width'] = lookup.shape('conv_root/kernel', 4)
-    fields['stem_layers'] = lookup.count(lookup.key_of('block'), bit.UNIT)
-    stride *= resnet.total_stride(fields['stem_layers'])
-  pixels = table.square_side(tokens - lookup.has('cls'), lookup.path) * stride
-  return fields | {'image_size': (pixels, pixels)}
 
 
 def _layout(name: str, shape: tuple[int, ...]) -> table.Layout:

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from vit_jax.checkpoints.formats import archive, hf, table, tensors
-from vit_jax.checkpoints.formats.table import File, Flat, Format
+from vit_jax.checkpoints.formats.table import File, Flat
 from vit_jax.register import Register
 
-# Modules with `matches` and `read` of `table.Format`; see `format_of`.
+# Modules with `matches` and `read`, as in `table`; see `format_of`.
 TENSORS = Register(
   'format',
   {
@@ -41,8 +41,8 @@ WHAT_OPENS = (
 def read(path: str) -> File:
   """Reads a file or directory in any foreign format.
 
-  Raises the errors of `Format.read`; FileNotFoundError if a directory lacks its
-  weights; ValueError if it is damaged or its format is unknown.
+  Raises the errors of `read` in `table`; FileNotFoundError if a directory lacks
+  its weights; ValueError if it is damaged or its format is unknown.
   """
   if os.path.isdir(path):
     return _read_folder(path)
@@ -138,7 +138,7 @@ def _under(prefix: str, arrays: Flat) -> Flat:
   return {k[start:]: x for k, x in arrays.items() if k.startswith(prefix)}
 
 
-def format_of(arrays: Flat, register: Register) -> Format:
+def format_of(arrays: Flat, register: Register) -> Any:
   """Returns the first module whose `matches` accepts the arrays, or the last.
 
   The last module of `ARCHIVES` needs no `matches`.

@@ -1,15 +1,26 @@
 """Code that all foreign formats share.
 
-A format is a table of entries. Each entry maps some arrays of a file to some
+A format has a table of entries. Each entry maps some arrays of a file to some
 arrays of our model ("our arrays"), which have vit_jax's parameter names ("our
 names"). Reading, writing and all checks use the same table.
+
+A format is a module with `DTYPES`, which `write` supports, and these functions:
+
+- `matches(arrays)` returns whether the arrays are from a file of this format.
+- `read(path, arrays)` returns a `File`. For a directory, it also takes the
+  content of config.json. It raises ImportError if a library that the format
+  needs is not installed, and ValueError if the model is not supported.
+- `write(weights, target, dtype)` writes a new file or directory completely or
+  not at all. It returns one sentence for each setting that is not stored, or
+  that readers of the format interpret differently. It raises FileExistsError if
+  the target exists, and ValueError if the format cannot store the model.
 """
 
 import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -143,32 +154,6 @@ def compared(outputs: Mapping[str, Any]) -> np.ndarray:
   """Concatenates the outputs in `COMPARED` along the last axis."""
   found = [np.asarray(outputs[name]) for name in COMPARED if name in outputs]
   return np.concatenate(found, -1)
-
-
-class Format(Protocol):
-  """Interface of a module that reads and writes a foreign format."""
-
-  DTYPES: tuple[str, ...]  # dtypes that `write` supports
-
-  def matches(self, arrays: Flat, /) -> bool:
-    """Whether the arrays are from a file of this format."""
-
-  def read(
-    self, path: str, arrays: Flat, /, *config: Mapping[str, Any]
-  ) -> File:
-    """Reads a model from its arrays, and from config.json of a directory.
-
-    Raises ImportError if a library that the format needs is not installed, and
-    ValueError if the model is not supported.
-    """
-
-  def write(self, weights: Weights, target: str, dtype: str, /) -> list[str]:
-    """Writes a new file or directory completely or not at all.
-
-    Returns one sentence for each setting that is not stored, or that readers of
-    the format interpret differently. Raises FileExistsError if the target
-    exists, and ValueError if the format cannot store the model.
-    """
 
 
 def check_writable(

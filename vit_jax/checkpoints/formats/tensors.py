@@ -77,9 +77,23 @@ def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
   """
   for name in _FOLDER_FILES:
     path = os.path.join(folder, name)
-    if os.path.exists(path):
-      reader = _read_parts if name.endswith('.json') else read
-      return reader(path, ignored)
+    if not os.path.exists(path):
+      continue
+    if not name.endswith('.json'):
+      return read(path, ignored)
+    places = read_json(path).get('weight_map')
+    if not isinstance(places, dict):
+      raise ValueError(f'{path}: weight_map must be an object.')
+    flat: Flat = {}
+    for part in sorted({str(part) for part in places.values()}):
+      place = os.path.join(folder, part)
+      if not os.path.isfile(place):
+        raise FileNotFoundError(
+          f'{path} names the file {part!r}, which is missing. Download this '
+          'file.'
+        )
+      flat |= read(place, ignored)
+    return flat
   raise FileNotFoundError(
     f'{folder} has no weights. It must have one of {", ".join(_FOLDER_FILES)}.'
   )
@@ -126,21 +140,18 @@ def write_safetensors(
   or 'float16'. Raises the errors of `atomic_files.new_file`, such as
   FileExistsError, and ValueError if a value is too large for float16.
   """
-  stored = {x: _as_dtype(arrays[x], np.dtype(dtype), x) for x in sorted(arrays)}
+  stored = {}
+  for key, x in sorted(arrays.items()):
+    with np.errstate(over='ignore'):
+      stored[key] = np.ascontiguousarray(x, dtype)
+    if dtype == 'float16' and not np.isfinite(stored[key]).all():
+      raise ValueError(
+        f'{key!r} has values up to {np.abs(x).max():g}; float16 ends at '
+        '65,504. Use --dtype=bfloat16.'
+      )
   with atomic_files.new_file(target) as path:
     # Older versions of transformers refuse files without this entry.
     safetensors.numpy.save_file(stored, path, {'format': 'pt'})
-
-
-def _as_dtype(x: np.ndarray, dtype: np.dtype, key: str) -> np.ndarray:
-  with np.errstate(over='ignore'):
-    stored = np.ascontiguousarray(x, dtype)
-  if dtype == np.float16 and not np.isfinite(stored).all():
-    raise ValueError(
-      f'{key!r} has values up to {np.abs(x).max():g}; float16 ends at 65,504. '
-      'Use --dtype=bfloat16.'
-    )
-  return stored
 
 
 def _loader(path: str) -> Callable[[str], dict[str, Any]] | None:
@@ -158,23 +169,6 @@ def _loader(path: str) -> Callable[[str], dict[str, Any]] | None:
   except (zipfile.BadZipFile, NotImplementedError, ValueError):
     return None
   return functools.partial(_load_torch, is_zip=True) if is_torch else None
-
-
-def _read_parts(index_path: str, ignored: str) -> Flat:
-  """Returns the arrays of all files that an index names."""
-  places = read_json(index_path).get('weight_map')
-  if not isinstance(places, dict):
-    raise ValueError(f'{index_path}: weight_map must be an object.')
-  flat: Flat = {}
-  for name in sorted({str(name) for name in places.values()}):
-    path = os.path.join(os.path.dirname(index_path), name)
-    if not os.path.isfile(path):
-      raise FileNotFoundError(
-        f'{index_path} names the file {name!r}, which is missing. Download '
-        'this file.'
-      )
-    flat |= read(path, ignored)
-  return flat
 
 
 class _Ignored(dict):

@@ -85,7 +85,26 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   config = timm_config.config(weights, images)
   arrays = torch_vit.to_timm(weights.arrays)
   tensors.write_folder(target, {'config.json': config}, arrays, dtype)
-  return lines + _notes(weights)
+  fields = weights.fields
+  if fields['name'] == 'deit' and not fields['num_classes']:
+    lines.append(
+      'Without a head, the model returns the class token. timm returns the '
+      'mean of the class token and the distillation token.'
+    )
+  if fields['name'] == 'resnet':
+    lines.append(
+      'timm adds 1e-8 to the variance of kernels, BiT adds 1e-10. This changes '
+      'logits by up to 2e-5 of the largest logit, and more if kernels are '
+      'small.'
+    )
+  elif fields['stem_width']:
+    lines.append(
+      'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
+      "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
+      'in GroupNorm. This changes logits by up to 3e-4 of the largest logit, '
+      'and more if kernels are small.'
+    )
+  return lines
 
 
 def _check_alone(path: str, arrays: table.Flat) -> None:
@@ -137,7 +156,15 @@ def _vit_fields(
   }
   facts = timm_config.read(config, found | args, known)
   if facts['heads'] is None:
-    facts['heads'] = _usual_heads(lookup.path, found['width'])
+    width = found['width']
+    usual = (size.heads for size in SIZES.values() if size.width == width)
+    facts['heads'] = next(usual, None)
+    if not facts['heads']:
+      raise ValueError(
+        f'{lookup.path} does not store the number of heads, and its width '
+        f'{width} is not the width of a known model. Give a directory with a '
+        'config.json.'
+      )
   if not config:
     config.warnings.append(
       f'{lookup.path} does not store its configuration. vit_jax assumes '
@@ -202,16 +229,6 @@ def _pool(
   return stated or possible[0]
 
 
-def _usual_heads(path: str, width: int) -> int:
-  for size in SIZES.values():
-    if size.width == width:
-      return size.heads
-  raise ValueError(
-    f'{path} does not store the number of heads, and its width {width} is not '
-    'the width of a known model. Give a directory with a config.json.'
-  )
-
-
 def _resnet_fields(
   named: torch_vit.Arrays, config: JsonConfig
 ) -> dict[str, Any]:
@@ -226,27 +243,3 @@ def _resnet_fields(
       f'and average pooling. {_CORRECT_IT}'
     )
   return torch_vit.bit_fields(lookup) | {'image_size': image_size}
-
-
-def _notes(weights: table.Weights) -> list[str]:
-  fields = weights.fields
-  lines = []
-  if fields['name'] == 'deit' and not fields['num_classes']:
-    lines.append(
-      'Without a head, the model returns the class token. timm returns the '
-      'mean of the class token and the distillation token.'
-    )
-  if fields['name'] == 'resnet':
-    lines.append(
-      'timm adds 1e-8 to the variance of kernels, BiT adds 1e-10. This changes '
-      'logits by up to 2e-5 of the largest logit, and more if kernels are '
-      'small.'
-    )
-  elif fields['stem_width']:
-    lines.append(
-      'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
-      "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
-      'in GroupNorm. This changes logits by up to 3e-4 of the largest logit, '
-      'and more if kernels are small.'
-    )
-  return lines

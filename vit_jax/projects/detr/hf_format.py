@@ -33,7 +33,6 @@ ORIGINAL, TIMM, OWN = 'original', 'timm', 'transformers'
 
 _LEAVES = torchvision.LEAVES | {'query_embed': '.weight'}
 
-_QKV = ('query', 'key', 'value')
 _UNITS: Rules = (
   (r'^(conv|bn)_root', r'embedder.embedder.\1'),
   (
@@ -103,13 +102,13 @@ def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
       layout = torch_vit.layout(name, shape)
       module, _, leaf = name.rpartition('/')
       attention, _, projection = module.rpartition('/')
-      if naming != ORIGINAL or projection not in _QKV:
+      if naming != ORIGINAL or projection not in torch_vit.QKV:
         found.append(table.one(key_of(name, naming, prefix), name, layout))
       elif projection == 'query':
         # The original code joins queries, keys and values in one array.
         key = key_of(f'{attention}/in_proj/{leaf}', naming, prefix)
         key = key.replace('in_proj.', 'in_proj_')
-        names = tuple(f'{attention}/{x}/{leaf}' for x in _QKV)
+        names = tuple(f'{attention}/{x}/{leaf}' for x in torch_vit.QKV)
         found.append(table.joined(key, names, layout))
     return found
 
@@ -138,7 +137,7 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; see `table.Format.read`."""
+  """Reads a directory with this config.json; see `table`."""
   arrays = tensors.read_folder(path)
   naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)
@@ -225,7 +224,7 @@ def _images(path: str) -> tuple[table.Preprocessing, tuple[int, int]]:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens; see `table.Format.write`."""
+  """Writes a directory that transformers opens; see `table`."""
   fields = weights.fields
   table.check_writable(
     fields,

@@ -36,14 +36,13 @@ _MODULES = {
   'mlp/Dense_0': 'mlp.c_fc',
   'mlp/Dense_1': 'mlp.c_proj',
 }
-_QKV = ('query', 'key', 'value')
 _PREFIX = 'transformer.'
 # Causal masks that older versions of transformers saved; `read` ignores them.
 _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; see `table.Format.read`."""
+  """Reads a directory with this config.json; see `table`."""
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(
@@ -117,7 +116,7 @@ def _palette(
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a directory that transformers opens; see `table.Format.write`."""
+  """Writes a directory that transformers opens; see `table`."""
   fields = weights.fields
   start = 'transformers has no ImageGPT with'
   table.check_writable(fields, start, ('igpt',), 'bias palette')
@@ -192,7 +191,7 @@ def _layer(
   layout = (lambda x: torch_to_file(x).T, lambda x: torch_to_ours(x.T))
   columns = shapes[ours][-1]
   if module == 'query':
-    names = tuple(f'{layer}/{x}/{leaf}' for x in _QKV)
+    names = tuple(f'{layer}/{x}/{leaf}' for x in torch_vit.QKV)
     entries = [table.joined(key, names, layout, axis=-1)]
     columns = 3 * shapes[ours][0]
   else:
