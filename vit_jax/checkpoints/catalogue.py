@@ -85,11 +85,6 @@ _BIT_TUNED = {
 }
 
 
-def _augreg(start: str, recipe: str, lr: str = '', side: str = '') -> str:
-  tuned = f'--imagenet2012-steps_20k-lr_{lr}-res_{side}' if lr else ''
-  return f'{_VIT}/augreg/{start}-i21k-300ep-lr_0.001-{recipe}{tuned}.npz'
-
-
 def _all() -> dict[str, Published]:
   found = {}
   for model, file in _VIT_FILES.items():
@@ -103,14 +98,14 @@ def _all() -> dict[str, Published]:
       model, pixels, _BOTH, address, *said
     )
   for line in _AUGREG.split('\n')[1:-1]:
-    model, start, recipe, side, lr, *known = line.split()
+    model, file, recipe, side, lr, *known = line.split()
+    file = f'{_VIT}/augreg/{file}-i21k-300ep-lr_0.001-{recipe}'
     # The README does not list AugReg files fine-tuned at 224 pixels.
     said = (float(known[0]), _README) if known else (None, '')
     size_mib = int(known[1]) if known else None
-    address = _augreg(start, recipe)
-    before = Published(model, 224, _I21K, address, size_mib=size_mib)
+    before = Published(model, 224, _I21K, f'{file}.npz', size_mib=size_mib)
     found.setdefault(f'augreg/{model}', before)
-    address = _augreg(start, recipe, lr, side)
+    address = f'{file}--imagenet2012-steps_20k-lr_{lr}-res_{side}.npz'
     found[f'augreg/{model}-{side}'] = Published(
       model, int(side), _BOTH, address, *said
     )

@@ -264,30 +264,6 @@ def _reading(step_dir: epath.Path) -> Iterator[None]:
     ) from e
 
 
-def _params_of(
-  step_dir: epath.Path, meta: dict[str, Any], model: Model
-) -> dict[str, Any]:
-  """Returns the trained parameters, or raises ValueError for damaged ones."""
-  config, size = meta['config'], tuple(meta['image_size'])
-  if config['optimizer'].get('lora'):
-    # Imported by name, because `adapters` imports this module.
-    adapters = importlib.import_module('vit_jax.checkpoints.adapters')
-    found: dict[str, Any] = adapters.read(step_dir, meta, model)
-    return found
-  item = 'average' if config['optimizer']['polyak'] else 'params'
-  like = flops.param_shapes(model, size)
-  if result := meta.get('result'):
-    item = 'objective_state'
-    params = saving.read_arrays(step_dir / item, {result: like})[result]
-  else:
-    params = saving.read_arrays(step_dir / item, like)
-  if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
-    raise ValueError(f'the arrays of {item} do not fit the config')
-  kept = saving.read_checksums(step_dir, item)
-  saving.check_sums(params, kept, item, is_part=bool(result))
-  return params
-
-
 def _open_step(step_dir: epath.Path) -> Checkpoint:
   with _reading(step_dir):
     meta = saving.read_meta(step_dir)
@@ -298,7 +274,22 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
     fields = meta.get('model', config['model'] | {'num_classes': classes})
     model = variants.build(image_size=size, **fields)
     preprocessing = Preprocessing.of(config['data'])
-    params = _params_of(step_dir, meta, model)
+    if config['optimizer'].get('lora'):
+      # Imported by name, because `adapters` imports this module.
+      adapters = importlib.import_module('vit_jax.checkpoints.adapters')
+      params: dict[str, Any] = adapters.read(step_dir, meta, model)
+    else:
+      item = 'average' if config['optimizer']['polyak'] else 'params'
+      like = flops.param_shapes(model, size)
+      if result := meta.get('result'):
+        item = 'objective_state'
+        params = saving.read_arrays(step_dir / item, {result: like})[result]
+      else:
+        params = saving.read_arrays(step_dir / item, like)
+      if jax.tree.map(np.shape, params) != jax.tree.map(np.shape, like):
+        raise ValueError(f'the arrays of {item} do not fit the config')
+      kept = saving.read_checksums(step_dir, item)
+      saving.check_sums(params, kept, item, is_part=bool(result))
   if short_sides := config.get('objective', {}).get('short_sides'):
     # Opens DETR at the largest size of its training.
     size = min(short_sides[-1], *size), max(size)

@@ -131,7 +131,17 @@ def of_hf(
     if found == paths[1]:
       values = values.part('image_processor')
     file.update(without_nulls(values))
-    kind = _kind_of(file, kind)
+    name = file.get(
+      'image_processor_type', file.get('feature_extractor_type', kind)
+    )
+    suffix = '(ImageProcessor|FeatureExtractor)(Fast|Pil)?$'
+    kind = re.sub(suffix, '', str(name))
+    if kind not in _KINDS:
+      kind = 'ViT'
+      file.warn(
+        f'image_processor_type {name!r} is unknown; vit_jax uses the rules of '
+        'ViTImageProcessor.'
+      )
   else:
     kind, assumed = 'ViT', '224x224 pixels'
     if model_size:
@@ -165,20 +175,6 @@ def of_hf(
     **resizing,
   )
   return preprocessing, size, tuple(file.warnings)
-
-
-def _kind_of(file: JsonConfig, default: str) -> str:
-  name = file.get(
-    'image_processor_type', file.get('feature_extractor_type', default)
-  )
-  kind = re.sub('(ImageProcessor|FeatureExtractor)(Fast|Pil)?$', '', str(name))
-  if kind in _KINDS:
-    return kind
-  file.warn(
-    f'image_processor_type {name!r} is unknown; vit_jax uses the rules of '
-    'ViTImageProcessor.'
-  )
-  return 'ViT'
 
 
 def _sizes(

@@ -67,7 +67,17 @@ def read(
   if 'conv_proj.weight' in arrays:
     preprocessing = torchvision.IMAGES
   if is_bit:
-    fields = _resnet_fields(named, full)
+    timm_config.check_resnet(full, timm_config.BIT)
+    image_size = timm_config.image_size(full)
+    if image_size is None:
+      image_size = (224, 224)
+      full.warnings.append(
+        f'{path} does not store its configuration. vit_jax assumes images of '
+        '224x224 pixels, bilinear resizing without a crop, values in [-1, 1] '
+        f'and average pooling. {_CORRECT_IT}'
+      )
+    fields = torch_vit.bit_fields(named.lookup('timm'))
+    fields |= {'image_size': image_size}
   elif config is None and _PERIODS in arrays:
     fields = _dinov3_fields(named, arrays[_PERIODS], full)
     preprocessing = dataclasses.replace(torchvision.IMAGES, resize_small=0)
@@ -227,19 +237,3 @@ def _pool(
       f'{" or ".join(map(repr, possible))}.'
     )
   return stated or possible[0]
-
-
-def _resnet_fields(
-  named: torch_vit.Arrays, config: JsonConfig
-) -> dict[str, Any]:
-  lookup = named.lookup('timm')
-  timm_config.check_resnet(config, timm_config.BIT)
-  image_size = timm_config.image_size(config)
-  if image_size is None:
-    image_size = (224, 224)
-    config.warnings.append(
-      f'{lookup.path} does not store its configuration. vit_jax assumes images '
-      'of 224x224 pixels, bilinear resizing without a crop, values in [-1, 1] '
-      f'and average pooling. {_CORRECT_IT}'
-    )
-  return torch_vit.bit_fields(lookup) | {'image_size': image_size}
