@@ -1,5 +1,6 @@
 """A CSV file of images and their classes as a data set."""
 
+import codecs
 import pathlib
 
 import numpy as np
@@ -216,9 +217,11 @@ def test_what_is_no_table_is_refused(tmp_path):
   path.write_text('file,label\n0.png,a\n1.png,"b\n2.png,a\n')
   with pytest.raises(ValueError, match='is not a CSV file: unexpected end'):
     sources.open_source(str(path), 'train')
-  path.write_bytes(b'file,label\n\xff,a\n')
-  with pytest.raises(ValueError, match='x.csv has the byte 0xff at pos'):
-    sources.open_source(str(path), 'train')
+  for mark in (b'', codecs.BOM_UTF8):
+    path.write_bytes(mark + b'file,label\n\xff,a\n')
+    where = f'x.csv has the byte 0xff at position {len(mark) + 11},'
+    with pytest.raises(ValueError, match=where):
+      sources.open_source(str(path), 'train')
 
 
 def test_missing_images_are_named_before_training(table, tmp_path):

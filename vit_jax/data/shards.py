@@ -231,7 +231,7 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
   """Returns the class names from a file beside a shard; () if it is missing.
 
-  Raises ValueError if the file names a class twice.
+  Raises ValueError if the file is not UTF-8 or names a class twice.
   """
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'

@@ -55,7 +55,10 @@ def labelled(source: Source, name: str) -> LabelledSource:
 
 
 def all_labels(source: Source, name: str) -> np.ndarray:
-  """Returns the classes of all records, int32 N or 0/1 NC for several each.
+  """Returns the classes of all records.
+
+  The array is int32 N. If records may have several classes, it is uint8 NC,
+  with values 0 and 1.
 
   Raises ValueError if the records have no classes.
   """
