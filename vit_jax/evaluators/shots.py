@@ -156,17 +156,22 @@ def fit(
   """
   y_KC = ridge.one_vs_rest(labels_K, num_classes)
   if l2 == 'fixed':
-    from sklearn import linear_model  # takes a second to import
-
     x_KD = x_KD.astype(np.float64)
     mean_D, std_D = x_KD.mean(axis=0), x_KD.std(axis=0) + _EPSILON
-    # Ten times as fast as an eigendecomposition, which a single penalty does
-    # not need.
-    solved = linear_model.Ridge(FIXED_L2, solver='cholesky')
-    solved.fit((x_KD - mean_D) / std_D, y_KC)
+    x_KD = (x_KD - mean_D) / std_D
+    # A single penalty does not need the eigendecomposition of `ridge.Ridge`,
+    # which takes ten times as long.
+    is_dual = len(x_KD) < x_KD.shape[1]
+    gram, rhs = (
+      (x_KD @ x_KD.T, y_KC) if is_dual else (x_KD.T @ x_KD, x_KD.T @ y_KC)
+    )
+    gram[np.diag_indices_from(gram)] += FIXED_L2
+    w_DC = np.linalg.solve(gram, rhs)
+    if is_dual:
+      w_DC = x_KD.T @ w_DC
     # The constant feature has a penalty, which shrinks the intercept.
-    b_C = solved.intercept_ / (1 + FIXED_L2 / (len(x_KD) * _BIAS**2))
-    return FIXED_L2, mean_D, solved.coef_.T / std_D[:, None], b_C
+    b_C = y_KC.mean(axis=0) / (1 + FIXED_L2 / (len(x_KD) * _BIAS**2))
+    return FIXED_L2, mean_D, w_DC / std_D[:, None], b_C
   mean_D, std_D = ridge.moments(x_KD)
   fitted = ridge.Ridge((x_KD - mean_D) / std_D, y_KC)
   penalty = FIXED_L2
