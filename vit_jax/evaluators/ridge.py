@@ -61,8 +61,8 @@ def moments(x_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def hits(scores_NC: Any, labels: Any) -> Any:
   """Returns whether the label of each example has the highest score, N.
 
-  If `labels` is 0/1 NC, returns the share of classes whose score is above 0
-  exactly if the label is 1.
+  If `labels` is 0/1 NC, a score above 0 predicts the label 1. The result is
+  then the share of classes whose label is predicted, N.
   """
   if labels.ndim == 2:
     return ((scores_NC > 0) == labels).mean(axis=1)

@@ -218,7 +218,10 @@ class Model(nn.Module, kw_only=True):
     raise NotImplementedError
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    """Describes the model: class, fields that are not default, grid, pixels."""
+    """Describes the model: class, fields that are not default, grid, pixels.
+
+    Leaves out the fields that all models have, such as `num_classes`.
+    """
     shared = {x.name for x in dataclasses.fields(Model)}
     own = {
       x.name: getattr(self, x.name)
