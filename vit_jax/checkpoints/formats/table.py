@@ -4,12 +4,15 @@ A format has a table of entries. Each entry maps some arrays of a file to some
 arrays of our model ("our arrays"), which have vit_jax's parameter names ("our
 names"). Reading, writing and all checks use the same table.
 
-A format is a module with `DTYPES`, which `write` supports, and these functions:
+A format is a module with `DTYPES`, the dtypes that `write` supports, and these
+functions:
 
 - `matches(arrays)` returns whether the arrays are from a file of this format.
-- `read(path, arrays)` returns a `File`. For a directory, it also takes the
-  content of config.json. It raises ImportError if a library that the format
-  needs is not installed, and ValueError if the model is not supported.
+- `read(path, arrays)` returns a `File`. For a directory of timm, the call is
+  `read(path, arrays, config)`, where `config` is the content of config.json.
+  For a directory of transformers, it is `read(path, config)`. `read` raises
+  ImportError if a library that the format needs is not installed. It raises
+  ValueError if the model is not supported.
 - `write(weights, target, dtype)` writes a new file or directory completely or
   not at all. It returns one sentence for each setting that is not stored, or
   that readers of the format interpret differently. It raises FileExistsError if
