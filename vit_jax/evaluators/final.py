@@ -69,7 +69,7 @@ def baselines(
 
   The first always predicts the most frequent class. The second is a linear
   classifier: ridge regression on 16x16 pixels and colour histograms, with the
-  penalty that has the best leave-one-out accuracy.
+  penalty of few-shot evaluation (`shots.fit`).
 
   Returns accuracies by name of the baseline; {} if the data lack labels or have
   more than 100,000 training images.
