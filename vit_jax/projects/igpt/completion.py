@@ -101,10 +101,12 @@ def complete(
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
   if not isinstance(model, IGPT) or not model.causal:
+    found = model.describe(checkpoint.image_size)
+    if isinstance(model, IGPT):
+      found = 'iGPT (BERT)'
     raise ValueError(
-      f'{checkpoint.path} is not a causal iGPT: it is '
-      f'{model.describe(checkpoint.image_size)}. Give a checkpoint trained '
-      'with configs/igpt.py and model.causal=True.'
+      f'{checkpoint.path} is not a causal iGPT: it is {found}. Give a '
+      'checkpoint trained with configs/igpt.py and model.causal=True.'
     )
   images_BHWC = [x.seen_HWC for x in photos.load(images, checkpoint)]
   H, W = checkpoint.image_size
