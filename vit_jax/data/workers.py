@@ -104,6 +104,9 @@ def _remove(prefix: str, lock: Any) -> None:
     with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()
       if not path.name.endswith(_LOCK):
+        # A worker that was killed may not have registered its file. For an
+        # unknown name, the tracker would print a traceback.
+        resource_tracker.register(f'/{path.name}', 'shared_memory')
         resource_tracker.unregister(f'/{path.name}', 'shared_memory')
   lock.close()
 
