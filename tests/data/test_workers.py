@@ -101,3 +101,24 @@ def test_memory_of_dead_runs_is_removed_and_of_living_ones_kept(tmp_path):
   assert other.communicate()[1] == '' and other.returncode == 0
   assert not segments() & left
   assert segments() <= before
+
+
+# A worker may be killed after it made a file and before it registered it.
+LEFT_BEHIND = """
+import pathlib
+from vit_jax.data import workers
+prefix = workers._own_prefix()
+pathlib.Path(f'/dev/shm/{prefix}batch').touch()
+"""
+
+
+def test_an_unregistered_file_is_removed_without_a_traceback():
+  before = segments()
+  ended = subprocess.run(
+    [sys.executable, '-c', LEFT_BEHIND],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert (ended.returncode, ended.stderr) == (0, '')
+  assert segments() <= before

@@ -79,11 +79,16 @@ def test_training_and_the_command_measure_the_same(tmp_path):
 
 def test_features_that_are_not_finite_are_refused():
   x, labels = data(50)
-  x[3, 2] = np.nan
-  with pytest.raises(ValueError, match='1 of 50 training .* row 3'):
-    knn.accuracy(
-      [(x, labels)], x[:2], labels[:2], num_classes=7, mesh=mesh_of(1)
-    )
+  bad = x.copy()
+  bad[3, 2] = np.nan
+  for train, test, message in (
+    (bad, x, '1 of 50 training .* row 3'),
+    (x, bad, '1 of 50 test .* row 3'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      knn.accuracy(
+        [(train, labels)], test, labels, num_classes=7, mesh=mesh_of(1)
+      )
 
 
 def test_too_few_training_images_are_refused():
