@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import cpu_gradients, layers
+
 # How far the activations are from a kink, as a share of their array's largest.
 # Rounding is seen to move them by 3e-6.
 MARGIN = 1e-5
@@ -47,7 +49,7 @@ def moves(model, params, images):
     norms, moves, relu = [], {}, nn.relu
 
     def note(call, args, kwargs, context):
-      if isinstance(context.module, nn.GroupNorm):
+      if isinstance(context.module, layers.GroupNorm):
         norms.append(context.module.path)
       return call(*args, **kwargs)
 
@@ -89,14 +91,14 @@ def relu_inputs(model, params, images):
 
 def pool_margins(model, params, images):
   """Returns by image how far a maximum is from the entry next to it."""
-  margins_B, max_pool = [], nn.max_pool
+  margins_B, max_pool = [], cpu_gradients.max_pool
 
-  def note(x_BHWC, window, strides, padding='VALID'):
+  def note(x_BHWC, version):
     entries = jax.lax.conv_general_dilated_patches(
       x_BHWC,
-      window,
-      strides,
-      padding,
+      (3, 3),
+      (2, 2),
+      'SAME' if version == 1 else ((1, 1), (1, 1)),
       dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
     )
     entries = entries.reshape(*entries.shape[:-1], x_BHWC.shape[-1], -1)
@@ -104,8 +106,8 @@ def pool_margins(model, params, images):
     # Zeros are of the border or behind a ReLU, where no gradient goes.
     gaps = jnp.where((first == 0) & (second == 0), jnp.inf, first - second)
     margins_B.append(gaps.min((1, 2, 3)) / jnp.abs(x_BHWC).max())
-    return max_pool(x_BHWC, window, strides, padding)
+    return max_pool(x_BHWC, version)
 
-  with mock.patch.object(nn, 'max_pool', note):
+  with mock.patch.object(cpu_gradients, 'max_pool', note):
     model.apply({'params': params}, images)
   return margins_B[0]

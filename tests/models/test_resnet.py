@@ -1,12 +1,13 @@
 """The ResNet's own pieces against NumPy and their definitions."""
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import layers, resnet, variants
+from vit_jax.models import cpu_gradients, layers, resnet, variants
 
 VERSIONS = (1, 2)
 
@@ -62,18 +63,99 @@ def test_a_frozen_norm_is_its_formula_and_learns_nothing():
 
 def test_far_from_zero_a_group_norm_has_its_digits():
   """A mean of squares less the square of a mean would be off by a tenth."""
-
-  class Norm(resnet.nn.Module):
-    @resnet.nn.compact
-    def __call__(self, x):
-      return layers.group_norm(x, 1e-6, 'gn')
-
   x = 1000 + draw((1, 4, 5, 32))
-  params = {'gn': {'scale': np.ones(32, 'f'), 'bias': np.zeros(32, 'f')}}
+  params = {'scale': np.ones(32, 'f'), 'bias': np.zeros(32, 'f')}
   exact = np.asarray(x, np.float64)
   exact = (exact - exact.mean((1, 2))) / exact.std((1, 2))
   # What float32 has of numbers around 1,000 is their fourth decimal.
-  np.testing.assert_allclose(apply(Norm(), params, x), exact, atol=1e-3)
+  got = apply(layers.GroupNorm(1e-6), params, x)
+  np.testing.assert_allclose(got, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize('groups', [2, 8])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_group_norm_is_flax_s_with_its_gradients(groups, dtype):
+  x = jnp.asarray(draw((2, 5, 6, 8)), dtype)
+  weights = jnp.asarray(draw((2, 5, 6, 8), 1), dtype)
+  params = {'scale': draw((8,), 2), 'bias': draw((8,), 3)}
+
+  def run(norm):
+    def weighted(params, x):
+      y = norm.apply({'params': params}, x)
+      return (y * weights).astype(jnp.float32).sum(), y
+
+    return jax.jit(jax.grad(weighted, (0, 1), has_aux=True))(params, x)
+
+  got = run(layers.GroupNorm(1e-5, groups=groups))
+  want = run(
+    nn.GroupNorm(groups, epsilon=1e-5, dtype=dtype, use_fast_variance=False)
+  )
+  jax.tree.map(lambda a, b: _assert_close(a, b, dtype), got, want)
+  assert got[1].dtype == dtype
+
+
+def _assert_close(got, want, dtype):
+  # Two roundings of bfloat16's 8 bits; float32 sums of 60 products.
+  tolerance = 1e-2 if dtype == 'bfloat16' else 1e-5
+  np.testing.assert_allclose(
+    np.asarray(got, 'f'), np.asarray(want, 'f'), tolerance, tolerance
+  )
+
+
+@pytest.mark.parametrize('size', [(7, 8), (8, 7), (1, 2)])
+@pytest.mark.parametrize('version', (0, 1, 2))
+def test_max_pool_is_flax_s_with_its_gradient(version, size):
+  x = draw((2, *size, 3))
+  if version < 2:
+    x = np.maximum(x, 0)  # as after the root's ReLU
+
+  def flax_s(x):
+    if version == 1:
+      return nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return nn.max_pool(x, (3, 3), (2, 2))
+
+  want = flax_s(x)
+  np.testing.assert_array_equal(cpu_gradients.max_pool(x, version), want)
+  weights = draw(want.shape, 1)
+
+  def gradient(pool):
+    return jax.grad(lambda x: (pool(nn.relu(x)) * weights).sum())(x)
+
+  # Behind a ReLU, equal maxima have no gradient.
+  np.testing.assert_allclose(
+    gradient(lambda x: cpu_gradients.max_pool(x, version)),
+    gradient(flax_s),
+    rtol=1e-6,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize('stride', [1, 2])
+def test_a_convolution_of_one_pixel_is_xla_s(stride):
+  """Its gradients too."""
+  x, weights = (
+    draw((2, 5, 6, 8)),
+    draw((2, *(-(-n // stride) for n in (5, 6)), 32), 1),
+  )
+  params = {'kernel': draw((1, 1, 8, 32), 2)}
+  convolution = resnet.StdConv(32, (1, 1), stride, use_bias=False)
+
+  def gradients(module):
+    return jax.jit(
+      jax.grad(
+        lambda p, x: (module.apply({'params': p}, x) * weights).sum(), (0, 1)
+      )
+    )(params, x)
+
+  got = gradients(
+    convolution.clone(conv_general_dilated=cpu_gradients.convolve_pixels)
+  )
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    got,
+    gradients(convolution),
+  )
 
 
 def test_a_bias_is_not_standardised():

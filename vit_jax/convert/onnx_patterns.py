@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from vit_jax.convert.onnx_graph import NCHW, NHWC, Graph, Value
 from vit_jax.convert.onnx_trace import Pattern
+from vit_jax.models import layers
 from vit_jax.models.model import Model
 
 # Epsilons of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
@@ -73,10 +74,7 @@ def group_norm(epsilon: float) -> Pattern:
 
   def function(x: jax.Array, bias: jax.Array, scale: jax.Array) -> Any:
     params = {'bias': bias, 'scale': scale}
-    layer = nn.GroupNorm(
-      32, epsilon=epsilon, dtype=x.dtype, use_fast_variance=False
-    )
-    return layer.apply({'params': params}, x)
+    return layers.GroupNorm(epsilon).apply({'params': params}, x)
 
   def emit(graph: Graph, x: Value, bias: np.ndarray, scale: np.ndarray):
     dtype = x.dtype

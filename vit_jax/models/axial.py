@@ -145,7 +145,7 @@ class AxialConv(nn.Module):
       PositionSensitiveAttention, self.features, self.dtype
     )
     x = attention(name='row')(x_BhwC)
-    x = layers.group_norm(x, layers.EPSILON, 'gn_row')
+    x = layers.GroupNorm(layers.EPSILON, name='gn_row')(x)
     x = attention(name='column')(x.swapaxes(1, 2)).swapaxes(1, 2)
     if self.stride > 1:
       window = (self.stride, self.stride)

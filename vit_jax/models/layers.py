@@ -95,27 +95,36 @@ def norm(x: Array, fields: EncoderFields, name: str) -> Array:
   return module(epsilon=epsilon, dtype=fields.dtype, name=name)(x)
 
 
-def group_norm(
-  x_BhwC: Array,
-  epsilon: float,
-  name: str,
-  scale_init: Any = nn.initializers.ones,
-  groups: int = 32,
-) -> Array:
-  """Applies GroupNorm, by default with 32 groups as in BiT (1912.11370).
+class GroupNorm(nn.Module):
+  """GroupNorm, by default with 32 groups as in BiT (1912.11370).
 
-  Computes the variance as the mean square of differences to the mean. Flax's
-  default, the mean of squares minus the squared mean, costs the logits of a
-  ResNet one decimal digit.
+  Computes the variance as the mean square of differences to the mean; the mean
+  of squares minus the squared mean costs the logits of a ResNet one decimal
+  digit. Averages over the image first and then over a group's channels, which
+  XLA does several times as fast on CPUs as both at once.
   """
-  return nn.GroupNorm(
-    groups,
-    epsilon=epsilon,
-    dtype=x_BhwC.dtype,
-    scale_init=scale_init,
-    use_fast_variance=False,
-    name=name,
-  )(x_BhwC)
+
+  epsilon: float
+  scale_init: Any = nn.initializers.ones
+  groups: int = 32
+
+  @nn.compact
+  def __call__(self, x_BhwC: Array) -> Array:
+    """Normalises in float32. Returns the shape and dtype of the input."""
+    C = x_BhwC.shape[-1]
+    scale_C = self.param('scale', self.scale_init, (C,))
+    bias_C = self.param('bias', nn.initializers.zeros, (C,))
+    x = x_BhwC.astype(jnp.float32)
+    x -= self._mean(x)
+    x *= jax.lax.rsqrt(self._mean(x * x) + self.epsilon)
+    x = x * scale_C[None, None, None] + bias_C[None, None, None]
+    return x.astype(x_BhwC.dtype)
+
+  def _mean(self, x_BhwC: Array) -> Array:
+    """Returns the mean over the image and the channels of a group, B11C."""
+    B, _, _, C = x_BhwC.shape
+    mean_BG = x_BhwC.mean((1, 2)).reshape(B, self.groups, -1).mean(-1)
+    return jnp.repeat(mean_BG, C // self.groups, axis=1)[:, None, None]
 
 
 def remat(block: Any, policy: str, *, in_loop: bool) -> Any:

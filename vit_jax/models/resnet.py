@@ -8,6 +8,7 @@ ResNet with frozen BatchNorm. Parameters have the names of the published
 hybrids.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import cpu_gradients
 from vit_jax.models.axial import AxialConv
 from vit_jax.models.fields import REQUIRED, field
 from vit_jax.models.heads import classifier
-from vit_jax.models.layers import DEPTHS, group_norm, remat
+from vit_jax.models.layers import DEPTHS, GroupNorm, remat
 from vit_jax.models.model import Loop, Model
 
 Array = jax.Array
@@ -78,6 +80,10 @@ def _conv(
   dilation: int = 1,
 ) -> Array:
   kind: Any = StdConv if version else nn.Conv
+  if size == 1:
+    kind = functools.partial(
+      kind, conv_general_dilated=cpu_gradients.convolve_pixels
+    )
   return kind(
     width,
     (size, size),
@@ -96,7 +102,7 @@ def _norm(
 ) -> Array:
   if version == 0:
     return FrozenBatchNorm(name=name.replace('gn', 'bn'))(x)
-  return group_norm(x, 1e-6 if version == 1 else 1e-5, name, scale_init)
+  return GroupNorm(1e-6 if version == 1 else 1e-5, scale_init, name=name)(x)
 
 
 class Unit(nn.Module):
@@ -207,13 +213,7 @@ def feature_maps(
   x = _conv(images_BHWC, width, 7, 2, version, 'conv_root')
   if version < 2:
     x = nn.relu(_norm(x, version, 'gn_root'))
-  if version == 1:
-    x = nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
-  else:
-    # Pads with zeros, not -inf, as the published models do. In version 2 a zero
-    # can be the maximum, because the inputs may be negative.
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    x = nn.max_pool(x, (3, 3), (2, 2))
+  x = cpu_gradients.max_pool(x, version)
   maps = [x]
   for i, units in enumerate(layers):
     stride, dilation = 1 if i == 0 else 2, 1

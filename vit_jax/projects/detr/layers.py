@@ -11,10 +11,10 @@ import jax
 
 from vit_jax.models import resnet
 from vit_jax.models.layers import (
+  GroupNorm,
   MultiHeadAttention,
   constrain,
   dropout,
-  group_norm,
 )
 from vit_jax.models.model import Partitions
 
@@ -179,7 +179,7 @@ class PlainBackbone(nn.Module):
           dtype=self.of.dtype,
           name=f'conv{i + 1}_{j + 1}',
         )(x)
-        y = group_norm(y, 1e-5, f'gn{i + 1}_{j + 1}')
+        y = GroupNorm(1e-5, name=f'gn{i + 1}_{j + 1}')(y)
         x = nn.relu(x + y if x.shape == y.shape else y)
       maps.append(x)
     return maps

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
-from vit_jax.models.layers import Projection, group_norm
+from vit_jax.models.layers import GroupNorm, Projection
 from vit_jax.projects.detr import segments
 
 Array = jax.Array
@@ -115,7 +115,7 @@ class MaskHead(nn.Module):
     def activated(y_BQhwC: Array, i: int) -> Array:
       y = y_BQhwC.reshape(B * Q, *y_BQhwC.shape[2:])
       groups = min(GROUPS, y.shape[-1])
-      y = group_norm(y, EPSILON, f'gn{i}', groups=groups)
+      y = GroupNorm(EPSILON, groups=groups, name=f'gn{i}')(y)
       return nn.relu(y).reshape(y_BQhwC.shape)
 
     y = JoinedConv(self.dtype, name='lay1')(x_BhwD, seen_BQhwN)
