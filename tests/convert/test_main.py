@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import vit_jax
 from tests.checkpoints.random_weights import logits_of, random_checkpoint
 from tests.conftest import PEERS
 from vit_jax.checkpoints import opening
@@ -225,6 +226,16 @@ def test_differences_are_of_the_largest_output(run, workdir, tmp_path):
   assert status == 0 and 'difference  1.0e-05 of the largest' in out
   status, out, _ = run('--check', whole, other)
   assert status == 1 and 'top-1       the same for 8 of 8' in out
+
+
+@pytest.mark.parametrize(
+  ('option', 'valid'), [('to', 'npz'), ('head', 'drop'), ('loss', 'sigmoid')]
+)
+def test_python_refuses_an_option_before_it_opens_the_checkpoint(
+  tmp_path, option, valid
+):
+  with pytest.raises(ValueError, match=f"{option} is 'other'.*'{valid}'"):
+    vit_jax.convert(tmp_path / 'missing', tmp_path / 'new', **{option: 'other'})
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(

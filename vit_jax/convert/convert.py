@@ -15,7 +15,7 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats whose `write` takes `table.Weights`, and formats whose `write` takes a
+# Formats in `WEIGHTS` write a `table.Weights`; formats in `PROGRAMS` write a
 # `Checkpoint`.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
@@ -42,8 +42,8 @@ def convert(
       `PROGRAMS` ('onnx', 'stablehlo', 'orbax', 'board').
     dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`
       and 'orbax', and of the computation for the other formats.
-    image_size: (H, W) for which to resize position embeddings; None keeps the
-      checkpoint's size.
+    image_size: (H, W) of images, to which position embeddings are resized; None
+      keeps the checkpoint's size.
     head: one of `transfer.HEADS`.
     loss: 'softmax' or 'sigmoid' to replace the checkpoint's loss; None to keep
       it.
@@ -57,11 +57,22 @@ def convert(
   Raises:
     FileExistsError: if the target exists.
     FileNotFoundError: if the source, or the target's folder, is missing.
+    PermissionError: if the target's folder is not writable.
     ImportError: if a library is not installed; the message names it.
     ValueError: if the source cannot be read, the format cannot store the model,
       or an option does not fit the format.
+
+  Also raises the errors of `open_checkpoint`.
   """
   target = os.fspath(target)
+  for option, value, choices in (
+    ('to', to, (*WEIGHTS, *PROGRAMS)),
+    ('head', head, transfer.HEADS),
+    ('loss', loss, (None, 'softmax', 'sigmoid')),
+  ):
+    if value not in choices:
+      known = ' or '.join(map(repr, choices))
+      raise ValueError(f'{option} is {value!r}; it must be {known}.')
   module = writer(to)
   if dtype not in module.DTYPES:
     raise ValueError(
@@ -126,7 +137,7 @@ def convert(
 
 
 def writer(to: str) -> types.ModuleType:
-  """Returns the module whose `write` writes one of `WEIGHTS` or `PROGRAMS`."""
+  """Returns the module that writes the format `to`."""
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   if to == 'board':  # a board gets a copy of the server's code
     folder = 'tools.serve'

@@ -79,7 +79,7 @@ def check(config: ConfigDict) -> None:
 
 
 def splits(config: ConfigDict) -> list[str]:
-  """Returns the splits of the training data set on which evaluators run."""
+  """Returns the splits of `config.data.name` on which evaluators run."""
   found = entries(config).values()
   return [x.split for x in found if 'split' in x and 'data' not in x]
 
@@ -87,13 +87,18 @@ def splits(config: ConfigDict) -> list[str]:
 def shown(config: ConfigDict) -> dict[str, Best]:
   """Selects from `metrics`: `best_metric` and each evaluator's first metric.
 
-  Raises ValueError if no evaluator measures `best_metric`.
+  Raises ValueError if no evaluator is on or none measures `best_metric`.
   """
   known = metrics(config)
+  if not known:
+    raise ValueError(
+      'No evaluator is on, but training needs one to select the best step. '
+      'Turn one on, as in --config.evaluators.test.on=True.'
+    )
   if config.best_metric not in known:
     raise ValueError(
       f'best_metric is {config.best_metric!r}, which the evaluators do not '
-      f'measure. Use one of: {", ".join(known) or "(no evaluator is on)"}.'
+      f'measure. Use one of: {", ".join(known)}.'
     )
   first = {name.partition('/')[0]: name for name in reversed(known)}
   names = {config.best_metric, *first.values()}
@@ -101,7 +106,7 @@ def shown(config: ConfigDict) -> dict[str, Best]:
 
 
 def make_evaluators(parts: Parts) -> list[Evaluator]:
-  """Builds the evaluators of a config."""
+  """Builds the evaluators of a config; also raises the errors of `check`."""
   return [
     EVALUATORS.load(entry.type).from_entry(parts, name, entry)
     for name, entry in entries(parts.config).items()

@@ -9,13 +9,13 @@ from starlette.exceptions import HTTPException  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 
 
-def request_of(**headers):
+def request_of(method='GET', **headers):
   """Returns a request without a body."""
   pairs = [
     (name.replace('_', '-').encode(), value.encode())
     for name, value in headers.items()
   ]
-  return Request({'type': 'http', 'headers': pairs})
+  return Request({'type': 'http', 'method': method, 'headers': pairs})
 
 
 def test_scripts_and_styles_are_known_by_their_hashes():
@@ -66,18 +66,22 @@ def test_hosts_are_those_of_this_machine_where_any_are_said(
 
 
 @pytest.mark.parametrize(
-  ('site', 'mode', 'is_answered'),
+  ('method', 'site', 'mode', 'is_answered'),
   [
-    ('same-origin', 'cors', True),
-    ('none', 'navigate', True),
-    ('cross-site', 'no-cors', False),
-    ('same-site', 'cors', False),
+    ('POST', 'same-origin', 'cors', True),
+    ('GET', 'none', 'navigate', True),
+    ('GET', 'cross-site', 'no-cors', False),
+    ('GET', 'same-site', 'cors', False),
     # A link to the page is followed from anywhere.
-    ('cross-site', 'navigate', True),
+    ('GET', 'cross-site', 'navigate', True),
+    # A form that another site submits navigates too.
+    ('POST', 'cross-site', 'navigate', False),
   ],
 )
-def test_pages_of_other_sites_may_only_link_here(site, mode, is_answered):
-  request = request_of(sec_fetch_site=site, sec_fetch_mode=mode)
+def test_pages_of_other_sites_may_only_link_here(
+  method, site, mode, is_answered
+):
+  request = request_of(method, sec_fetch_site=site, sec_fetch_mode=mode)
   if is_answered:
     protection.check_origin(request, None)
     return

@@ -2,7 +2,7 @@
 
 Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
 ViT, DeiT, BiT and `PROJECTS`; a ViT without a class token becomes an I-JEPA.
-SigLIP 2 becomes a model for square images, one patch per position embedding.
+Reads SigLIP 2 as a model for square images, one patch per position embedding.
 """
 
 import math
@@ -35,11 +35,11 @@ DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 def read(path: str, config: dict[str, Any]) -> table.File:
   """Reads a directory; `config` is its config.json.
 
-  CLIP's projection becomes the head, with a bias of zeros. Raises the errors of
-  `read` in `table`, and of `tensors.read_folder`.
+  CLIP's projection becomes the head, with a bias of zeros. Raises the errors
+  that `table` lists for `read`, and the errors of `tensors.read_folder`.
   """
   model_type = config['model_type']
-  if model_type in PROJECTS:
+  if isinstance(model_type, str) and model_type in PROJECTS:
     return PROJECTS.load(model_type).read(path, config)
   if model_type == 'timm_wrapper':
     arrays = tensors.read_folder(path)
@@ -242,7 +242,6 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   ):
     return [
       'The model has no pooler. transformers adds one with random weights, '
-      'unless you open it with '
-      'ViTModel.from_pretrained(..., add_pooling_layer=False).'
+      'unless you open it with from_pretrained(..., add_pooling_layer=False).'
     ]
   return []

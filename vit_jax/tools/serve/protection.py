@@ -54,7 +54,7 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Raises HTTPException for requests from pages of other sites, except links.
+  """Raises HTTPException for requests from other origins, except links.
 
   `hosts` are the accepted host names, without ports; None accepts every name. A
   list protects against DNS rebinding, a foreign name that resolves to this
@@ -67,7 +67,9 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
       403, f'This server does not accept the host name {host!r:.100}.'
     )
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
-    if request.headers.get('sec-fetch-mode') != 'navigate':
+    # Links navigate by GET, forms may navigate by POST.
+    mode = request.headers.get('sec-fetch-mode')
+    if mode != 'navigate' or request.method != 'GET':
       raise HTTPException(
         403, 'This server does not accept requests from pages of other sites.'
       )
@@ -118,9 +120,9 @@ class ImpatientProtocol(H11Protocol):
   """HTTP with time limits for slow clients.
 
   A client has `HEADER_SECONDS` to send headers, `BODY_SECONDS` to send a body
-  and `BODY_SECONDS` to read the response. If there are too many connections, a
-  new one closes the oldest that does not wait for the model, so idle clients
-  cannot block others. Every response closes its connection.
+  and `BODY_SECONDS` to read the response. Beyond `MAX_CONNECTIONS`, the oldest
+  connection that does not wait for the model is closed, so idle clients cannot
+  block others. Every response closes its connection.
   """
 
   _deadline: asyncio.TimerHandle | None = None
