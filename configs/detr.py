@@ -7,21 +7,21 @@
 
 The first value is a variant of DETR (r50, r101, r50_dc5, r101_dc5), or `small`
 for few images and random initial parameters. The second value is a folder with
-annotations of COCO or VOC. `digits` needs no download: its images are canvases
-of 48x48 pixels with one to three of scikit-learn's digits.
+annotations in the format of COCO or VOC. `digits` needs no download: its images
+are canvases of 48x48 pixels with one to three of scikit-learn's digits.
 
 The variants use the original recipe: AdamW at 1e-4 (1e-5 for the backbone), a
 frozen root and first stage, batch size 64, and gradients clipped at 0.1. It
 takes 300 epochs, the last 100 at a tenth of the learning rates. Images, whole
 or cropped, have short sides of 480 to 800 pixels. For 500 epochs:
 
-  ...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)
+  "...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)"
 
 Three things differ from the original:
 
 - Weight decay applies only to kernels.
-- Batches have three shapes: squares of 960, 1184 or 1333 pixels. Images in a
-  batch get similar short sides. This needs more padding than the original. In
+- A batch has one of three shapes: squares of 960, 1184 or 1333 pixels. Its
+  images get similar short sides. This needs more padding than the original. In
   the first two shapes, images with an aspect ratio above 5/3 may be shrunk.
 - The backbone has random initial parameters unless --config.init is a
   checkpoint of a DETR, or of a ResNet with the same layers, width and version.
@@ -33,15 +33,15 @@ evaluators.coco.masks=True measures them. The original trains boxes first, then
 only the mask head. Here --config.init always replaces the class layer by a new
 one, so this command trains the class layer too:
 
-  ...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()
-    --config.objective.mask_stride=4
+  "...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()" \
+    --config.objective.mask_stride=4 \
     --config.optimizer.frozen="('^(?!class_embed|bbox_attention|mask_head)',)"
 
 `digits` reaches an AP of 0.730 and an AP50 of 0.953 on 500 test canvases, in
 about half an hour on 2 busy cores (one seed, 2026-11-24).
 
-The index of a class is its COCO category id. evaluators.coco measures AP and
-COCO's other metrics. It needs pip install -e '.[detection]'.
+With COCO annotations, the index of a class is its category id. evaluators.coco
+measures AP and COCO's other metrics. It needs pip install -e '.[detection]'.
 """
 
 from vit_jax import config as config_lib

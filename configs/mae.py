@@ -1,4 +1,4 @@
-"""Masked autoencoders (MAE): learns from images without labels (2111.06377).
+"""Masked autoencoders (MAE): learn from images without labels (2111.06377).
 
   python -m vit_jax.main --config=configs/mae.py:b16 --workdir=...
   python -m vit_jax.main --config=configs/mae.py:small,./cifar10 --workdir=...
@@ -23,10 +23,10 @@ Fields of the objective:
   objective.decoder_depth=8      layers of the decoder; see also decoder_width
                                  and decoder_heads
 
-To learn classes afterwards, start configs/finetune.py, configs/small.py or
-another config with --config.init=WORKDIR, which drops the decoder.
+To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA, or any config
+of the same model with --config.init=WORKDIR. Both drop the decoder.
 
-Published accuracy after fine-tuning on ImageNet, with 1600 epochs: B/16 83.6 %,
+Published accuracy on ImageNet after 1600 epochs and fine-tuning: B/16 83.6 %,
 L/16 85.9 %. The guide is docs/guides/self_supervised.md.
 """
 

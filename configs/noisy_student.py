@@ -9,9 +9,9 @@ others as unlabelled. For a folder of small images or another dataset, one image
 in 200 counts as labelled and all count as unlabelled.
 
 A teacher learns from the labelled images and predicts labels for the unlabelled
-images. A student learns from all images, with noise: RandAugment, crops,
-dropout and stochastic depth. Then this student is the teacher of the next
-student. There are three students. The same command resumes. It writes:
+images. A student learns from both, with noise: RandAugment, crops, dropout and
+stochastic depth. Then this student is the teacher of the next student. There
+are three students. The same command resumes. It writes:
 
   WORKDIR/stages/teacher/          the first teacher
   WORKDIR/stages/teacher.npz       its labels for the unlabelled images
@@ -69,14 +69,14 @@ def get_config(argument='digits'):
   )
   config.eval_every = '25%'
   config.checkpoint_every = '25%'
-  # Override twice, because `generations` copies fields for the teacher.
+  # Override twice, because `generations` both copies and sets fields.
   config_lib.override(config, pairs)
   generations(config)
   if what == 'compare':
     compare(config)
     axes.refuse_swept(config, pairs)
   elif what:
-    raise ValueError(f'{what!r} is not a valid value: use compare or nothing.')
+    raise ValueError(f'The second value is {what!r}: use compare or omit it.')
   config_lib.override(config, pairs)
   return config
 

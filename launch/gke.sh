@@ -6,7 +6,7 @@
 #     --config=configs/vit.py:l16 --workdir=gs://BUCKET/l16
 #
 #   image     builds the container image of this code and uploads it
-#   run       starts training (-- arguments of vit_jax.main), or resumes it
+#   run       starts or resumes training; arguments of vit_jax.main follow --
 #   logs      follows the output of one host of the first slice (--worker=0)
 #   status    shows the state of the JobSet and its hosts
 #   stop      saves and releases the TPU; `run` with the same options resumes
@@ -52,7 +52,7 @@ case "${1:-}" in
     exit
     ;;
   *)
-    refuse "The first word is image, run, logs, status, stop or delete," \
+    refuse "The first word must be image, run, logs, status, stop or delete," \
       "not '${1:-}'."
     ;;
 esac
@@ -63,7 +63,8 @@ take_options "${@:2}"
     "letter or digit, at most 42 characters."
 for word in accelerator service_account ${queue:+queue}; do
   [[ ${!word} =~ ^[a-z0-9][-a-z0-9.]*$ ]] ||
-    refuse "--$word=${!word} is not a name in Kubernetes."
+    refuse "--$word=${!word} is not a name in Kubernetes: use a-z, 0-9, . and" \
+      "-, and begin with a letter or digit."
 done
 for number in slices chips restarts worker; do
   [[ ${!number} =~ ^[0-9]+$ ]] ||

@@ -47,8 +47,8 @@ case "${1:-}" in
     exit
     ;;
   *)
-    refuse "The first word is up, create, install, run, logs, status, stop or" \
-      "delete, not '${1:-}'."
+    refuse "The first word must be up, create, install, run, logs, status," \
+      "stop or delete, not '${1:-}'."
     ;;
 esac
 take_options "${@:2}"

@@ -793,7 +793,7 @@ def test_recipes_are_those_that_they_say(name):
       "'jigsaw' is not a task of S4L; use rotation or",
     ),
     ('transfer', 'b16,cifar10,seed=1', 'seed is set by the axis .seed'),
-    ('noisy_student', 'digits,all', "'all' is not a valid value: use comp"),
+    ('noisy_student', 'digits,all', "The second value is 'all': use comp"),
   ],
 )
 def test_arguments_that_files_do_not_know(file, argument, message):

@@ -57,7 +57,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
       TRAINING,
       'gs://b/w: this script needs a local folder',
     ),
-    ('tpu.sh', [], "first word is up, create.*, not ''"),
+    ('tpu.sh', [], "first word must be up, create.*, not ''"),
     ('tpu.sh', ['up'], 'needs --config'),
     ('tpu.sh', ['run', '--', '--config=c', '--workdir=runs'], 'lost with the'),
     (

@@ -126,7 +126,8 @@ def base() -> ConfigDict:
         # or 'hf://datasets/OWNER/NAME'. Your own images: a folder with one
         # sub-folder per class, or a CSV file with the columns file and label.
         # Objectives without labels also take a folder of images. For
-        # detection: 'digits_canvas', or a folder with COCO annotations.
+        # detection: 'digits_canvas', or a folder with COCO or VOC annotations.
+        # `sources.open_source` lists more, such as shards.
         'name': 'digits',
         # Folder of the TFDS data sets; empty for TFDS's default.
         'dir': '',
@@ -136,8 +137,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order, which is 'text' for folders. If it is not 'number',
-        # training warns, and checkpoints without class names are refused.
+        # the data's order, which is 'text' for folders. If that differs from
+        # 'number', an empty field logs a warning and refuses checkpoints
+        # without class names.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -171,7 +173,7 @@ def base() -> ConfigDict:
         'resize_small': 0,
         # Interpolation for evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
-        # Whether resize_small also changes the aspect ratio to image_size's.
+        # With resize_small: whether to resize to image_size's aspect ratio.
         'squash': False,
         # Library whose resizing is reproduced exactly: 'torchvision' (used by
         # timm), 'transformers', or 'dinov3' (its processor in transformers).
@@ -186,8 +188,8 @@ def base() -> ConfigDict:
         # their number and trains without them.
         'on_bad_image': 'error',
       },
-      # Evaluators by the prefix of their metrics (test/accuracy). An evaluator
-      # runs if `on` is set.
+      # Evaluators by name. Metrics begin with the name, as in test/accuracy. An
+      # evaluator runs if `on` is set.
       'evaluators': {
         # Means of the objective's metrics.
         'test': {'type': 'mean', 'on': True, 'split': 'test'},
@@ -206,7 +208,8 @@ def base() -> ConfigDict:
           'type': 'fewshot',
           'on': False,
           # A data set, named as in data.name, and its splits. Empty splits
-          # mean train and test, or the splits of a benchmark.
+          # mean train and test, or the splits that a benchmark such as
+          # 'vtab/dtd' defines.
           'data': '',
           'train_split': '',
           'test_split': '',
@@ -246,8 +249,8 @@ def base() -> ConfigDict:
           'images': 8,
         },
       },
-      # A name of vit_jax/objectives. Other objectives have other fields, which
-      # `choose_objective` sets.
+      # One of `OBJECTIVES` in vit_jax/objectives. Each objective has its own
+      # fields, which `choose_objective` sets.
       'objective': {'name': 'classification'},
       # `python -m vit_jax.models --fields` lists the fields. Other models have
       # other fields, which `choose_model` sets.
@@ -293,7 +296,7 @@ def base() -> ConfigDict:
         # such as ('^embedding/', 'encoderblock_[0-5]/').
         'frozen': (),
         # Rank of LoRA adapters (2106.09685) of the kernels whose path matches
-        # `lora_on`; 0 disables them. Training then updates only the adapters
+        # `lora_on`; 0 disables them. With adapters, training updates only them
         # and the head, and checkpoints store only these.
         'lora': 0,
         'lora_on': '(query|value)/kernel$',
@@ -324,8 +327,8 @@ def base() -> ConfigDict:
       # ({'model.posemb': 'none', 'model.posemb_at': 'shared'},).
       'sweep_skip': (),
       # Runs to train first, such as a teacher: (name, {field: value, ...}).
-      # Each has this config with the given fields changed. Its workdir is
-      # WORKDIR/stages/NAME; other fields, such as `teacher`, refer to its
+      # Each has this config with the given fields and its own seed. Its workdir
+      # is WORKDIR/stages/NAME; other fields, such as `teacher`, refer to its
       # checkpoint as 'stages/NAME'. See `sweeps.stages`.
       'stages': (),
       # Tuning before the sweep. Each combination of `axes` is trained on
@@ -333,8 +336,9 @@ def base() -> ConfigDict:
       # parts of the training set. The runs of the sweep use the best
       # combination. --tune sets an axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
-      # Report of a sweep: 'grid' is a table of any two axes, 'transfer' gives
-      # tables 2 and 9 of the paper, 'scaling' figure 5.
+      # Report of a sweep: 'grid' is a table with the second axis in its columns
+      # and all others in its rows. 'transfer' gives tables 2 and 9 of the
+      # paper, 'scaling' figure 5.
       'report': 'grid',
     }
   )
@@ -361,7 +365,7 @@ def check_ranges(config: ConfigDict) -> None:
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
       f'Config fields without a value: {", ".join(left_open)}. Only training '
-      f'chooses them, from its data. Set them, as in '
+      f'can choose them from the data. Set them, as in '
       f'--config.{left_open[0]}=...'
     )
   for field in known.keys() & VALID.keys():
@@ -386,11 +390,12 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   because defaults keep the behaviour of versions without the field. A longer
   `total` with `extend` is allowed and logs a warning.
 
-  Both have the keys `config`, `steps`, `examples` and `class_names`, and may
-  have `data` and `fixed`, as in a checkpoint's metadata.
+  `saved` and `given` have the keys `config`, `steps`, `examples` and
+  `class_names`, and may have `data` and `fixed`, as in a checkpoint's metadata.
 
   Raises:
-    ValueError: if a change prevents resuming. The message lists all of them.
+    ValueError: if `extend` does not lengthen `total`, or if changes prevent
+      resuming. The message lists all of these changes.
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
@@ -429,7 +434,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     if steps <= before:
       raise ValueError(
         f'extend is on, but total={new["total"]!r} is {steps:,} steps, and the '
-        f'run in this workdir already has {before:,}: set a longer total.'
+        f'run in this workdir has {before:,}: set a longer total.'
       )
     _log.warning(
       'total was %s and is now %s (%s steps). From now on the learning rate '
@@ -559,7 +564,7 @@ def _parse(text: str, kind: type) -> Any:
     return text
   text = text.strip()
   value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(text, text))
-  # Accepts 1 as a float and 1e3 as an int, but 1.5 and True not as an int.
+  # Accepts 1 as a float and 1e3 as an int, but neither 1.5 nor True as an int.
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
   if is_number and kind in (int, float) and kind(value) == value:
     return kind(value)

@@ -309,6 +309,6 @@ def test_what_goes_while_training(tmp_path, caplog, on_bad_image):
   assert batch['index'].tolist() == [-1 if i == gone else i for i in range(4)]
   assert red[gone] == red[(gone + 1) % 4]
   assert next(training)['image'].shape == (4, 8, 8, 3)
-  assert 'Skipped, the next image takes its place' in caplog.text
+  assert 'The next image replaces an unreadable image' in caplog.text
   stream.close()
   training.close()

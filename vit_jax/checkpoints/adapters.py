@@ -2,7 +2,7 @@
 
 A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
 [r, E]. Only A, B and the task's parameters, such as the head, are trained and
-saved. The others are in the checkpoint `config.init`.
+saved. The checkpoint `config.init` has the other parameters.
 """
 
 import os
@@ -45,9 +45,9 @@ def merged(body: Params, trained: Params) -> Params:
 def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   """Returns all parameters of a checkpoint that stores adapters.
 
-  `meta` is the result of `saving.read_meta`. Raises FileNotFoundError if the
-  checkpoint `config.init` does not exist, and ValueError if it has changed or
-  the adapters are damaged.
+  `meta` is the result of `saving.read_meta`. Raises ValueError if the adapters
+  are damaged or the checkpoint `config.init` has changed, and the errors of
+  `opening.open_checkpoint`.
   """
   config, size = meta['config'], tuple(meta['image_size'])
   item = 'average' if config['optimizer']['polyak'] else 'params'

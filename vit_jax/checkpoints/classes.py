@@ -16,10 +16,12 @@ def same_classes(
   """Returns the checkpoint's class index for each class of the data, int [N].
 
   Matches classes by name, or by position if the checkpoint has no names.
-  `class_order` is the field of `config.data`. Raises ValueError if the
-  checkpoint has no head or lacks a class, if a name fits several of its
-  classes, if it has no names and another number of classes, or if the order of
-  the classes is ambiguous.
+  `class_order` is the field of `config.data`.
+
+  Raises:
+    ValueError: if the checkpoint has no head, lacks a class or has several
+      classes of a name; if it has no names and the numbers of classes differ;
+      or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes
@@ -56,13 +58,14 @@ def check_same(
 
   Their names may differ, for example a WordNet id and a word. Therefore
   different names at one position match, unless the checkpoint's name is another
-  class of the data, or vice versa. Raises ValueError if the classes differ, or
+  class of the data, or vice versa. If the checkpoint has no names, only the
+  number of classes must match. Raises ValueError if the classes differ, or
   their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
-    'Give a checkpoint with the same classes. `python -m vit_jax.evaluate` '
-    'can match classes by name.'
+    'Give a checkpoint with the same classes. For evaluation only, use '
+    '`python -m vit_jax.evaluate`, which matches classes by name.'
   )
   if C != len(names):
     raise ValueError(
@@ -97,7 +100,8 @@ def _match_by_position(
       'a config, data.class_order.'
     )
   _log.info(
-    '%s lacks class names of the data. Classes match by position: %.500s.',
+    '%s does not name its classes as the data do. Classes match by position: '
+    '%.500s.',
     checkpoint.path,
     ', '.join(f'{i} is {name!r}' for i, name in enumerate(names)),
   )

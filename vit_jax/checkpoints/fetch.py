@@ -136,8 +136,8 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   by_hand = f'Download {_address(source)} and give the path.'
   if copy_to is _copy:
     by_hand += (
-      ' If the bucket is not public, first run `gcloud auth '
-      'application-default login`.'
+      ' If the bucket is not public, run `gcloud auth application-default '
+      'login` and try again.'
     )
   # Another process may have fetched the file at the same time.
   with contextlib.suppress(FileExistsError):

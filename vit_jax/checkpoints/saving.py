@@ -170,7 +170,7 @@ class Checkpoints:
 
     Renames newer, damaged checkpoints to STEP.damaged with a warning.
 
-    Takes trees of `jax.ShapeDtypeStruct` by item name, whose shardings may
+    `like` maps item names to trees of `jax.ShapeDtypeStruct`. Shardings may
     differ from the saved ones. Returns the step and the trees, or None if
     training starts at step 0.
 
@@ -456,9 +456,10 @@ def read_checksums(step_dir: epath.Path, item: str) -> np.ndarray:
 
 
 def read_metrics(step_dir: epath.Path) -> dict[str, float]:
-  """Returns the metrics of a checkpoint, verified by their checksum.
+  """Returns the metrics of a checkpoint.
 
-  Raises the errors of `read_meta`, or AttributeError.
+  Verifies their checksum, except in checkpoints of old versions. Raises the
+  errors of `read_meta`, or AttributeError.
   """
   metrics = read_meta(step_dir).get('metrics')
   if metrics is None:  # saved by an earlier version

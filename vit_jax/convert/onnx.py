@@ -9,10 +9,11 @@ metadata. All outputs are float32:
   predictions       [batch, patches, ...]: predicted patches.
   rollout           [batch, h, w]: the attention rollout, with `rollout`.
   attention_mean, attention_min, attention_max
-                    [batch, layers, L, L]: attention weights reduced over heads,
-                    with `served`.
-  read              [batch, L]: how much the output attends to each token, with
-                    `served`.
+                    [batch, layers, L, L]: attention weights reduced over heads.
+  read              [batch, L]: how much the output attends to each token.
+
+The attention weights and `read` need `served`, and attention between all
+tokens.
 
 DETR outputs `logits` [batch, Q, C + 1] and `boxes` [batch, Q, 4] of its last
 layer. With `served`, it has a second input `sizes`, int32 [batch, 2]: height
@@ -53,14 +54,14 @@ def write(
 ) -> list[str]:
   """Writes a file that takes any batch size.
 
-  With 'float16', norms, softmax, inputs and outputs stay float32, as in JAX.
-  With 'int8', matrix products and their weights are quantised, and convolutions
-  stay float32. `served` makes the file for `vit_jax.tools.serve`.
-  Without an opset, the file gets the lowest that suffices. Returns one sentence
-  for each difference from the checkpoint.
+  With 'float16', inputs, outputs, softmax and the statistics of norms stay
+  float32, as in JAX. With 'int8', products with weight matrices are quantised;
+  other operations, such as convolutions, stay float32. `served` makes the file
+  for `vit_jax.tools.serve`. Without an opset, the file gets the lowest that
+  suffices. Returns one sentence for each difference from the checkpoint.
 
   Raises:
-    FileExistsError: if the target exists.
+    OSError: as in `atomic_files.new_file`, such as FileExistsError.
     ImportError: if a library is not installed.
     ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
       file would be too large, or the opset lacks an operator.
@@ -237,7 +238,7 @@ def _with_attention(
 
 
 def _quantize(model: Any, path: pathlib.Path) -> None:
-  """Quantises the matrix products of a model to int8, and writes it.
+  """Quantises a model's products with weight matrices to int8, and writes it.
 
   Activations are quantised when the file runs, by their range at that time.
   """

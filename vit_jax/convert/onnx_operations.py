@@ -126,7 +126,7 @@ def _gather(
   if start.shape[-1] != 1 or any(
     sizes[i] != x.shape[i] for i in range(len(sizes)) if i != axis
   ):
-    raise NotImplementedError('gathering at more than one index')
+    raise NotImplementedError('gathering along more than one axis')
   if isinstance(start, np.ndarray):
     if start.min() < 0 or start.max() > x.shape[axis] - sizes[axis]:
       raise NotImplementedError('gathering out of bounds')

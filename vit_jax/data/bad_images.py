@@ -3,7 +3,8 @@
 The check decodes every image once, in full, with the decoder that training
 uses. It stores a hash of each readable file's path, size and modification time
 in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`) and in the workdir. A restart
-checks only new and changed files, or all files if the decoder has changed.
+checks only new, changed and unreadable files, or all files if the decoder has
+changed. An image of another size than its annotation says counts as unreadable.
 """
 
 import contextlib
@@ -39,7 +40,10 @@ class BadImage(NamedTuple):
 
 
 def open_checked(data: ConfigDict, split: str) -> Source:
-  """Opens a split of `config.data`, and checks its images; see `checked`."""
+  """Opens a split of `config.data`, and checks its images.
+
+  Raises the errors of `sources.open_config` and `checked`.
+  """
   return checked(sources.open_config(data, split), data.on_bad_image)
 
 
@@ -159,7 +163,7 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """Same as np.isin, but 30 times as fast for 2,000 of a million hashes."""
+  """Same as np.isin; 30 times as fast for 2,000 values in a million hashes."""
   known_M = np.sort(known_M)
   first_N, last_N = (
     np.searchsorted(known_M, values_N, side) for side in ('left', 'right')

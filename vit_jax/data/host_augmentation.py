@@ -185,7 +185,7 @@ class RandAugment:
   count: int = 2  # number of operations, N of the paper
   magnitude: float = 9.0  # M of the paper, from 0 to 10
   deviation: float = 0.0  # standard deviation of the magnitude; 0.5 in DeiT
-  operations: str = 'torchvision'  # `OPERATIONS`; 'big_vision': `BIG_VISION`
+  operations: str = 'torchvision'  # or 'big_vision', for `BIG_VISION`
 
   def __post_init__(self) -> None:
     if (
@@ -194,7 +194,7 @@ class RandAugment:
       or self.deviation < 0
       or self.operations not in ('torchvision', 'big_vision')
     ):
-      raise ValueError(f'{self} is out of range')
+      raise ValueError(f'{self} has an invalid value')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -240,7 +240,10 @@ class ThreeAugment:
 
 
 def parse(text: str) -> Augmentation | None:
-  """Returns the augmentation that `config.data.augment` names; None for ''."""
+  """Returns the augmentation that `config.data.augment` names; None for ''.
+
+  Raises ValueError if the text is invalid.
+  """
   if not text:
     return None
   kinds: dict[str, Callable[..., Augmentation]] = {

@@ -77,8 +77,8 @@ def train_batches(
   Raises:
     ValueError: `balance` is set and the source does not have one class per
       image.
-    UnreadableImage: While iterating; if the source skips unreadable images,
-      after ten in a row.
+    UnreadableImage: While iterating, an image is unreadable; or ten in a row,
+      if the source skips unreadable images.
   """
   # In Grain, epoch e of seed s has the same order as epoch e - 1 of seed s + 1.
   # Derived seeds avoid that.
@@ -133,7 +133,7 @@ def _example(
       if not source.skips_unreadable:
         raise
       last = e
-      _log.warning('Skipped, the next image takes its place: %s', e)
+      _log.warning('The next image replaces an unreadable image: %s', e)
   raise last
 
 

@@ -70,7 +70,10 @@ class ObjectNet(folder.LabelledFiles):
     super().__init__([path for _, path in found], labels, names)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    """Returns a record whose image is uint8 [H, W, 3], without the border."""
+    """Returns a record whose image is uint8 [H, W, 3], without the border.
+
+    Raises UnreadableImage if the image cannot be decoded or is too small.
+    """
     record = super().__getitem__(index)
     pixels_HWC = decode.decode(record['image'], record['name'])
     height, width, _ = pixels_HWC.shape

@@ -91,8 +91,8 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block into the k nearest training images of earlier blocks.
 
-  `nearest` and the result are similarities, descending, and labels, both Mk.
-  Among equal similarities, the earlier training image is kept.
+  `nearest` and the result are the similarities, in descending order, and the
+  labels, both Mk. Among equal similarities, the earlier training image is kept.
   """
   similar_Mk, labels_Mk = nearest
   k = similar_Mk.shape[1]

@@ -49,7 +49,7 @@ def sincos2d(grid: tuple[int, int], D: int) -> jax.Array:
     [sin(x f), cos(x f), sin(y f), cos(y f)]
 
   with the D/4 frequencies f_i = 10000^(-i / (D/4 - 1)). "Better plain ViT
-  baselines" (2205.01580) and MoCo v3 use these embeddings.
+  baselines" (2205.01580) uses them. In MoCo v3 and MAE, the divisor is D/4.
   """
   y, x = np.mgrid[: grid[0], : grid[1]].reshape(2, -1, 1)
   i = np.arange(D // 4)
@@ -225,7 +225,7 @@ def resize_all(
 
   Raises:
     ValueError: if embeddings are relative in raster order and the grids differ,
-      because the same offset is then another distance.
+      because an offset in raster order then means another displacement.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:
@@ -251,7 +251,7 @@ def resize_all(
   return jax.tree_util.tree_map_with_path(one, params, like)
 
 
-# The axis of each table that is interpolated. It is negative, because layers
+# The axis along which a table is interpolated. It is negative, because layers
 # stacked for a scan add a first axis.
 _TABLE_AXES = {
   'x_embedding': -2,

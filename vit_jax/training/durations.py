@@ -30,7 +30,7 @@ def durations_of(config: ConfigDict, examples: int) -> Durations:
   4 * `log_every` is logged about ten times instead.
 
   Raises:
-    ValueError: if a value is invalid, or values contradict each other.
+    ValueError: if a value is invalid.
   """
   optimizer = config.optimizer
 

@@ -28,7 +28,8 @@ def global_batches(
 ) -> Iterator[dict[str, jax.Array]]:
   """Yields the batches of `loader.eval_batches` as global arrays.
 
-  Raises Preempted after SIGTERM or Ctrl-C inside a `preemption_notice`.
+  Raises UnreadableImage as `eval_batches` does, and Preempted after SIGTERM or
+  Ctrl-C inside a `preemption_notice`.
   """
   from vit_jax.data import loader  # imports Grain; `predict` does not need it
 
@@ -41,7 +42,7 @@ def global_batches(
 
 
 def fetched(outputs: Iterable[Any], ahead: int) -> Iterator[Any]:
-  """Yields outputs as NumPy arrays; devices compute the next `ahead`."""
+  """Yields outputs as NumPy arrays; meanwhile devices compute `ahead` more."""
   pending: collections.deque[Any] = collections.deque()
   for output in outputs:
     pending.append(output)
@@ -55,8 +56,8 @@ def layer(model: Model, name: str, patches: bool = False) -> Function:
 
   The name is 'pre_logits' (the input of the head), 'logits' or 'block_N'. N is
   the number of a layer, or of a ResNet's stage, from 0. A block gives the class
-  token of the layer's output if the model has a class token, otherwise the mean
-  over the patches or the positions of the feature map.
+  token of the layer's output. Without a class token, it gives the mean over the
+  patches or over the feature map.
 
   With `patches`, the function computes each patch's representation, BhwD.
   'pre_logits' then means the tokens after the final norm.
@@ -75,7 +76,7 @@ def layer(model: Model, name: str, patches: bool = False) -> Function:
   if patches and name == 'logits':
     raise ValueError(
       f'layer {name!r} of a {type(model).__name__} has no patches: use '
-      'pre_logits or block_0, block_1, ... of a ViT.'
+      'pre_logits, or a block such as block_0.'
     )
   captured = {'capture': ('blocks',)} if match else {}
 
@@ -89,7 +90,7 @@ def layer(model: Model, name: str, patches: bool = False) -> Function:
       x = aux['tokens']
     else:
       x = logits_BC if name == 'logits' else aux['pre_logits']
-    if patches and x.ndim == 3:  # not a stage of a ResNet, which has a grid
+    if patches and x.ndim == 3:  # the stages of a ResNet are already a grid
       _, H, W, _ = images_BHWC.shape
       x = x[:, len(model.extra_tokens) :].reshape(
         len(x), *model.grid((H, W)), -1
@@ -184,7 +185,10 @@ class Extractor:
   def batches(
     self, params: Any, source: Source, description: str = ''
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches of rows BX and image indices B, negative for padding."""
+    """Yields rows BX and image indices B; the index is negative for padding.
+
+    An unreadable image counts as padding.
+    """
     shown = cores.progress(
       description,
       len(source),

@@ -28,9 +28,10 @@ class Layers:
   Attributes:
     grid: (h, w) of the patch grid.
     read_BL: weight of each token of the last layer in the model's output. It is
-      1 for a class token (1/2 each for DeiT's class and distillation tokens).
-      Without class tokens, all patches share the weight equally. With attention
-      pooling, it is the pooling's attention weight, averaged over heads.
+      1 for a class token (1/2 each for DeiT's class and distillation tokens),
+      even if the model also reads the mean of the patches. Without class
+      tokens, all patches share the weight equally. With attention pooling, it
+      is the pooling's attention weight, averaged over heads.
     logits_BC: logits of the batch.
   """
 

@@ -435,7 +435,7 @@ def test_parameters_and_gflops_are_the_published_ones(variant):
     ({'backbone_layers': ()}, 'model.backbone_layers has 0 stages'),
     (
       {'masks': True, 'backbone_layers': (1, 1, 1, 1), 'width': 72},
-      'model.masks with model.width',
+      'With model.width 72 and model.heads 8',
     ),
   ],
 )

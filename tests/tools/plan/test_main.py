@@ -96,7 +96,7 @@ def test_report_of_l16(monkeypatch):
   assert found['schedule'].startswith('54,688 steps of 256: 5.17')
   assert 783 * 14 / (7 * 303) == pytest.approx(5.17, abs=0.01)
   assert found['schedule'].endswith(
-    '3.053 to 4.595 core-days, 2.3 to 3.4 hours here'
+    '3.053 to 4.595 core-days, 2.3 to 3.4 wall-clock hours'
   )
   # Every second batch has a quarter of the pixels: L/16 at 112 has 30.8 GFLOPs
   # of 123.1.
@@ -113,11 +113,11 @@ def test_report_of_l16(monkeypatch):
     [3.053 * 0.625, 4.595 * 0.625], rel=0.005
   )
   # 24 hours of a day on 32 cores.
-  hours = re.search('([0-9.]+) to ([0-9.]+) hours here', two_sizes)
+  hours = re.search('([0-9.]+) to ([0-9.]+) wall-clock hours', two_sizes)
   assert [float(x) for x in hours.groups()] == pytest.approx(
     [3.053 * 0.625 * 0.75, 4.595 * 0.625 * 0.75], abs=0.06
   )
-  assert two_sizes.endswith('hours here, averaged over image sizes by FLOPs')
+  assert two_sizes.endswith('clock hours, averaged over image sizes by FLOPs')
 
 
 def test_report_of_several_slices():
@@ -367,7 +367,7 @@ def test_cores_and_memory_of_a_topology(kind, generation, per_chip, cores):
     [64 / cost.computing_s / n for n in (8, chips)], rel=1e-3
   )
   # Bounds that are the same stand once.
-  assert found['schedule'].endswith(' core-days, 0.0 hours here')
+  assert found['schedule'].endswith(' core-days, 0.0 wall-clock hours')
 
 
 def test_bytes_are_those_of_one_device():

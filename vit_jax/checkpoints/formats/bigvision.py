@@ -1,7 +1,7 @@
 """Reads and writes the .npz checkpoints of big_vision.
 
-Keys have the module numbers of Flax Linen. The class token has no position
-embedding: reading gives it zeros, writing adds its embedding to the token.
+Keys have the module numbers of Flax Linen. Files have no position embedding for
+the class token. Reading sets it to zeros; writing adds it to the token.
 """
 
 import re
@@ -101,7 +101,7 @@ def _key(name: str) -> str:
 
 
 def _assumed_side(patch: int) -> int:
-  """Returns the largest multiple of `patch` up to 224, or `patch`."""
+  """Returns the largest multiple of `patch` up to 224; at least `patch`."""
   return max(224 // patch, 1) * patch
 
 

@@ -106,7 +106,7 @@ class JsonConfig(dict[str, Any]):
     return float(value)
 
   def sides(self, key: str, value: Any = None) -> tuple[int, int]:
-    """Returns (H, W) in pixels of `value`, by default of the value of `key`."""
+    """Reads `value`, by default the value of `key`, as (H, W) in pixels."""
     found = self.get(key) if value is None else value
     if isinstance(found, dict) and found.keys() == {'height', 'width'}:
       found = [found['height'], found['width']]
@@ -123,7 +123,10 @@ class JsonConfig(dict[str, Any]):
   def whole_patches(
     self, sides: tuple[int, int], patch: int
   ) -> tuple[int, int]:
-    """Rounds (H, W) down to whole patches, as other libraries do; warns."""
+    """Rounds (H, W) down to whole patches, as other libraries do; warns.
+
+    A side that is smaller than a patch stays unchanged.
+    """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
       self.warn(
@@ -146,9 +149,10 @@ class JsonConfig(dict[str, Any]):
     return red, green, blue
 
   def interpolation(self, key: str, names: Mapping[str, Any]) -> str:
-    """Returns our name of an interpolation; warns if it is unknown.
+    """Returns our name of an interpolation.
 
-    `names` maps our names to the other library's values.
+    `names` maps our names to the other library's values. For other values,
+    warns and returns 'bilinear'.
     """
     for ours, theirs in names.items():
       if self[key] == theirs:
@@ -202,7 +206,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the configuration for our fields; skips keys without a value."""
+  """Returns the configuration for our fields; skips keys of missing fields."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

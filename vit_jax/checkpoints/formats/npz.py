@@ -1,9 +1,10 @@
-"""Reads and writes the official .npz checkpoints of ViT and its successors.
+"""Reads and writes the .npz checkpoints of google-research/vision_transformer.
 
 Keys join module names by '/'; arrays are float32. Flax Linen and its
 predecessor number the modules of an encoder layer differently. The published
 files and our names follow the predecessor. Apart from these numbers, files
-differ from our parameters only in prefixes and the shape of GroupNorm's.
+differ from our parameters only in prefixes and in the shape of GroupNorm's
+parameters.
 """
 
 import re
@@ -63,7 +64,7 @@ def read(path: str, arrays: table.Flat) -> table.File:
 
 
 def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
-  """Writes a checkpoint for the ViT paper's code and timm."""
+  """Writes a ViT for the paper's code and timm; a ResNet as in `bit.write`."""
   if weights.fields['name'] == 'resnet':
     return bit.write(weights, target, dtype)
   check_vit(weights, 'An official .npz file', _HOLDS)

@@ -36,10 +36,10 @@ class BoxTransform:
     crop: smallest and largest side of the random crop, in pixels of the scaled
       image.
     flip: whether to flip images horizontally with probability 1/2.
-    buckets: number of buckets: nearly equal groups of `short_sides`. All images
-      of a batch are in the same bucket. The array of a bucket is `image_size`
-      times (longest short side of the bucket / longest of all), rounded up to
-      multiples of 32, but never larger than `image_size`.
+    buckets: number of buckets, which are nearly equal groups of `short_sides`.
+      A training batch uses one bucket. The array of a bucket is `image_size`
+      times max(sides of the bucket) / max(short_sides), rounded up to multiples
+      of 32, but never larger than `image_size`.
   """
 
   image_size: tuple[int, int]
@@ -52,13 +52,16 @@ class BoxTransform:
   buckets: int = 1
 
   def of_batch(self, rng: np.random.Generator) -> 'BoxTransform':
-    """Draws a bucket; each short side is as likely as without buckets."""
+    """Returns the transform of a random bucket.
+
+    Each short side is as likely as without buckets.
+    """
     if self.buckets == 1:
       return self
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns equally likely (H, W) of batches; one entry if `buckets` is 1."""
+    """Returns equally likely (H, W) of training batches; sizes may repeat."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -79,7 +82,10 @@ class BoxTransform:
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray]:
-    """Clips boxes to the crop; drops crowds and objects outside the crop.
+    """Returns the example of a record.
+
+    Boxes are clipped to the crop. Crowds and objects outside the crop are
+    dropped.
 
     Args:
       record: has `image`, `name`, and `boxes` and `labels` as
@@ -165,8 +171,8 @@ class BoxTransform:
   ) -> np.ndarray:
     """Returns the masks of the objects with indices `kept`, bool Mhw.
 
-    `pixels` maps rows and columns of the resized image to the original image. A
-    mask pixel is the middle one of `mask_stride`^2 image pixels.
+    `pixels` maps rows and columns of the resized image to the original image.
+    A mask pixel is the middle of a square of `mask_stride`^2 image pixels.
     """
     masks = masks_of(record)
     middle = self.mask_stride // 2
@@ -197,17 +203,17 @@ class BoxTransform:
 
 
 def masks_of(record: Record) -> Sequence[segments.Segmentation]:
-  """Returns the segmentation of each object of a record.
+  """Returns the segmentation of each object of a record; crowds may have None.
 
-  Raises ValueError if an object lacks it, except for crowds.
+  Raises ValueError if any other object lacks it.
   """
   masks = record.get('masks', [None] * len(record['labels']))
   crowd = record.get('crowd', [False] * len(masks))
   lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
   if lacking:
     raise ValueError(
-      f"{record['name']} has {lacking} objects without a mask. Add COCO's "
-      'segmentation of every object. For objective.name=detection without '
+      f'{record["name"]} has {lacking} objects without a mask. Add the field '
+      'segmentation to every object. For objective.name=detection without '
       'masks, set model.masks=False.'
     )
   return masks

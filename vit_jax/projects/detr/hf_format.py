@@ -94,7 +94,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
 
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns the function `table.File.table`; see `key_of` for the arguments."""
+  """Returns a `table.File.table`; see `key_of` for the arguments."""
 
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
@@ -177,7 +177,10 @@ def lookup_of(
 
 
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
-  """Infers model fields from the names and shapes of the arrays."""
+  """Infers model fields from the names and shapes of the arrays.
+
+  Raises ValueError if an array is missing or misshapen.
+  """
 
   def start(name: str, end: str) -> str:
     return lookup.key_of(name).partition(end)[0] + end
@@ -289,7 +292,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
 
 
 def _backbone(fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns `backbone_config`: timm's ResNet if dilated, else transformers'."""
+  """Returns `backbone_config`. Only dilated models use timm's ResNet."""
   layers, width = tuple(fields['backbone_layers']), fields['backbone_width']
   stages = range(1, len(layers) + 1)
   if not fields['dilation']:

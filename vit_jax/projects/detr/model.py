@@ -105,7 +105,10 @@ class DETR(Model):
   dilation: bool = field(False, 'Last stage dilated, not strided (DC5).')
 
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    """Returns the last layer's logits, boxes and, with masks, mask logits."""
+    """Returns the last layer's logits, boxes and, with masks, mask logits.
+
+    If `num_classes` is 0, returns `pre_logits` instead of logits.
+    """
     found = super().outputs(outputs, aux) | {'boxes': aux['boxes'][-1]}
     if self.masks:
       found['mask_logits'] = aux['mask_logits']
@@ -134,7 +137,7 @@ class DETR(Model):
     return -(-H // self.stride), -(-W // self.stride)
 
   def check(self, image_size: tuple[int, int]) -> None:
-    del image_size  # images of any size are padded
+    del image_size  # any size works
     check_heads(self)
     stages = len(self.backbone_layers)
     if not stages or (self.masks and stages <= mask_head.FINER):
@@ -145,9 +148,10 @@ class DETR(Model):
     made = (self.width + self.heads, *mask_head.channels(self.width))
     if self.masks and any(C % min(8, C) if C else True for C in made):
       raise ValueError(
-        f'model.masks with model.width {self.width} and model.heads '
-        f'{self.heads} needs {made} channels, which GroupNorm cannot divide '
-        'into 8 groups. Use a width that is a multiple of 128, and 8 heads.'
+        f'With model.width {self.width} and model.heads {self.heads}, the '
+        f'layers of the mask head have {made} channels, which GroupNorm cannot '
+        'divide into 8 groups. Use a width that is a multiple of 128, and 8 '
+        'heads.'
       )
 
   @nn.compact
@@ -181,7 +185,7 @@ class DETR(Model):
           resolution with a ResNet of four stages.
         positions: BhwD, the position embeddings.
         tokens: BLD, the encoder's output.
-        pre_logits: BQD, the query tokens after the last layer's norm.
+        pre_logits: BQD, the last layer's query tokens after `decoder_norm`.
       Tokens have `dtype`; logits, boxes, mask logits and positions are float32.
     """
     if isinstance(images_BHWC, Sequence):

@@ -44,7 +44,7 @@ class Detection(Objective):
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
-  buckets: int = field(1, 'See `BoxTransform`; each bucket is compiled.')
+  buckets: int = field(1, 'See `BoxTransform`; the step compiles per bucket.')
   max_objects: int = field(100, 'See `BoxTransform`.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
@@ -243,7 +243,7 @@ class Detection(Objective):
   def _dense(
     self, params: Params, batch: Batch, tokens_BLD: jax.Array
   ) -> jax.Array:
-    """Returns the cross-entropy of classes, a weighted mean over cells, B.
+    """Returns the weighted mean cross-entropy of the cells' classes, B.
 
     The class head is applied to the encoder's output. The target of a cell is
     the class of the smallest box around its centre, or "no object". Cells have

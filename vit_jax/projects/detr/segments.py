@@ -63,7 +63,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
 
 
 def are_numbers(x: Any) -> TypeGuard[list[float]]:
-  """Whether x is a list of numbers, each small enough for float."""
+  """Whether x is a list of numbers between -1e300 and 1e300, without NaN."""
   return isinstance(x, list) and all(
     isinstance(number, int | float) and abs(number) < 1e300 for number in x
   )
@@ -112,9 +112,9 @@ def in_pixels(
 ) -> np.ndarray:
   """Resizes mask logits from the padded canvas to the original image.
 
-  As in DETR's code (2005.12872), logits float32 are interpolated bilinearly to
-  the canvas. The image, which covers `size` of the canvas, is then resized to
-  `shown` by nearest neighbour. Sizes are (height, width).
+  As in DETR's code (2005.12872), the float32 logits are interpolated bilinearly
+  to the canvas. The image, the upper left `size` of the canvas, is then resized
+  to `shown` by nearest neighbour. Sizes are (height, width).
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = map(nearest, size, shown)
@@ -122,9 +122,10 @@ def in_pixels(
 
 
 def nearest(old: int, new: int) -> np.ndarray:
-  """Returns the old index, int64, of each of the `new` indices of an axis.
+  """Returns the source index, int64, of each index of a resized axis.
 
-  `old` is the length before resizing. Rounds as PyTorch's 'nearest' does.
+  The axis had the length `old` and gets the length `new`. Rounds as PyTorch's
+  'nearest' does.
   """
   scale = np.float32(old) / np.float32(new)
   at = np.floor(np.arange(new, dtype=np.float32) * scale).astype(np.int64)

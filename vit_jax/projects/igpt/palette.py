@@ -24,8 +24,9 @@ class Palette(NamedTuple):
   """Colours of a data set.
 
   `colours_KC` is float32 in [-1, 1], from dark to bright. `rmse` is the root
-  mean square difference between `pixels` pixels of `images` images and their
-  nearest colours, over all channels; pixel values are from 0 to 255.
+  mean square difference between the clustered pixels and their nearest colours,
+  over all channels; pixel values are from 0 to 255. `images` and `pixels` are
+  the numbers of clustered images and pixels.
   """
 
   colours_KC: np.ndarray
@@ -117,8 +118,8 @@ def read(path: str) -> tuple[float, ...]:
   [-1, 1]. If no value is negative, the range is taken to be [0, 1], as in
   teddykoker/image-gpt, and a warning is logged.
 
-  Raises FileNotFoundError if the file is missing, and ValueError if it has
-  another array, or fewer than two colours.
+  Raises FileNotFoundError if the file is missing, and ValueError if it has no
+  such array, or fewer than two colours.
   """
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(

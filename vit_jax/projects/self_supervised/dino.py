@@ -189,10 +189,10 @@ class DINO(Objective):
     batch: Batch,
     key: jax.Array,
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
-    """Returns the loss, metrics, and the mean of the teacher's outputs.
+    """Returns the loss, metrics, and `center` [K]; K is `model.prototypes`.
 
-    The mean, over images and views, is `center` [K]; K is `model.prototypes`.
-    The loss is the mean cross-entropy over pairs of a view of the teacher and
+    `center` is the mean of the teacher's outputs over images and views. The
+    loss is the mean cross-entropy over pairs of a view of the teacher and
     another view of the student. `teacher_entropy` is the mean entropy of the
     teacher's probabilities in nats, from 0 (one-hot) to log K (uniform).
     """

@@ -56,13 +56,13 @@ _SAVE_S = flags.DEFINE_float(
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
   0,
-  'Number of classes, if the data are not available here.',
+  'Number of classes. With --examples, the data need not be here.',
   lower_bound=0,
 )
 _EXAMPLES = flags.DEFINE_integer(
   'examples',
   0,
-  'Number of training examples, if the data are not available here.',
+  'Number of training examples. With --num_classes, the data need not be here.',
   lower_bound=0,
 )
 _SLOWEST = flags.DEFINE_integer(
@@ -77,7 +77,7 @@ def run(argv: list[str]) -> None:
   """Prints the plan of a config, or an error."""
   del argv
   show_messages()
-  # This process runs only small computations itself.
+  # This process runs only small computations itself, so a CPU suffices.
   jax.config.update('jax_platforms', 'cpu')
   config = flags.FLAGS.config
   try:

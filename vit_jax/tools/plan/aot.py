@@ -47,9 +47,9 @@ def training(experiment: Experiment) -> Program:
 
 
 def inference(experiment: Experiment, device: jax.Device) -> Program:
-  """Returns inference, a function of the parameters and uint8 images BHWC.
+  """Returns a program that computes the model's main output.
 
-  It returns the model's main output.
+  Its arguments are the parameters and uint8 images BHWC.
   """
   objective = experiment.objective
 

@@ -62,6 +62,7 @@ def compile_step(experiment: Experiment) -> Step:
 
   Raises:
     TooLarge: if the step does not fit into memory.
+    ValueError: if the devices are not TPUs.
   """
   program = aot.training(experiment)
   lowered = program.lower()
@@ -88,7 +89,7 @@ def _compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
   """Compiles a program; returns it with its HLO text.
 
   The text is the compiler's dump, because for TPU7x `as_text` lists other
-  collectives.
+  collectives than the dump.
   """
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile(
@@ -108,7 +109,10 @@ def _bytes(tree: Any) -> int:
 
 
 def _reason(message: str) -> str:
-  """Returns the needed and the available memory in the compiler's message."""
+  """Returns the memory figures of the compiler's message, with advice.
+
+  A message without figures is cut to its first line.
+  """
   match = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G', message)
   if not match:
     return message.splitlines()[0]
@@ -133,8 +137,9 @@ def devices_of(
     ValueError: if the topology is unknown, or if the speed of the network
       between slices is not published.
   """
+  # Refuses lengths of 0, because libtpu crashes on them.
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
-  generation = match[1] if match else ''  # libtpu crashes on zero chips
+  generation = match[1] if match else ''
   if generation not in hardware.TPU_CHIPS:
     raise ValueError(
       f'--topology={topology} is unknown. Write a generation and its chips, '
@@ -173,6 +178,7 @@ def facts_given(config: ConfigDict, num_classes: int, examples: int) -> Facts:
   Raises:
     ValueError: if the dataset or the split is invalid.
     FileNotFoundError: if the data are missing.
+    ImportError: if a library that the dataset needs is not installed.
   """
   name, split = config.data.name, config.data.split
   usual = benchmarks.BENCHMARKS.get(name)
@@ -265,7 +271,7 @@ class Cost:
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
-  """Returns the costs of a step, one per line."""
+  """Returns lines about the costs of a step and of the run."""
   total = experiment.durations.total
   size, objective = experiment.image_size, experiment.objective
   # FLOPs of the average step as a share of a step at the largest image size.
@@ -304,7 +310,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     'schedule': (
       f'{total:,} steps of {cost.images:,}: '
       f'{total * share * cost.flops / 1e18:,.4g} exaFLOPs, '
-      f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} hours here'
+      f'{_span(days, ".4g")} core-days, {_span(hours, ".1f")} wall-clock hours'
       + (', averaged over image sizes by FLOPs' if share < 1 else '')
     ),
   }

@@ -1,8 +1,8 @@
 """Answers requests with a decoder, a thread that runs models, and caches.
 
 Images and answers are cached in memory by the image's digest, and never on
-disk. Therefore moving a slider of the page does not upload the image again, and
-runs a model only for the map of a class.
+disk. Therefore, moving a slider of the page does not upload the image again. It
+does not run the model again either, unless the map is for a class.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ class Engine:
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
     """Decodes an image file in another thread.
 
-    The future returns digest and `Sights`, or raises as `Decoder.see`.
+    The future returns digest and `Sights`, or raises an error of `Decoder.see`.
     """
     return self._decoding.submit(self._add, data)
 

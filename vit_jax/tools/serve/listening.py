@@ -25,7 +25,7 @@ def serve(
   """Serves models, one file NAME.DTYPE.onnx each, until a signal.
 
   Raises:
-    OSError: if the port is not free, or the decoder cannot be started.
+    OSError: if the host or port cannot be used, or the decoder does not start.
     ValueError: if a file is not a model for serving.
   """
   is_local = args.host in protection.LOOPBACK
@@ -76,7 +76,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
 def _give_memory_back() -> None:
   """Makes glibc return the memory of large freed arrays to the system.
 
-  Otherwise each thread keeps that memory, a third of all memory with ViT-B/16.
+  Otherwise each thread keeps that memory, see docs/results/serving.md.
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):
@@ -96,8 +96,8 @@ def main() -> int:
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='dtype of models that are stored in both (default: faster, which '
-    'times both)',
+    help='dtype of models that are stored as float32 and int8 (default: '
+    'faster, which times both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'
@@ -126,8 +126,8 @@ def choose(
   """Returns the file of a model in one dtype.
 
   `paths` has a file for 'float32', 'int8' or both. `dtype` chooses from two
-  files; 'faster' runs both and takes the faster one. Then ValueError is raised
-  if a file is not a model for serving.
+  files; 'faster' runs both and takes the faster one, or raises ValueError if a
+  file is not a model for serving.
   """
   if len(paths) == 1:
     return next(iter(paths.values()))
