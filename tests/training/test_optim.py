@@ -330,7 +330,7 @@ def test_what_is_no_duration_says_how_to_write_one(duration):
 
 
 def test_the_whole_run_is_no_percentage_of_itself():
-  with pytest.raises(ValueError, match='total cannot use %'):
+  with pytest.raises(ValueError, match='one of steps, epochs, examples, as in'):
     durations.steps_of('90%', batch_size=1, examples=1)
 
 

@@ -101,10 +101,12 @@ def steps_of(
     or not math.isfinite(float(match[1]))
     or (match[2] == '%' and total_steps is None)
   ):
+    units = 'steps, epochs, examples'
+    if total_steps is not None:
+      units += ', %'
     raise ValueError(
-      f'{duration!r} is not a duration. Write a number and one of steps, '
-      'epochs, examples, %, as in "90 epochs"'
-      + (' (total cannot use %).' if '%' in str(duration) else '.')
+      f'{duration!r} is not a duration. Write a number and one of {units}, as '
+      'in "90 epochs".'
     )
   if match[2] == '%':
     # Rounds up, because rounding down would add a sixth, short period to five
