@@ -131,6 +131,16 @@ def test_max_pool_is_flax_s_with_its_gradient(version, size):
   )
 
 
+def test_every_convolution_of_one_pixel_has_the_gradient_for_cpus():
+  unit, params = init_unit(draw((1, 4, 4, 32)), version=1)
+  apply = jax.make_jaxpr(lambda x: unit.apply({'params': params}, x))
+  assert sorted(
+    eqn.primitive.name
+    for eqn in apply(draw((1, 4, 4, 32))).eqns
+    if 'conv' in eqn.primitive.name or 'custom_vjp' in eqn.primitive.name
+  ) == ['conv_general_dilated'] + 3 * ['custom_vjp_call']
+
+
 @pytest.mark.parametrize('stride', [1, 2])
 def test_a_convolution_of_one_pixel_is_xla_s(stride):
   """Its gradients too."""

@@ -130,8 +130,6 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
       f'{source} is not a file in a bucket. Give gs://BUCKET/FILE.'
     )
   copy = _copy_of(source)
-  if copy.exists():
-    return os.fspath(copy)
   copy.parent.mkdir(parents=True, exist_ok=True)
   by_hand = f'Download {_address(source)} and give the path.'
   if copy_to is _copy:
@@ -139,7 +137,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
       ' If the bucket is not public, run `gcloud auth application-default '
       'login` and try again.'
     )
-  # Another process may have fetched the file at the same time.
+  # The copy exists, or another process fetched the file at the same time.
   with contextlib.suppress(FileExistsError):
     with atomic_files.new_file(os.fspath(copy)) as partial:
       try:

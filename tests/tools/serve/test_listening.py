@@ -1,6 +1,9 @@
 """Which file of a model is served, tokens, and what is said at the start."""
 
 import argparse
+import os
+import subprocess
+import sys
 import types
 
 import pytest
@@ -56,3 +59,44 @@ def test_serving_everybody_is_warned_of(
   with pytest.raises(ZeroDivisionError):
     listening.serve(args, [])
   assert capsys.readouterr().err.count('--token') == warned
+
+
+# Prints how many arrays of 2 MiB are mapped, not taken from the heap, after an
+# array of 8 MiB was freed; and the number of heaps of 9 threads.
+MEMORY = """
+import ctypes, threading
+from vit_jax.tools.serve import listening
+
+listening._give_memory_back()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.mallinfo2.restype = type(
+  'Info', (ctypes.Structure,),
+  {'_fields_': [(name, ctypes.c_size_t) for name in 'abcdefghij']},
+)
+libc.free(libc.malloc(8 << 20))
+before = libc.mallinfo2().d
+libc.malloc(2 << 20)
+print(libc.mallinfo2().d - before, flush=True)
+barrier = threading.Barrier(9)
+for _ in range(8):
+  threading.Thread(target=lambda: (libc.malloc(1000), barrier.wait())).start()
+barrier.wait()
+stdout = ctypes.c_void_p.in_dll(libc, 'stdout')
+libc.malloc_info(0, stdout)
+libc.fflush(stdout)
+"""
+
+
+@pytest.mark.edge
+def test_the_system_gets_back_what_threads_free():
+  try:
+    os.confstr('CS_GNU_LIBC_VERSION')
+  except ValueError:
+    pytest.skip('needs glibc')
+  done = subprocess.run(
+    [sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.startswith('1\n')
+  assert done.stdout.count('<heap nr=') == 2
