@@ -32,8 +32,8 @@ during training:
 
   --config.evaluators.knn.on --config.evaluators.knn.data=./cifar10
 
-To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA, or any config
-of the same model with --config.init=WORKDIR.
+To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA. For `small`,
+run configs/small.py:DATA,model.patch_size=8 with --config.init=WORKDIR.
 
 Published accuracy of S/16 on ImageNet with this recipe: 73.3 % by k-NN, 76.0 %
 by a linear probe. The guide is docs/guides/self_supervised.md.

@@ -23,8 +23,8 @@ Fields of the objective:
   objective.decoder_depth=8      layers of the decoder; see also decoder_width
                                  and decoder_heads
 
-To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA, or any config
-of the same model with --config.init=WORKDIR. Both drop the decoder.
+To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA. For `small`,
+run configs/small.py:DATA with --config.init=WORKDIR. Both drop the decoder.
 
 Published accuracy on ImageNet after 1600 epochs and fine-tuning: B/16 83.6 %,
 L/16 85.9 %. The guide is docs/guides/self_supervised.md.

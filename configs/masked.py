@@ -24,8 +24,8 @@ mention weight decay, so this config sets it to 0. Fields of the objective:
                                    another patch of the image; the remaining
                                    corrupted patches are unchanged
 
-To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA, or any config
-of the same model with --config.init=WORKDIR.
+To learn classes afterwards, run configs/finetune.py:WORKDIR,DATA. For `small`,
+run configs/small.py:DATA with --config.init=WORKDIR.
 
 Published accuracy of B/16 on ImageNet after fine-tuning: 79.9 %, 2 points above
 training from scratch and 4 below supervised pre-training.

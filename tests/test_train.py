@@ -699,7 +699,7 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'batch_size': 16, 'accum_steps': 4}, 'use a multiple of 32, such as 32'),
     ({'mesh.data': 3}, 'does not multiply to the 8 devices'),
     ({'loss.name': 'hinge'}, "loss.name is 'hinge'"),
-    ({'evaluators.test.on': False}, 'No evaluator is on.*test.on=True'),
+    ({'evaluators.test.on': False}, 'none is on.*test.on=True'),
     (
       {'best_metric': 'val/accuracy'},
       'the evaluators do not measure.*test/accuracy',

@@ -137,9 +137,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order, which is 'text' for folders. If that differs from
-        # 'number', an empty field logs a warning and refuses checkpoints
-        # without class names.
+        # the data's order, which is 'text' for folders. If the two orders
+        # differ and this field is empty, training warns, and checkpoints
+        # without class names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -337,8 +337,8 @@ def base() -> ConfigDict:
       # combination. --tune sets an axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # Report of a sweep: 'grid' is a table with the second axis in its columns
-      # and all others in its rows. 'transfer' gives tables 2 and 9 of the
-      # paper, 'scaling' figure 5.
+      # and the others in its rows, averaged over seeds. 'transfer' gives tables
+      # 2 and 9 of the paper, 'scaling' figure 5.
       'report': 'grid',
     }
   )

@@ -20,8 +20,8 @@ def same_classes(
 
   Raises:
     ValueError: if the checkpoint has no head, lacks a class or has several
-      classes of a name; if it has no names and the numbers of classes differ;
-      or if the order of the classes is ambiguous.
+      classes with one of the names; if it has no names and the numbers of
+      classes differ; or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes
@@ -65,7 +65,8 @@ def check_same(
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (
     'Give a checkpoint with the same classes. For evaluation only, use '
-    '`python -m vit_jax.evaluate`, which matches classes by name.'
+    '`python -m vit_jax.evaluate`, which matches classes by name '
+    'if the checkpoint has names.'
   )
   if C != len(names):
     raise ValueError(
@@ -100,8 +101,8 @@ def _match_by_position(
       'a config, data.class_order.'
     )
   _log.info(
-    '%s does not name its classes as the data do. Classes match by position: '
-    '%.500s.',
+    'The class names of %s are missing or differ from those of the data. '
+    'Classes match by position: %.500s.',
     checkpoint.path,
     ', '.join(f'{i} is {name!r}' for i, name in enumerate(names)),
   )

@@ -15,8 +15,8 @@ from vit_jax.data import atomic_files
 
 _log = logging.getLogger(__name__)
 
-# Formats in `WEIGHTS` write a `table.Weights`; formats in `PROGRAMS` write a
-# `Checkpoint`.
+# Formats whose `write` takes a `table.Weights`, and formats whose `write` takes
+# a `Checkpoint`.
 WEIGHTS = ('npz', 'bigvision', 'timm', 'hf')
 PROGRAMS = ('onnx', 'stablehlo', 'orbax', 'board')
 
@@ -42,8 +42,8 @@ def convert(
       `PROGRAMS` ('onnx', 'stablehlo', 'orbax', 'board').
     dtype: one of the format's `DTYPES`: the dtype of the arrays for `WEIGHTS`
       and 'orbax', and of the computation for the other formats.
-    image_size: (H, W) of images, to which position embeddings are resized; None
-      keeps the checkpoint's size.
+    image_size: (H, W) of the images in pixels; position embeddings are resized.
+      None keeps the checkpoint's size.
     head: one of `transfer.HEADS`.
     loss: 'softmax' or 'sigmoid' to replace the checkpoint's loss; None to keep
       it.
@@ -56,11 +56,11 @@ def convert(
 
   Raises:
     FileExistsError: if the target exists.
-    FileNotFoundError: if the source, or the target's folder, is missing.
+    FileNotFoundError: if the target's folder is missing.
     PermissionError: if the target's folder is not writable.
     ImportError: if a library is not installed; the message names it.
-    ValueError: if the source cannot be read, the format cannot store the model,
-      or an option does not fit the format.
+    ValueError: if the format cannot store the model, or an option is invalid or
+      does not fit the format.
 
   Also raises the errors of `open_checkpoint`.
   """

@@ -12,8 +12,8 @@ metadata. All outputs are float32:
                     [batch, layers, L, L]: attention weights reduced over heads.
   read              [batch, L]: how much the output attends to each token.
 
-The attention weights and `read` need `served`, and attention between all
-tokens.
+The attention weights and `read` exist only with `served`, for models in which
+every token attends to all tokens.
 
 DETR outputs `logits` [batch, Q, C + 1] and `boxes` [batch, Q, 4] of its last
 layer. With `served`, it has a second input `sizes`, int32 [batch, 2]: height
@@ -54,14 +54,15 @@ def write(
 ) -> list[str]:
   """Writes a file that takes any batch size.
 
-  With 'float16', inputs, outputs, softmax and the statistics of norms stay
-  float32, as in JAX. With 'int8', products with weight matrices are quantised;
-  other operations, such as convolutions, stay float32. `served` makes the file
-  for `vit_jax.tools.serve`. Without an opset, the file gets the lowest that
-  suffices. Returns one sentence for each difference from the checkpoint.
+  With 'float16', inputs, outputs, softmax, the statistics of norms and the head
+  stay float32, as in JAX. With 'int8', products with weight matrices are
+  quantised; other operations, such as convolutions, stay float32. `served`
+  makes the file for `vit_jax.tools.serve`. Without an opset, the file gets the
+  lowest that suffices. Returns one sentence for each difference from the
+  checkpoint.
 
   Raises:
-    OSError: as in `atomic_files.new_file`, such as FileExistsError.
+    OSError: if the target exists or cannot be written.
     ImportError: if a library is not installed.
     ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
       file would be too large, or the opset lacks an operator.

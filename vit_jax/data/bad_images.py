@@ -4,7 +4,7 @@ The check decodes every image once, in full, with the decoder that training
 uses. It stores a hash of each readable file's path, size and modification time
 in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`) and in the workdir. A restart
 checks only new, changed and unreadable files, or all files if the decoder has
-changed. An image of another size than its annotation says counts as unreadable.
+changed. An image whose size differs from its annotation counts as unreadable.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ class Images:
 
   size: tuple[int, int]  # (H, W) of evaluation images in pixels
   preprocessing: Preprocessing = Preprocessing()
-  crop_min_area: float = 0.05  # smallest inception crop, as a share of an image
+  crop_min_area: float = 0.05  # smallest area of the Inception crop
   crop_resize: float = 0.0
   flip: bool = False
   augment: str = ''  # see `host_augmentation.parse`
@@ -34,8 +34,8 @@ class Images:
   def from_config(cls, data: Mapping[str, Any], size: tuple[int, int]) -> Self:
     """Returns the settings in `config.data`, for images of a size (H, W).
 
-    Raises ValueError if a field is invalid. `config.check_ranges` checks the
-    ranges of numbers.
+    Raises ValueError if a field is invalid, except for the ranges that
+    `config.check_ranges` checks.
     """
     text = data['train_size']
     train_size = size_of(text, 'data.train_size') if text else size

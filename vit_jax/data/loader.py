@@ -77,8 +77,8 @@ def train_batches(
   Raises:
     ValueError: `balance` is set and the source does not have one class per
       image.
-    UnreadableImage: While iterating, an image is unreadable; or ten in a row,
-      if the source skips unreadable images.
+    UnreadableImage: While iterating, an image is unreadable. If the source
+      skips unreadable images, only after ten in a row.
   """
   # In Grain, epoch e of seed s has the same order as epoch e - 1 of seed s + 1.
   # Derived seeds avoid that.

@@ -104,8 +104,8 @@ def _remove(prefix: str, lock: Any) -> None:
     with contextlib.suppress(FileNotFoundError):  # Grain may remove it first
       path.unlink()
       if not path.name.endswith(_LOCK):
-        # A worker that was killed may not have registered its file. For an
-        # unknown name, the tracker would print a traceback.
+        # A killed worker may not have registered its file. The tracker prints a
+        # traceback if an unknown name is unregistered.
         resource_tracker.register(f'/{path.name}', 'shared_memory')
         resource_tracker.unregister(f'/{path.name}', 'shared_memory')
   lock.close()

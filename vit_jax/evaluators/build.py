@@ -87,13 +87,13 @@ def splits(config: ConfigDict) -> list[str]:
 def shown(config: ConfigDict) -> dict[str, Best]:
   """Selects from `metrics`: `best_metric` and each evaluator's first metric.
 
-  Raises ValueError if no evaluator is on or none measures `best_metric`.
+  Raises ValueError if no evaluator measures `best_metric`, or any metric.
   """
   known = metrics(config)
   if not known:
     raise ValueError(
-      'No evaluator is on, but training needs one to select the best step. '
-      'Turn one on, as in --config.evaluators.test.on=True.'
+      'Training needs an evaluator with metrics to select the best step, and '
+      'none is on. Turn one on, as in --config.evaluators.test.on=True.'
     )
   if config.best_metric not in known:
     raise ValueError(

@@ -114,7 +114,7 @@ def real_accuracy(
 
 
 def check_imagenet(name: str, class_names: Sequence[str]) -> None:
-  """Raises ValueError if classes cannot be ImageNet's in ImageNet's order."""
+  """Raises ValueError if classes are visibly not ImageNet's, in its order."""
   if len(class_names) != _NUM_CLASSES:
     raise ValueError(
       f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "

@@ -1,9 +1,10 @@
 """Operations of ResNets whose gradients XLA computes slowly on CPUs.
 
-On CPUs, the gradient of an equal function replaces the operation's own, which
-is 2 to 10 times as slow. Results change only by rounding. On other devices, the
-compiled program stays the same. Forward-mode differentiation (`jax.jvp`) is not
-supported.
+On CPUs, these operations have the gradient of an equal function, which XLA
+computes several times as fast (docs/results/speed.md). Gradients change only by
+rounding, except that equal maxima of a window share its gradient. On other
+devices, the compiled program stays the same. Forward-mode differentiation
+(`jax.jvp`) is not supported.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,9 +24,11 @@ def convolve_pixels(
   *args: Any,
   **kwargs: Any,
 ) -> Array:
-  """Computes a 1x1 convolution; its gradient is that of a matrix product.
+  """Computes a 1x1 convolution; on CPUs, with a matrix product's gradient.
 
-  The arguments are those of `jax.lax.conv_general_dilated`. Returns BhwD.
+  The arguments are those of `jax.lax.conv_general_dilated`. That gradient uses
+  only the strides, so the other options must not matter for 1x1 kernels.
+  Returns BhwD.
   """
 
   def convolution(x_BHWC: Array, kernel_11CD: Array) -> Array:
@@ -43,10 +46,10 @@ def convolve_pixels(
 
 
 def max_pool(x_BHWC: Array, version: int) -> Array:
-  """Computes maxima of 3x3 windows with stride 2; gradient by shifted images.
+  """Computes 3x3 max-pooling with stride 2; on CPUs, with another gradient.
 
-  `version` is that of `resnet.ResNet`; in version 1, inputs must be at least 0.
-  Returns BhwC.
+  `version` is that of `resnet.ResNet`. In version 1, inputs must be at least 0,
+  because the other gradient pads with zeros instead of -inf. Returns BhwC.
   """
 
   def windows(x: Array) -> Array:
@@ -58,7 +61,7 @@ def max_pool(x_BHWC: Array, version: int) -> Array:
     return nn.max_pool(x, (3, 3), (2, 2))
 
   def shifted(x: Array) -> Array:
-    """Takes maxima of rows 2i, 2i + 1 and 2i + 2, then of such columns."""
+    """Takes maxima of three neighbouring rows, then of three columns."""
     for axis in (1, 2):
       size = x.shape[axis]
       n = -(-size // 2)
@@ -81,7 +84,7 @@ def max_pool(x_BHWC: Array, version: int) -> Array:
 def _replace_gradient(
   function: Callable[..., Array], equal: Callable[..., Array]
 ) -> Callable[..., Array]:
-  """Returns `function`, on CPUs with the gradient of an equal function."""
+  """Returns `function`; on CPUs, its gradient is that of `equal`."""
 
   @jax.custom_vjp
   def result(*args: Array) -> Array:

@@ -98,10 +98,10 @@ def norm(x: Array, fields: EncoderFields, name: str) -> Array:
 class GroupNorm(nn.Module):
   """GroupNorm, by default with 32 groups as in BiT (1912.11370).
 
-  Computes the variance as the mean square of differences to the mean; the mean
-  of squares minus the squared mean costs the logits of a ResNet one decimal
-  digit. Averages over the image first and then over a group's channels, which
-  XLA does several times as fast on CPUs as both at once.
+  Equals `nn.GroupNorm(use_fast_variance=False)`, which is more exact than
+  Flax's default (docs/understand/numerics.md). Averages first over the image,
+  then over the channels of a group. On CPUs this is several times as fast as
+  one mean over both.
   """
 
   epsilon: float

@@ -37,8 +37,8 @@ class BoxTransform:
       image.
     flip: whether to flip images horizontally with probability 1/2.
     buckets: number of buckets, which are nearly equal groups of `short_sides`.
-      A training batch uses one bucket. The array of a bucket is `image_size`
-      times max(sides of the bucket) / max(short_sides), rounded up to multiples
+      A training batch uses one bucket. Its images have `image_size` times
+      max(sides of the bucket) / max(short_sides), rounded up to multiples
       of 32, but never larger than `image_size`.
   """
 
@@ -61,7 +61,7 @@ class BoxTransform:
     return self._of_bucket(int(rng.integers(len(self.short_sides))))
 
   def sizes(self) -> list[tuple[int, int]]:
-    """Returns equally likely (H, W) of training batches; sizes may repeat."""
+    """Returns the (H, W) of training batches; each entry is equally likely."""
     if self.buckets == 1:
       return [self.image_size]
     sides = range(len(self.short_sides))
@@ -82,7 +82,7 @@ class BoxTransform:
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns the example of a record.
+    """Crops, resizes and pads a record.
 
     Boxes are clipped to the crop. Crowds and objects outside the crop are
     dropped.
@@ -212,8 +212,8 @@ def masks_of(record: Record) -> Sequence[segments.Segmentation]:
   lacking = sum(x is None and not c for x, c in zip(masks, crowd, strict=True))
   if lacking:
     raise ValueError(
-      f'{record["name"]} has {lacking} objects without a mask. Add the field '
-      'segmentation to every object. For objective.name=detection without '
-      'masks, set model.masks=False.'
+      f'{record["name"]} has {lacking} objects without a mask. Add the COCO '
+      'field segmentation to every annotation. For objective.name=detection '
+      'without masks, set model.masks=False.'
     )
   return masks

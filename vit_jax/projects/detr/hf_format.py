@@ -94,7 +94,7 @@ def key_of(name: str, naming: str, prefix: str = '') -> str:
 
 
 def table_of(naming: str, prefix: str) -> Callable[[Shapes], list[Entry]]:
-  """Returns a `table.File.table`; see `key_of` for the arguments."""
+  """Returns the function `File.table`; see `key_of` for the arguments."""
 
   def entries(shapes: Shapes) -> list[Entry]:
     found = []
@@ -179,7 +179,7 @@ def lookup_of(
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
   """Infers model fields from the names and shapes of the arrays.
 
-  Raises ValueError if an array is missing or misshapen.
+  Raises ValueError if an array is missing or has another shape.
   """
 
   def start(name: str, end: str) -> str:

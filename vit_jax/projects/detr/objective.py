@@ -44,7 +44,7 @@ class Detection(Objective):
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
-  buckets: int = field(1, 'See `BoxTransform`; the step compiles per bucket.')
+  buckets: int = field(1, 'See `BoxTransform`; each compiles its own step.')
   max_objects: int = field(100, 'See `BoxTransform`.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)

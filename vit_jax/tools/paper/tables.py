@@ -46,7 +46,7 @@ class TransferReport(grid.GridReport):
 
   The axis 'Dataset' lists the datasets. Each combination of the other axes,
   except seeds, is a model. The tables show test accuracy and `EXTRAS`,
-  whichever metric chooses the best step of a run.
+  even if another metric chose the best step.
   """
 
   def markdown(self) -> str:
@@ -164,7 +164,7 @@ class TransferReport(grid.GridReport):
     return Line(key or dataset, title, cells)
 
   def _mean_line(self, title: str, decimals: int) -> Line:
-    """Returns VTAB's mean over tasks, of seeds that finished all tasks."""
+    """Returns VTAB's mean over tasks, over seeds that finished all tasks."""
     tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:

@@ -137,7 +137,7 @@ def devices_of(
     ValueError: if the topology is unknown, or if the speed of the network
       between slices is not published.
   """
-  # Refuses lengths of 0, because libtpu crashes on them.
+  # Refuses a side of 0, because libtpu crashes on it.
   match = re.fullmatch(r'(\w+):[1-9]\d*(x[1-9]\d*)*(_\w+)?', topology)
   generation = match[1] if match else ''
   if generation not in hardware.TPU_CHIPS:
@@ -271,7 +271,7 @@ class Cost:
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
-  """Returns lines about the costs of a step and of the run."""
+  """Returns the costs of a step and of the run as text."""
   total = experiment.durations.total
   size, objective = experiment.image_size, experiment.objective
   # FLOPs of the average step as a share of a step at the largest image size.

@@ -76,7 +76,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
 def _give_memory_back() -> None:
   """Makes glibc return the memory of large freed arrays to the system.
 
-  Otherwise each thread keeps that memory, see docs/results/serving.md.
+  Otherwise each thread keeps that memory (docs/results/serving.md).
   """
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'mallopt'):

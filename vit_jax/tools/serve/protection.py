@@ -67,7 +67,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
       403, f'This server does not accept the host name {host!r:.100}.'
     )
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
-    # Links navigate by GET, forms may navigate by POST.
+    # Only links may come from other sites. Forms may navigate by POST.
     mode = request.headers.get('sec-fetch-mode')
     if mode != 'navigate' or request.method != 'GET':
       raise HTTPException(
