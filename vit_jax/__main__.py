@@ -12,7 +12,7 @@ COMMANDS = {
   'predict': ('vit_jax.predict', 'labels images'),
   'evaluate': ('vit_jax.evaluate', 'measures accuracy per class'),
   'runs': ('vit_jax.runs', 'lists runs, best first, and draws their curves'),
-  'fewshot': ('vit_jax.fewshot', 'measures few-shot accuracy, linear probes'),
+  'fewshot': ('vit_jax.fewshot', 'measures few-shot, linear and k-NN accuracy'),
   'convert': ('vit_jax.convert', 'converts checkpoints to other frameworks'),
   'serve': ('vit_jax.serve', 'serves a web page and an API that label images'),
   'visualize': ('vit_jax.visualize', 'plots attention, filters, positions'),
@@ -44,7 +44,7 @@ def main() -> int | None:
     return None
   is_help = name in ('', '-h', '--help', 'help')
   lines = [
-    'usage: vit-jax COMMAND ..., and vit-jax COMMAND --help',
+    'usage: vit-jax COMMAND ... (for help: vit-jax COMMAND --help)',
     '',
     *(f'  {command:<10} {what}' for command, (_, what) in COMMANDS.items()),
   ]

@@ -22,9 +22,9 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# Fields that may change when a run resumes. Training steps stay equal up to
-# rounding. Exceptions: `extend` and `data.on_bad_image`, which log a warning,
-# and `accum_steps`, which changes random draws such as dropout.
+# Fields that may change when a run resumes. Except for rounding, they do not
+# change training steps. Exceptions: `extend` and `data.on_bad_image`, which log
+# a warning, and `accum_steps`, which changes random draws such as dropout.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -137,9 +137,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order, which is 'text' for folders. If the two orders
-        # differ and this field is empty, training warns, and checkpoints
-        # without class names are refused.
+        # the data's order, which is 'text' for folders. If that is
+        # 'text' and 'number' differs, training warns, and checkpoints without
+        # class names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -153,10 +153,10 @@ def base() -> ConfigDict:
         # this many times the image size, then crop at random.
         'crop_resize': 0.0,
         'flip': True,
-        # Empty, 3augment(JITTER), such as 3augment(0.3), or
-        # randaugment(LAYERS, MAGNITUDE), such as randaugment(2, 9). An optional
-        # third argument is the magnitude's standard deviation. A last argument
-        # as=big_vision selects big_vision's operations.
+        # Empty, or 3augment(JITTER) or randaugment(LAYERS, MAGNITUDE), as in
+        # 3augment(0.3) or randaugment(2, 9). randaugment also takes the
+        # magnitude's standard deviation, and as=big_vision for big_vision's
+        # operations: randaugment(2, 9, 0.5, as=big_vision).
         'augment': '',
         # Random erasing: probability that a rectangle is replaced by noise.
         'erasing': 0.0,
@@ -386,9 +386,9 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   """Checks that a workdir's run can be resumed with the config given now.
 
-  If the saved config lacks a field, the default counts as its saved value,
-  because defaults keep the behaviour of versions without the field. A longer
-  `total` with `extend` is allowed and logs a warning.
+  If an older saved config lacks a field, the field's default counts as saved:
+  new fields default to the old behaviour. A longer `total` with `extend` is
+  allowed and logs a warning.
 
   `saved` and `given` have the keys `config`, `steps`, `examples` and
   `class_names`, and may have `data` and `fixed`, as in a checkpoint's metadata.

@@ -33,7 +33,11 @@ def finetune(
     The trained model, as `load` returns it.
 
   Raises:
-    ValueError: if the photos or fields are invalid. `train` lists more errors.
+    ValueError: if the photos, `minutes` or the config are invalid.
+    KeyError: if a name in `fields` is unknown.
+    TypeError: if a value in `fields` has the wrong type.
+
+  Also raises the other errors of `train`.
   """
   folder = os.path.expanduser(os.fspath(photos))
   if os.path.isdir(folder) and not folder.startswith(('.', '/')):

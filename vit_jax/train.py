@@ -255,7 +255,7 @@ def _summarise(experiment: Experiment, workdir: str) -> None:
 
 
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """Returns the metrics of the checkpoint `config.init`, or else the workdir's.
+  """Returns the metrics of `config.init` or, if that is empty, of the workdir.
 
   Images are resized to the checkpoint's image size. DETR takes any size, so it
   uses the config's image size.
@@ -263,6 +263,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   Raises:
     ValueError: if the config or data are invalid, or do not fit the checkpoint.
     OSError: if the checkpoint or data are missing.
+    ImportError: if the config needs a package that is not installed.
   """
   own.resolve(config, workdir, measure=False)
   build.check(config)

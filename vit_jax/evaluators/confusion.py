@@ -77,8 +77,8 @@ def evaluate(
 ) -> Measures | SeveralMeasures:
   """Measures a classifier on a split.
 
-  If images have several classes, every class with a probability above 0.5 is
-  predicted.
+  If images have several classes, every class with a logit above 0 (a sigmoid
+  above 0.5) is predicted.
 
   Args:
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
@@ -87,10 +87,11 @@ def evaluate(
       as `vtab/dtd` defines.
 
   Raises:
-    ValueError: if the data lack labels, if the checkpoint lacks a class of the
-      data, if logits are not finite, or if images are unreadable and
-      `on_bad_image` of `data` is 'error', the default.
+    ValueError: if the data lack labels, if their classes cannot be matched with
+      the checkpoint's, if logits are not finite, or if images are unreadable
+      and `on_bad_image` of `data` is 'error', the default.
     OSError: if the checkpoint or data are missing.
+    ImportError: if the checkpoint or data need a package that is not installed.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   config = sources.data_config(data)

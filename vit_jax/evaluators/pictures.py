@@ -50,7 +50,10 @@ class PicturesEvaluator(Evaluator):
 
   @classmethod
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Also raises ImportError if TensorBoard is missing and W&B is off."""
+    """Raises ImportError if TensorBoard is missing and W&B is off.
+
+    Also raises the ValueErrors of `__init__` and `Parts.source`.
+    """
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
         f'evaluators.{name} writes to TensorBoard, which is not installed. Run '

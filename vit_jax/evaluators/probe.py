@@ -88,7 +88,8 @@ def fit_probe(
   Args:
     l2_grid: penalties to choose from. A single penalty is used without a trial;
       several penalties raise ValueError for fewer than ten training examples.
-    tolerance: maximum gradient entry at the end of a fit.
+    tolerance: a fit ends when no gradient entry is larger, or after
+      `MAX_ITERATIONS`.
   """
   mean_D, std_D = ridge.moments(features_ND)
   # Differences are computed in float64, because means may be large compared
@@ -233,9 +234,10 @@ def _accuracy(
 
 
 def spread(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Shards an array over the batch axes, after appending rows of zeros.
+  """Shards an array over the batch axes.
 
-  The array must be equal in all processes.
+  Appends rows of zeros until the shards have equal sizes. The array must be
+  equal in all processes.
   """
   missing = [(0, -len(x) % sharding.shards(mesh))] + [(0, 0)] * (x.ndim - 1)
   x = np.pad(x, missing) if missing[0][1] else x

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 # Penalties to try on standardised features. The squared singular values of the
-# features sum to N D, which is 2^21 for 25 shots of 100 classes at D = 1024.
+# features sum to N D, about 2^21 for 25 shots of 100 classes at D = 1024.
 # Above this grid the ranking of the classes does not change any more. Below it,
 # the penalty only affects directions that are rounding noise in float32
 # features.

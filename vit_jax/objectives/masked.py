@@ -30,8 +30,8 @@ from vit_jax.objectives.reconstruction import Reconstruction
 class MaskedPatches(Reconstruction):
   """Learns to predict the colours of corrupted patches.
 
-  The mask token or another patch replaces most corrupted patches. The others
-  stay unchanged, and the model predicts them too.
+  The mask token or another patch replaces most corrupted patches. The other
+  corrupted patches stay unchanged, and the model predicts them too.
   """
 
   trained = MaskedViT
@@ -122,10 +122,10 @@ def target(
   """Returns the prediction targets of every patch.
 
   The target is 'mean_colour', int32 BL; 'downsized', int32 BLS for S = 16
-  parts; or 'pixels', float32 BLX. Parts and RGB pixels are in raster order. A
-  colour of the uint8 images is the integer 64 r + 8 g + b, where r, g and b are
-  the upper three bits of the mean red, green and blue. Integer arithmetic gives
-  the same targets on all machines.
+  parts; or normalised 'pixels', float32 BLX. Parts and RGB pixels are in raster
+  order. A colour of the uint8 images is the integer 64 r + 8 g + b, where r, g
+  and b are the upper three bits of the mean red, green and blue. Integer
+  arithmetic gives the same targets on all machines.
   """
   _, H, W, _ = images_BHWC.shape
   h, w = model.grid((H, W))

@@ -38,7 +38,8 @@ def schedule(
 
   At step t of T with w warm-up steps, the warm-up is min(1, (t + 1) / w). With
   p = clip((t - w) / (T - w), 0, 1), the decay is 1 - p (linear),
-  (1 + cos(pi p)) / 2 (cosine), 0.1^k after k milestones (staircase), or 1.
+  (1 + cos(pi p)) / 2 (cosine), 0.1^k after k milestones (staircase), or 1
+  (constant).
 
   Raises:
     ValueError: if the warm-up is not shorter than the run, or milestones and
@@ -200,7 +201,7 @@ def stacked_axes(model: Model, path: tuple[Any, ...]) -> int | None:
 
 
 def hidden_matrices(model: Model) -> Callable[[Any], Any]:
-  """Returns the function that finds the kernels of the model's equal layers.
+  """Returns the function that finds the kernels of the model's `loops`.
 
   It maps parameters to a tree with the matrix axes of these kernels, and None
   for other parameters. Muon treats each kernel as a matrix from inputs to
@@ -263,7 +264,7 @@ def new_adapters(
 def _muon(
   model: Model, momentum: float, dtype: str, adam: Any
 ) -> optax.GradientTransformation:
-  """Returns Muon (Nesterov) for `hidden_matrices`, and Adam for the others."""
+  """Returns Nesterov Muon for `hidden_matrices`, and Adam for the rest."""
   find = hidden_matrices(model)
 
   def scale(u: jax.Array, axes: MuonDimensionNumbers) -> jax.Array:
@@ -333,9 +334,9 @@ def make(
   """Returns the optax chain of `config.optimizer`.
 
   Except for SGD, weight decay is decoupled and multiplied by the learning rate,
-  as in AdamW. big_vision multiplies it only by the schedule: decay 0.1 of table
-  3 at learning rate 1e-3 is 1e-4 in its configs. The weight decay of SGD is the
-  gradient of an L2 penalty, as in BiT, so momentum accumulates it.
+  as in AdamW. big_vision multiplies it by the schedule without the peak: decay
+  0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. For SGD, it is
+  the gradient of an L2 penalty, as in BiT, so momentum accumulates it.
 
   LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.
   2024) orthogonalises the momentum of `hidden_matrices`; Adam updates all other
@@ -344,8 +345,8 @@ def make(
 
   Raises:
     ValueError: if `lr_scales` is invalid, or layer decay does not apply to the
-      model. Also raised by `init` of the result, if a pattern matches no
-      parameter.
+      model. The result's `init` raises it if a pattern is not a regular
+      expression or matches no parameter.
   """
   decay: Any = o.weight_decay
   if end := o.weight_decay_end:

@@ -272,7 +272,7 @@ def _draw_panel(
 
 
 def _source(name: str) -> str:
-  """Returns the source of a metric: 'train', or an evaluator's name."""
+  """Returns the prefix of a metric: 'train', or an evaluator's name."""
   return name.rsplit('/', 1)[0]
 
 

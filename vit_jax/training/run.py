@@ -25,8 +25,9 @@ from vit_jax.training import (
 from vit_jax.training.durations import Durations
 from vit_jax.training.preemption import Preempted
 
-# Maximum number of dispatched steps whose metrics have not been read. More keep
-# the devices busier; fewer end a run sooner after a non-finite loss.
+# Maximum number of dispatched steps whose metrics have not been read. A larger
+# number keeps the devices busier; a smaller number ends a run sooner after a
+# non-finite loss.
 MAX_IN_FLIGHT = 3
 
 
@@ -42,11 +43,11 @@ class Run:
     evaluators: functions from parameters to metrics and pictures by name.
     shown: which value is best ('highest' or 'lowest'), by metric in the curves
       and the summary.
-    meta: metadata (JSON) that every checkpoint stores. `save` stores current
-      values of `elapsed_s`, wall seconds of the run; `since_log`, metrics of
-      the steps since the last logged row; `evaluation_due`, whether a signal
-      interrupted the evaluation of the step; and `evaluated`, the value of
-      `best_metric` in every evaluation.
+    meta: metadata (JSON) that every checkpoint stores. `save` updates four
+      values. `elapsed_s` is the wall seconds of the run. `since_log` has the
+      metrics of the steps since the last logged row. `evaluation_due` tells
+      whether a signal interrupted the evaluation of the step. `evaluated` has
+      the value of `best_metric` in every evaluation.
     forward_flops: FLOPs of one example's forward pass.
     profiled: steps whose trace is written to WORKDIR/profile; the same for all
       runs of the process.
@@ -96,7 +97,7 @@ class Run:
     self._trace = contextlib.ExitStack()
 
   def profile(self, step: int) -> None:
-    """Starts or stops the trace before a step, at the ends of `profiled`.
+    """Starts or stops the trace if `profiled` starts or stops at this step.
 
     Raises Diverged if the metrics of an earlier step are not finite.
     """
