@@ -5,10 +5,10 @@
   python -m vit_jax.main --config=configs/cifar10.py:deit,./cifar10,10 ...
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
-The first value is the recipe. The second is a folder with a sub-folder for each
-class. The third is the training time in minutes, by default 60; `full` ignores
-it. The run processes as many images as 2 cores of an AMD EPYC process in that
-time. The recipes are:
+The first value is the recipe. The second is a folder with train/CLASS/*.jpg and
+test/CLASS/*.jpg. The third is the training time in minutes, by default 60;
+`full` ignores it. The run trains on as many images as 2 cores of an AMD EPYC
+process in that time; evaluations take extra time. The recipes are:
 
   vit      a small ViT with patches of 4 pixels
   hybrid   the same ViT after two stages of a ResNet, at 48 pixels
@@ -21,19 +21,20 @@ time. The recipes are:
 On a busy machine, the hybrid reached a test accuracy of 83.3 % after 63.9
 minutes. The ViT reached 77.9 % after 68.0 minutes. DeiT reached 70.6 % after
 75.1 minutes, with a teacher of 78.0 % (2026-11-25). DeiT is worse because the
-teacher takes a third of the time and each step runs two models. The first
-epoch of `full` took 15 minutes while tests ran, and reached 28.2 %
-(2026-11-26). At this speed, all epochs would take three days.
+teacher takes a third of the time and each step runs two models. The first epoch
+of an earlier `full`, with AutoAugment, took 15 minutes while tests ran, and
+reached 28.2 % (2026-11-26). At this speed, all epochs would take three days.
 
 In the first three recipes, the learning rate, the model size and the stem were
-chosen by accuracy on a validation split of a tenth of the training images. The
-environment variables above make each core a device, which was 10 to 25 % faster
-here.
+chosen by accuracy on a validation split of a tenth of the training images. On 2
+cores, the environment variables above make each core a device, which was 10 to
+25 % faster than one device.
 """
 
 from vit_jax import config as config_lib
 
-# Training images per minute, without evaluations.
+# Training images per minute of the whole run, without evaluations. For `deit`,
+# these are the student's images.
 IMAGES_PER_MINUTE = {'vit': 16_700, 'hybrid': 16_700, 'deit': 8_000}
 TEACHER = {
   'objective': 'classification',

@@ -13,19 +13,23 @@ ViT that trains in minutes on a CPU, on a folder of small images. The default is
 the authors' recipe:
 
   length           300 epochs, batch size 1024
-  optimizer        AdamW, learning rate 5e-4 per 256 images, weight decay from
-                   0.04 to 0.4
+  optimizer        AdamW, learning rate 2e-3 (5e-4 per 256 images), weight decay
+                   from 0.04 to 0.4
   teacher          temperature from 0.04 to 0.07 in the first 30 epochs
   views            two views of 224 pixels and eight views of 96 pixels
 
 The authors clip gradients parameter by parameter; this config clips their
 global norm. The authors' crops are larger (see vit_jax/data/transforms.py).
 
+Fields of the objective:
+
   objective.small_views=8        number of small views; see also small_size and
                                  small_area
-  objective.momentum=0.996       momentum of the teacher; the authors advise a
-                                 higher one for small batches
+  objective.momentum=0.996       initial momentum of the teacher, which rises to
+                                 1; the authors advise a higher one for small
+                                 batches
   objective.teacher_temperature=0.07
+                                 temperature of the teacher after the warm-up
 
 The best sign of progress is k-NN accuracy. These flags measure it with labels
 during training:
@@ -68,7 +72,7 @@ def paper(config, variant, data):
   )
   config_lib.choose_model(config, variant)
   config.model.update(dtype='bfloat16', gelu='exact', stochastic_depth=0.1)
-  # Small models train the scale of the last layer; large models keep it at 1.
+  # Ti and S train the scale of the last layer; other models keep it at 1.
   config.objective.last_scale = variant.startswith(('ti', 's'))
   config.mesh.fsdp = -1
   config.optimizer.update(

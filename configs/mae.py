@@ -12,14 +12,15 @@ published recipe:
   length           800 epochs, batch size 4096; for the paper's longer schedule,
                    set total='1600 epochs'
   optimizer        AdamW with betas 0.9 and 0.95, weight decay 0.05
-  learning rate    1.5e-4 per 256 images, warm-up of 40 epochs, cosine decay
+  learning rate    2.4e-3 (1.5e-4 per 256 images), warm-up of 40 epochs, cosine
+                   decay
   augmentation     crops of at least a fifth of the image, flips
 
 Fields of the objective:
 
   objective.rate=0.75            fraction of hidden patches
-  objective.normalized=True      normalises the pixels of each patch to mean 0
-                                 and standard deviation 1
+  objective.normalized=True      normalises the target pixels of each patch to
+                                 mean 0 and standard deviation 1
   objective.decoder_depth=8      layers of the decoder; see also decoder_width
                                  and decoder_heads
 

@@ -9,9 +9,11 @@ second value is a checkpoint to start from: the name of a published checkpoint,
 or a workdir. With a few thousand photos or fewer, a published checkpoint
 usually gives a better model.
 
-When training starts, the run chooses image size, augmentation and number of
-steps from the photos and the speed of the machine, and prints them. Fields that
-you set keep their values, as in --config.data.image_size=96.
+When training starts, the run chooses image size, augmentation, optimizer and
+number of steps from the photos, the checkpoint and the speed of the machine,
+and prints them. Fields that you set keep their values, as in
+--config.data.image_size=96. With a checkpoint and 1,000 training photos or
+more, a tenth of them becomes a validation split.
 
 docs/guides/own_photos.md says what accuracy to expect.
 """

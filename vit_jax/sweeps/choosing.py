@@ -1,9 +1,9 @@
 """Tune fields of a sweep's runs on a validation split.
 
 Runs that differ only in the seed form a group. If `tune.axes` has several
-combinations of values, a group runs a trial of each: it trains on `tune.train`
-and is measured on `tune.val`. All runs of the group then train on `data.split`
-with the best combination.
+combinations of values, a group runs a trial of each. A trial trains on
+`tune.train` and is measured on `tune.val`. All runs of the group then train on
+`data.split` with the best combination.
 """
 
 import collections
@@ -54,7 +54,7 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
 
   Raises:
-    ValueError: if an axis, a label or a value is invalid.
+    ValueError: if an axis, a label or a value is invalid, or if no run is left.
   """
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
@@ -91,7 +91,7 @@ def _with_candidate(
   workdir: str,
   kind: str,
 ) -> Cell:
-  """Returns a run with a candidate's values, in a folder named after them."""
+  """Returns a run with a candidate's values; its labels name its folder."""
   chosen_labels, fields = candidate
   config = cell.config.copy_and_resolve_references()
   config.tune.axes = ()
@@ -123,7 +123,8 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   """Checks the overlap of `tune.train`, `tune.val` and the other splits.
 
-  `count` returns the number of examples of a split.
+  `count` returns the number of examples of a split. Splits without a common
+  name, such as 'train' and 'validation', are not compared.
 
   Raises:
     ValueError: if `tune.val` shares examples with `tune.train` or with the
@@ -178,9 +179,13 @@ def best(values: Mapping[int, float], good: Best) -> int | None:
 def csv_text(
   groups: Sequence[Group],
   results: Mapping[epath.Path, Mapping[str, Any]],  # by the folder of a run
-  choices: Mapping[Group, int | None],  # chosen index, or None
+  choices: Mapping[Group, int | None],
 ) -> str:
-  """Returns a CSV with a line for every trial that has finished or diverged."""
+  """Returns a CSV with a line for every trial that has finished or diverged.
+
+  `choices` has the index of a group's chosen trial, or None if no trial has the
+  metric.
+  """
   runs = []
   for group in groups:
     for n, trial in enumerate(group.trials):

@@ -1,4 +1,4 @@
-"""Load photographs as model input, and at full detail for display."""
+"""Load photographs as model input, and in more detail for display."""
 
 import collections
 import dataclasses
@@ -54,7 +54,7 @@ def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads image files and preprocesses them for a checkpoint.
 
   Raises:
-    UnreadableImage: if a file is damaged or not an image.
+    UnreadableImage: if a file is missing, damaged or not an image.
   """
   images = checkpoint.images
   transform = images.eval_transform()

@@ -11,7 +11,7 @@ example, it is the class token's row if the model reads only the class token.
 
 To explain a class (Chefer et al., 2103.15679), the weights are multiplied by
 the gradients of the class's logit, and negative products are set to 0. After
-heads are combined, A is divided by its largest row sum in the image, since
+heads are combined, each image's A is divided by its largest row sum, since
 logits have an arbitrary scale. The row with the largest sum then weighs as much
 as the residual connection.
 """
@@ -35,13 +35,13 @@ def rollout(
   discard: float = 0.0,
   class_B: Any = None,
 ) -> Array:
-  """Returns maps Bhw with a maximum of 1, or 0 if no patch reaches the output.
+  """Returns maps Bhw with maximum 1; a map is 0 if no patch reaches the output.
 
   Args:
     layers: the attention of a model for a batch.
     fusion: operation that combines the heads, a key of `FUSIONS`.
-    discard: share of a layer's weights that is set to 0 in each image, lowest
-      weights first.
+    discard: share of a layer's combined weights that is set to 0 in each image,
+      lowest weights first.
     class_B: index of the class to explain for each image; None for rollout
       without a class.
   """

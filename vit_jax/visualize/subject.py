@@ -11,7 +11,7 @@ from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.photos import Photograph
 
-# Maximum number of attention weights per layer and batch.
+# Maximum number of attention weights per layer in a batch of several images.
 _MAX_ENTRIES = 2**26
 # Maximum number of images per batch.
 _MAX_BATCH = 32

@@ -63,7 +63,7 @@ class CocoEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    """Returns COCO's rows for boxes, all with 'highest'.
+    """Maps each row of COCO's table for boxes to 'highest'.
 
     With masks, adds COCO's rows for masks and `segments.ROWS`.
     """
@@ -75,9 +75,9 @@ class CocoEvaluator(Evaluator):
   def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
     """Returns the evaluator of a split.
 
-    Raises ValueError if the model does not predict what the entry measures, or
-    if the split has no boxes, only crowds, or no object of the size that
-    `best_metric` names.
+    Raises ValueError if the model does not predict what the entry measures, if
+    the split has no boxes, only crowds, or no object of the size that
+    `best_metric` names, or as `Parts.source` does.
     """
     objective = parts.objective
     if not isinstance(objective, Detection):
@@ -95,7 +95,7 @@ class CocoEvaluator(Evaluator):
     if not isinstance(source, BoxedSource):
       raise ValueError(
         f'The images of {entry.split} have no boxes. Set data.name to a folder '
-        "with COCO's instances.json, or to digits_canvas."
+        'with COCO or VOC annotations, or to digits_canvas.'
       )
     # To save memory, masks are kept only if they are measured.
     objects = []
@@ -131,7 +131,10 @@ class CocoEvaluator(Evaluator):
     )
 
   def run(self, params: Params) -> dict[str, float]:
-    """Returns metrics `{name}/{row}`; leaves out sizes that do not occur."""
+    """Returns metrics `{name}/{row}`.
+
+    Leaves out unreadable images, and object sizes that do not occur.
+    """
     found: dict[int, dict[str, Any]] = {}
     outputs = (self.detect(params, batch) for batch in self.batches())
     # Computes only one batch ahead, because the mask logits of more batches

@@ -72,7 +72,8 @@ _LAYERS: dict[str, Rules] = {
 def key_of(name: str, naming: str, prefix: str = '') -> str:
   """Returns the file's key for one of our parameter names.
 
-  All keys start with `prefix`, except the keys of the panoptic head.
+  `naming` is ORIGINAL, TIMM or OWN. All keys start with `prefix`, except the
+  keys of the panoptic head.
   """
   module, _, leaf = name.rpartition('/')
   module = module or name
@@ -137,7 +138,7 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; see `table`."""
+  """Reads a directory; `config` is its config.json. See `table`."""
   arrays = tensors.read_folder(path)
   naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)
@@ -179,7 +180,7 @@ def lookup_of(
 def fields_of(lookup: archive.Lookup, naming: str) -> dict[str, Any]:
   """Infers model fields from the names and shapes of the arrays.
 
-  Raises ValueError if an array is missing or has another shape.
+  Raises ValueError as `Lookup.shape` does.
   """
 
   def start(name: str, end: str) -> str:

@@ -41,7 +41,8 @@ class SegmentationEvaluator(Evaluator):
     """Returns the evaluator of a split.
 
     Raises:
-      ValueError: if the objective is not segmentation.
+      ValueError: if the objective is not segmentation, or as `Parts.source`
+        raises it.
     """
     objective = parts.objective
     if not isinstance(objective, Segmentation):
@@ -72,7 +73,7 @@ class SegmentationEvaluator(Evaluator):
 def measures(
   confusion_CC: np.ndarray, class_names: Sequence[str]
 ) -> dict[str, float]:
-  """Returns metrics of pixel counts by class (rows) and prediction (columns).
+  """Computes metrics from pixel counts; rows are classes, columns predictions.
 
   Returns:
     iou_{class}: the IoU of each class that occurs in masks or predictions.

@@ -143,8 +143,9 @@ class Segmentation(Objective):
 def weights(classes_BHW: jax.Array, axis: tuple[int, ...]) -> jax.Array:
   """Returns a weight for each pixel, float32 BHW.
 
-  Ignored pixels get 0. The other pixels share one weight along `axis`, such
-  that the mean over `axis` is 1. If all pixels are ignored, all weights are 0.
+  Ignored pixels get 0. The other pixels get equal weights, so that the mean
+  weight of all pixels along `axis` is 1. If all pixels are ignored, all weights
+  are 0.
   """
   counts_BHW = (classes_BHW != IGNORED).astype(jnp.float32)
   mean = jnp.mean(counts_BHW, axis=axis, keepdims=True)

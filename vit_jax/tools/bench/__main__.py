@@ -8,8 +8,8 @@
 See COMMAND --help. With several variants, image sizes and batch sizes, the
 command measures all combinations, one after the other. Our code and the
 libraries of --vs run in turns, so that other load on the machine affects all of
-them. Each printed ratio is the first row's images/s divided by another row's,
-the median over the rounds.
+them. Each round gives the ratio of the first row's images/s to another row's;
+the command prints the median ratio.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     '--data',
     nargs='+',
     metavar='NAME',
-    help='datasets to measure in turns, each in the syntax of data.name',
+    help='datasets to measure in turns, named as in --config.data.name',
   )
   compared.add_argument(
     '--vs',
@@ -101,7 +101,8 @@ def _grid_flags(
     '--vs',
     type=_names,
     default=[],
-    help='also measure these implementations: ' + ', '.join(peers),
+    help='also measure some of these implementations, separated by commas: '
+    + ', '.join(peers),
   )
   command.add_argument(
     '--set',

@@ -51,18 +51,18 @@ _RESTART_MIN = flags.DEFINE_float(
   'restart_min', 10.0, 'Minutes from a failure to the next step.', lower_bound=0
 )
 _SAVE_S = flags.DEFINE_float(
-  'save_s', 5.0, 'Seconds that training stops to save.', lower_bound=0.01
+  'save_s', 5.0, 'Seconds that a checkpoint pauses training.', lower_bound=0.01
 )
 _NUM_CLASSES = flags.DEFINE_integer(
   'num_classes',
   0,
-  'Number of classes. With --examples, the data need not be here.',
+  'Number of classes. If you give --examples too, the data are not opened.',
   lower_bound=0,
 )
 _EXAMPLES = flags.DEFINE_integer(
   'examples',
   0,
-  'Number of training examples. With --num_classes, the data need not be here.',
+  'Number of training examples; see --num_classes.',
   lower_bound=0,
 )
 _SLOWEST = flags.DEFINE_integer(
