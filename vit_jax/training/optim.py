@@ -335,8 +335,8 @@ def make(
 
   Except for SGD, weight decay is decoupled and multiplied by the learning rate,
   as in AdamW. big_vision multiplies it by the schedule without the peak: decay
-  0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. For SGD, it is
-  the gradient of an L2 penalty, as in BiT, so momentum accumulates it.
+  0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. SGD adds the
+  gradient of an L2 penalty instead, as in BiT, so momentum accumulates it.
 
   LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.
   2024) orthogonalises the momentum of `hidden_matrices`; Adam updates all other
