@@ -15,13 +15,14 @@ def same_classes(
 ) -> np.ndarray:
   """Returns the checkpoint's class index for each class of the data, int [N].
 
-  Matches classes by name, or by position if the checkpoint has no names.
-  `class_order` is the field of `config.data`.
+  Matches classes by position if the checkpoint has no names, or the same names
+  in the same order; otherwise by name. `class_order` is the field of
+  `config.data`.
 
   Raises:
-    ValueError: if the checkpoint has no head, lacks a class or has several
-      classes with one of the names; if it has no names and the numbers of
-      classes differ; or if the order of the classes is ambiguous.
+    ValueError: if the checkpoint has no head; if it lacks a name, or has it
+      twice; if it has no names and the numbers of classes differ; or if the
+      order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes
@@ -56,11 +57,10 @@ def check_same(
 ) -> None:
   """Checks that a checkpoint has the classes of the data.
 
-  Their names may differ, for example a WordNet id and a word. Therefore
-  different names at one position match, unless the checkpoint's name is another
-  class of the data, or vice versa. If the checkpoint has no names, only the
-  number of classes must match. Raises ValueError if the classes differ, or
-  their order is ambiguous.
+  Two names at one position may differ, for example a WordNet id and a word, if
+  neither occurs elsewhere in the other list. If the checkpoint has no names,
+  only the number of classes must match. Raises ValueError if the classes
+  differ, or their order is ambiguous.
   """
   C, theirs = checkpoint.model.num_classes, checkpoint.class_names
   way_out = (

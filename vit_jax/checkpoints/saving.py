@@ -291,7 +291,8 @@ class _Manager(ocp.CheckpointManager):
   """A manager that ignores preemption and never waits after a failed write."""
 
   def metrics(self, step: int) -> None:
-    # Only `read_metrics` reads the metrics that orbax saved in old checkpoints.
+    # Stops the manager from reading the metrics that orbax saved in old
+    # checkpoints. `read_metrics` reads them.
     del step
 
   def reached_preemption(self, step: int) -> bool:
@@ -356,7 +357,7 @@ def steps(folder: epath.Path) -> list[int]:
   try:
     return sorted(int(path.name) for path in folder.iterdir() if is_step(path))
   except FileNotFoundError:
-    return []  # buckets have no empty folders
+    return []  # no checkpoints yet: buckets have no empty folders
 
 
 def steps_in(workdir: str) -> list[int]:

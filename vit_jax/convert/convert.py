@@ -139,7 +139,7 @@ def convert(
 def writer(to: str) -> types.ModuleType:
   """Returns the module that writes the format `to`."""
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
-  if to == 'board':  # a board gets a copy of the server's code
+  if to == 'board':  # a web server for a single-board computer
     folder = 'tools.serve'
   return importlib.import_module(f'vit_jax.{folder}.{to}')
 

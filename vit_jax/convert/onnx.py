@@ -10,7 +10,7 @@ metadata. All outputs are float32:
   rollout           [batch, h, w]: the attention rollout, with `rollout`.
   attention_mean, attention_min, attention_max
                     [batch, layers, L, L]: attention weights reduced over heads.
-  read              [batch, L]: how much the output attends to each token.
+  read              [batch, L]: each token's weight in the output.
 
 The attention weights and `read` exist only with `served`, for models in which
 every token attends to all tokens.
@@ -92,7 +92,7 @@ def write(
 
 
 def open_peer(path: str, threads: int = 0) -> Peer:
-  """Opens a file of `write` with onnxruntime, on the CPU.
+  """Opens a file that `write` wrote, with onnxruntime on the CPU.
 
   With 0 threads, onnxruntime chooses their number.
 
@@ -121,8 +121,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     x = (images_BHWC / np.float32(255) - mean) / std
-    # A DETR with `served` takes the sizes without padding. These images have no
-    # padding.
+    # With `served`, DETR also takes the size of each image without padding. The
+    # images given here have no padding.
     full_sizes = {
       size.name: np.full((len(x), 2), (H, W), np.int32) for size in sizes
     }

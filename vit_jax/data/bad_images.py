@@ -1,10 +1,11 @@
 """Finds unreadable images before training starts.
 
 The check decodes every image once, in full, with the decoder that training
-uses. It stores a hash of each readable file's path, size and modification time
-in `~/.cache/vit_jax` (or under `$XDG_CACHE_HOME`) and in the workdir. A restart
-checks only new, changed and unreadable files, or all files if the decoder has
-changed. An image whose size differs from its annotation counts as unreadable.
+uses. It stores a hash for each readable image in `~/.cache/vit_jax` (or under
+`$XDG_CACHE_HOME`) and in the workdir. The hash depends on the version of the
+decoder and on `Source.states`: for a file in a folder, its path, size and
+modification time. A restart checks only images whose hash is new. An image
+whose size differs from its annotation counts as unreadable.
 """
 
 import contextlib
@@ -109,8 +110,8 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   """Returns the unreadable images of this process' share, in order.
 
   Each of N processes decodes every N-th image, on all cores. Images that an
-  earlier check could read are decoded again only if they or the decoder have
-  changed. Returns None if the source needs no check.
+  earlier check could read are decoded again only if `source.states` or the
+  decoder has changed. Returns None if the source needs no check.
   """
   index, count = jax.process_index(), jax.process_count()
   share = range(index, len(source), count)

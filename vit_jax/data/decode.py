@@ -1,9 +1,10 @@
 """Decodes image files to RGB pixels.
 
 The content decides the format; the file extension is ignored. libjpeg-turbo
-(simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that is enough. It
-stops below the last row that the caller needs. Pillow decodes all other
-formats, and JPEGs in CMYK. Both decode a JPEG to the same pixels at full size.
+(simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that is enough. In
+most JPEGs, it stops below the last row that the caller needs. Pillow decodes
+all other formats, and JPEGs in CMYK. At full size and with `exact`, both decode
+a JPEG to the same pixels.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
   - the EXIF orientation is applied, or the XMP orientation if EXIF has none;
@@ -149,8 +150,8 @@ def open_image(
     max_pixels: the largest accepted number of pixels; 0 for `MAX_PIXELS`.
 
   Raises:
-    UnreadableImage: The data is damaged or not an image, or the image has too
-      many pixels.
+    UnreadableImage: The data is damaged, its format, dtype or shape is not
+      accepted, or the image has too many pixels.
   """
   if isinstance(data, np.ndarray):
     if data.dtype != np.uint8 or data.ndim != 3 or data.shape[2] != 3:
@@ -190,8 +191,8 @@ class JpegHeader(NamedTuple):
 
   Attributes:
     height_at: position of the height in the file, in bytes; 0 if the decoder
-      cannot stop early. It can in a sequential JPEG of one scan without restart
-      markers: libjpeg would report missing markers as damage.
+      cannot stop early. Only sequential JPEGs of one scan without restart
+      markers allow it: libjpeg would report missing markers as damage.
     lookahead: number of following rows that affect a decoded row; 0 unless
       chroma is interpolated between rows.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.
@@ -207,7 +208,7 @@ class JpegHeader(NamedTuple):
 def read_header(data: bytes) -> JpegHeader | None:
   """Reads the header of a JPEG, up to its first scan.
 
-  Returns None if the data is damaged, is not a JPEG, or is a JPEG in CMYK.
+  Returns None for a damaged header, another format, or a JPEG in CMYK.
   """
   if data[:3] != b'\xff\xd8\xff':
     return None
@@ -315,7 +316,7 @@ class _JpegPicture(Picture):
 
 @contextlib.contextmanager
 def naming_errors(name: str):
-  """Turns Pillow's errors about a damaged file into UnreadableImage."""
+  """Turns any error into UnreadableImage for the file `name`."""
   # This module handles everything that Pillow warns of: decompression bombs and
   # damaged metadata. `catch_warnings` is not thread-safe, and the threads of
   # the loader run this code.

@@ -144,7 +144,8 @@ def _cut_out(
 # Differences from `OPERATIONS`: Identity is missing; Invert, Cutout and
 # SolarizeAdd are added. Color, Contrast, Brightness and Sharpness get no random
 # sign. Shears, translations and Rotate use nearest-neighbour sampling.
-# Translations are in pixels.
+# Translations are in pixels. `_flat` describes Contrast; the docstring of this
+# module describes Posterize and Solarize.
 BIG_VISION: dict[str, Callable[..., Image.Image]] = {
   'AutoContrast': OPERATIONS['AutoContrast'],
   'Equalize': OPERATIONS['Equalize'],
@@ -194,7 +195,10 @@ class RandAugment:
       or self.deviation < 0
       or self.operations not in ('torchvision', 'big_vision')
     ):
-      raise ValueError(f'{self} has an invalid value')
+      raise ValueError(
+        f'{self} is invalid: use count >= 1, magnitude from 0 to {_MOST}, '
+        "deviation >= 0 and operations 'torchvision' or 'big_vision'."
+      )
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -220,7 +224,7 @@ class ThreeAugment:
 
   def __post_init__(self) -> None:
     if not 0 <= self.jitter <= 1:
-      raise ValueError(f'{self} is out of range')
+      raise ValueError(f'{self} is invalid: jitter must be from 0 to 1.')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator

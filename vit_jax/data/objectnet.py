@@ -15,7 +15,8 @@ from vit_jax.data import decode, folder, image_files
 
 _log = logging.getLogger(__name__)
 
-# The authors mark their test images by a red border of this many pixels.
+# The test images have a red border of one pixel. The authors' code cuts off two
+# pixels at each edge.
 BORDER = 2
 
 # Maps folder names to ImageNet classes, numbered in the order of their WordNet
@@ -80,7 +81,6 @@ class ObjectNet(folder.LabelledFiles):
     if min(height, width) <= 2 * BORDER:
       raise decode.UnreadableImage(
         record['name'],
-        f'{width}x{height} pixels are too few to cut off the border of '
-        f'{BORDER} pixels',
+        f'{width}x{height} pixels are too few to cut off {BORDER} at each edge',
       )
     return {**record, 'image': pixels_HWC[BORDER:-BORDER, BORDER:-BORDER]}

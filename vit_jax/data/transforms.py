@@ -28,10 +28,10 @@ class TrainTransform:
   """Cuts a random part out of an image: the inception crop or BiT's crop.
 
   The inception crop has a uniform aspect ratio (width / height) between 3/4 and
-  4/3. Its height is uniform between the height at which its area is `min_area`
-  and the largest height that fits. The paper's models were trained with this
-  distribution, from tf.image.sample_distorted_bounding_box. Other libraries
-  draw a uniform area, which gives larger crops on average.
+  4/3. Its height is uniform between the heights at which its area is `min_area`
+  and `max_area`, limited by the image. The paper's models were trained with
+  this distribution, from tf.image.sample_distorted_bounding_box. Other
+  libraries draw a uniform area, which gives larger crops on average.
 
   BiT's crop (arXiv 1912.11370) resizes the whole image to `resize`, ignoring
   its aspect ratio, and cuts `image_size` out of it.

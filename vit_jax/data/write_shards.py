@@ -35,7 +35,7 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
     if source.several_labels or isinstance(source, BoxedSource):
       raise ValueError(
         f'{name} has objects, or several classes per image; shards keep one '
-        'class per image. Train on the folder itself.'
+        f'class per image. Train on {name} itself.'
       )
   with atomic_files.new_folder(target) as folder:
     for key, source in found.items():
@@ -52,7 +52,7 @@ def _write_split(source: Source, prefix: str) -> None:
   from array_record.python import array_record_module
   from tensorflow_datasets.proto import tf_example_pb2
 
-  # Readers shuffle shards with `splits.permuted`. Records are written in the
+  # Readers shuffle records with `splits.permuted`. Records are written in the
   # inverse permutation, so that readers get the order of `source`.
   index_of = np.argsort(splits.permuted({'': range(len(source))}, 0)[''])
   writer: Any = None

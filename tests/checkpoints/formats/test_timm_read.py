@@ -193,7 +193,7 @@ def test_files_without_a_configuration_are_read(
   if left_out:
     assert f'leaves out {left_out}.' in more[0]
   assert 'does not store its configuration. vit_jax assumes' in warning
-  assert 'square images of 32 pixels' in warning
+  assert 'images of 32x32 pixels' in warning
   assert 'without position embedding' not in warning
 
 
@@ -277,7 +277,7 @@ def test_a_class_token_without_position_is_told_by_the_square(
   table = got.weights().arrays[name]
   assert got.image_size == (32, 32)
   (warning,) = caplog.messages
-  assert 'square images of 32 pixels' in warning
+  assert 'images of 32x32 pixels' in warning
   assert 'a class token without position embedding' in warning
   np.testing.assert_array_equal(table[:, first:], positions[:, first:])
   assert not table[:, :first].any()

@@ -133,8 +133,8 @@ def encoder_fields(
   if heads * head_width != width:
     raise ValueError(
       f'{lookup.path} is not a {lookup.format_name} checkpoint: '
-      f'{lookup.key_of(query)!r} has {heads} heads of {head_width}, whose '
-      f'product must be the width {width}.'
+      f'{lookup.key_of(query)!r} has {heads} heads of width '
+      f'{head_width}; their product must be the width {width}.'
     )
   return {
     'patch_size': patch,

@@ -1,7 +1,7 @@
 """Reads timm's directories and tensor files, and writes timm directories.
 
-Supports ViT and its successors (DeiT, DeiT III, AugReg, the image towers of
-CLIP and SigLIP, DINOv2, DINOv3), hybrids and BiT.
+Supports hybrids, BiT, ViT and its successors, such as DeiT, DeiT III, AugReg,
+the image towers of CLIP and SigLIP, DINOv2, DINOv3 and EVA.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _CORRECT_IT = (
 _MAYBE_ROTARY = re.compile(
   r'blocks\.0\.(attn\.q_bias|attn\.q_proj\.weight|gamma_1)$'
 )
-# Matches arrays that only training uses or that the configuration determines.
+# Matches arrays that are not parameters of our models.
 _UNUSED = re.compile(
   r'(^|\.)(mask_token|local_cls_norm\.\w+|bias_mask|rope_embed\.periods)$'
   '|^decoder_'
@@ -104,7 +104,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if fields['name'] == 'resnet':
     lines.append(
       'timm adds 1e-8 to the variance of kernels, BiT adds 1e-10. This changes '
-      'logits by up to 2e-5 of the largest logit, and more if kernels are '
+      'logits by up to 2e-5 of the largest logit, or more if kernels are '
       'small.'
     )
   elif fields['stem_width']:
@@ -112,7 +112,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
       'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
       "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
       'in GroupNorm. This changes logits by up to 3e-4 of the largest logit, '
-      'and more if kernels are small.'
+      'or more if kernels are small.'
     )
   return lines
 
@@ -181,7 +181,7 @@ def _vit_fields(
       f'{facts["heads"]} heads, pool {pool!r}, the exact GELU, a LayerNorm '
       f'epsilon of {facts["layer_norm_epsilon"]:g}, '
       + ('a class token without position embedding, ' if grid_only else '')
-      + f'square images of {image_size[0]} pixels, resizing '
+      + f'images of {image_size[0]}x{image_size[1]} pixels, resizing '
       f'({images.describe()}), mean {images.mean} and standard deviation '
       f'{images.std}. {_CORRECT_IT}'
     )
@@ -222,7 +222,7 @@ def _dinov3_fields(
 def _pool(
   lookup: archive.Lookup, config: JsonConfig, stated: str | None
 ) -> str:
-  """Returns the pooling; `stated` is the pooling in the configuration."""
+  """Returns the pooling; `stated` is the pooling that config.json implies."""
   if lookup.has('MAPHead_0/probe'):
     possible = ['map']
   elif not lookup.has('cls'):

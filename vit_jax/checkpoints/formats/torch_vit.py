@@ -90,9 +90,9 @@ _UNIT = re.compile(
   r'(?:encoder\.)?stages\.(\d{1,6})\.(?:blocks|layers)\.(\d{1,6})\.'
   r'(downsample\.)?(conv|norm)(\d?)'
 )
-# Endings of keys. If the key of a kernel has one of these endings, the bias of
-# the same module may be missing. If the key of a query bias has one of them,
-# the bias of the key projection may be missing. Missing biases are read as 0.
+# Endings of names in files. A module whose kernel has such a name may lack its
+# bias. If the query bias has such a name, the key projection may lack its bias.
+# Missing biases are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -213,6 +213,7 @@ class Arrays(dict[str, np.ndarray]):
   ):
     """Renames the arrays `stored` of a file.
 
+    Also splits fused arrays, joins gates and adds missing biases as zeros.
     `prefix` is a regular expression for a prefix to remove from keys.
     """
     super().__init__()
@@ -376,8 +377,8 @@ def _size_and_placed(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has neither position embeddings ({key}) nor an image size. Give '
-      'a directory with a config.json.'
+      f'{path} has neither position embeddings nor an image size. Give a '
+      'directory with a config.json.'
     )
   rows = arrays[POSITIONS].shape[1]
   registers = arrays['registers'].shape[1] if 'registers' in arrays else 0
