@@ -1,10 +1,15 @@
 """A small model with a random head, and meshes."""
 
 import functools
+import types
 
 import jax
 
+from configs import digits
+from vit_jax.data.images import Images
 from vit_jax.models import variants
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import sharding
 
 SIZE = (8, 8)
@@ -26,6 +31,17 @@ def model_of(num_classes=10, **fields):
     shape = params['head']['kernel'].shape
     params['head']['kernel'] = jax.random.normal(jax.random.key(1), shape)
   return model, params
+
+
+def parts_of(source, extract, names=()):
+  """Returns parts whose only split is a source; see `features.Extractor`."""
+  return types.SimpleNamespace(
+    config=digits.get_config(),
+    objective=Classification(model_of(1000)[0], Images(SIZE)),
+    facts=Facts(names, 9),
+    source=lambda split: source,
+    extractor=lambda function: extract,
+  )
 
 
 def mesh_of(devices):

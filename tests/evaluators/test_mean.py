@@ -1,14 +1,20 @@
 """Every example counts once, whatever the batches."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from configs import digits
 from tests.evaluators.small import SIZE, mesh_of, model_of
-from vit_jax.data import loader, sources, transforms
+from vit_jax.data import sources, transforms
 from vit_jax.data.images import Images
+from vit_jax.evaluators.evaluator import Parts
 from vit_jax.evaluators.mean import MeanEvaluator
 from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 from vit_jax.training import sharding
 
 
@@ -27,26 +33,25 @@ def setup():
     correct += int(row.argmax() == example['label'])
     loss += np.log(np.exp(row - row.max()).sum()) + row.max()
     loss -= row[example['label']]
-  return model, params, source, transform, correct, loss
+  return model, params, source, correct, loss
 
 
 def run(setup, batch_size, devices, source=None):
-  model, params, whole, transform, _, _ = setup
+  model, params, whole, *_ = setup
   source = source or whole
   mesh = mesh_of(devices)
-  objective = Classification(model, Images(SIZE))
-
-  def batches():
-    for batch in loader.eval_batches(source, transform, batch_size=batch_size):
-      yield sharding.global_batch(batch, mesh)
-
-  evaluate = jax.jit(
-    objective.evaluate, out_shardings=sharding.replicated(mesh)
+  config = digits.get_config()
+  config.batch_size = batch_size
+  parts = Parts(
+    config,
+    Classification(model, Images(SIZE)),
+    {},
+    mesh,
+    Facts(whole.class_names, 9),
   )
   params = jax.device_put(params, sharding.replicated(mesh))
-  evaluator = MeanEvaluator(
-    'test', lambda params, batch: evaluate(params, {}, batch), batches
-  )
+  with mock.patch.object(Parts, 'source', lambda parts, split: source):
+    evaluator = MeanEvaluator(parts, 'test', ConfigDict({'split': 'test'}))
   first = evaluator.run(params)
   assert evaluator.run(params) == first  # a pass can be made again
   return first
@@ -77,24 +82,16 @@ def test_sums_of_many_batches_lose_no_digit():
   """A float32 sum of examples would stop growing at 2^24."""
   n = 2**24
 
-  def evaluate(params, batch):
-    del params, batch
-    return {
-      'examples': np.float32(n),
-      'accuracy': np.float32(1),
-      'loss': np.float32(1),
-    }
+  def sums_of(*batches):
+    parts = mock.Mock()
+    parts.passes.return_value = lambda: batches
+    parts.compiled.return_value = lambda params, fixed, batch: batch
+    evaluator = MeanEvaluator(parts, 'val', ConfigDict({'split': 'val'}))
+    return evaluator.run({})
 
-  evaluator = MeanEvaluator('val', evaluate, lambda: [{}] * 3)
+  batch = {name: np.float32(1) for name in ('accuracy', 'loss')}
+  found = sums_of(*[batch | {'examples': np.float32(n)}] * 3)
   sums = {'val/examples': 3.0 * n, 'val/accuracy': 1 / n, 'val/loss': 1 / n}
-  assert evaluator.run({}) == sums
-  one_more = MeanEvaluator(
-    'val',
-    lambda params, batch: {
-      'examples': np.float32(batch['n']),
-      'accuracy': np.float32(0),
-      'loss': np.float32(0),
-    },
-    lambda: [{'n': n}, {'n': 1}],
-  )
-  assert float(one_more.run({})['val/examples']) == n + 1
+  assert found == sums
+  one_more = sums_of({'examples': np.float32(n)}, {'examples': np.float32(1)})
+  assert float(one_more['val/examples']) == n + 1

@@ -61,7 +61,7 @@ def parts_of(model, mesh, wandb=''):
 
 
 def evaluator(model, mesh, count=3, wandb=''):
-  return pictures.PicturesEvaluator.from_entry(
+  return pictures.PicturesEvaluator(
     parts_of(model, mesh, wandb),
     'seen',
     ConfigDict({'split': 'test', 'images': count}),
@@ -109,8 +109,8 @@ def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
   params = jax.jit(lambda key: variants.init(model, key, SIZE))(
     jax.random.key(0)
   )
-  source = sources.subset(sources.open_source('digits', 'test'), [5, 2])
-  made = pictures.PicturesEvaluator('seen', parts_of(model, mesh), source, 2)
+  source = sources.open_source('digits', 'test')
+  made = evaluator(model, mesh, 2)
   sheets = []
   sheet = draw.sheet
   monkeypatch.setattr(

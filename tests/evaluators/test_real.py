@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from configs import digits
 from tests.conftest import ROOT
-from tests.evaluators.small import mesh_of, model_of
+from tests.evaluators.small import mesh_of, model_of, parts_of
 from vit_jax.data import bad_images, folder, images
 from vit_jax.data.source import Source
 from vit_jax.evaluators import real
@@ -75,6 +75,12 @@ def labels_path(sample, tmp_path_factory):
   return path
 
 
+def evaluator_of(source, top_Nk, labels_path):
+  entry = ConfigDict({'split': 'val', 'labels': str(labels_path)})
+  parts = parts_of(source, lambda *args: top_Nk)
+  return real.RealEvaluator(parts, 'r', entry)
+
+
 def numbers_and_labels(rows):
   return [int(r['number']) for r in rows], [int(r['label']) for r in rows]
 
@@ -88,17 +94,13 @@ def test_known_figures(model, original, reassessed):
   if not file.exists():
     pytest.skip(f'needs the predictions of ResNets in {SHARED}')
   predictions = np.load(file)
-  evaluator = real.RealEvaluator(
-    'real',
-    lambda params, source: predictions[params],
-    Images(range(1, 50_001), predictions['labels']),
-    str(SHARED / 'real.json'),
-  )
-  metrics = evaluator.run(model)
+  source = Images(range(1, 50_001), predictions['labels'])
+  evaluator = evaluator_of(source, predictions[model], SHARED / 'real.json')
+  metrics = evaluator.run(None)
   # The figures have two digits.
-  assert abs(100 * metrics['real/accuracy'] - reassessed) <= 0.005
-  assert abs(100 * metrics['real/original_accuracy'] - original) <= 0.005
-  assert metrics['real/examples'] == 50_000 - 3_163
+  assert abs(100 * metrics['r/accuracy'] - reassessed) <= 0.005
+  assert abs(100 * metrics['r/original_accuracy'] - original) <= 0.005
+  assert metrics['r/examples'] == 50_000 - 3_163
 
 
 @pytest.mark.parametrize('order', [1, -1])
@@ -114,12 +116,8 @@ def test_equals_a_slow_loop(sample, labels_path, order):
         right += row[model] == label
   assert 0 < right < scored < len(rows) and right != original
   top_Nk = np.array([[int(r[model]), 1, 2, 3, 4] for r in rows], np.int32)
-  evaluator = real.RealEvaluator(
-    'r',
-    lambda params, s: top_Nk,
-    Images(*numbers_and_labels(rows)),
-    labels_path,
-  )
+  source = Images(*numbers_and_labels(rows))
+  evaluator = evaluator_of(source, top_Nk, labels_path)
   assert evaluator.run(None) == {
     'r/accuracy': right / scored,
     'r/original_accuracy': original / len(rows),
@@ -133,7 +131,7 @@ def test_images_that_went_are_not_scored(sample, labels_path):
   source = Images(*numbers_and_labels(rows))
   top_Nk = np.array([[int(r['label'])] for r in rows])
   top_Nk[1:3, 0] = -1, (top_Nk[2, 0] + 1) % 1000
-  evaluator = real.RealEvaluator('r', lambda p, s: top_Nk, source, labels_path)
+  evaluator = evaluator_of(source, top_Nk, labels_path)
   assert evaluator.run(None) == {
     'r/accuracy': 2 / 3,
     'r/original_accuracy': 2 / 3,
@@ -154,7 +152,7 @@ def test_by_hand():
 def test_records_are_read_once_and_images_stay_encoded(sample, labels_path):
   source = Images(*numbers_and_labels(sample))
   top_Nk = np.zeros((300, 1), np.int32)
-  evaluator = real.RealEvaluator('r', lambda p, s: top_Nk, source, labels_path)
+  evaluator = evaluator_of(source, top_Nk, labels_path)
   evaluator.run(None)
   evaluator.run(None)
   assert source.read == 300
@@ -174,7 +172,7 @@ def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
   names = [source[i]['name'] for i in range(len(source))]
   assert names != sorted(names)
   top_Nk = np.array([[source[i]['label']] for i in range(len(source))])
-  evaluator = real.RealEvaluator('r', lambda p, s: top_Nk, source, labels_path)
+  evaluator = evaluator_of(source, top_Nk, labels_path)
   right = sum(str(c) in by_class[c]['real'].split() for c in by_class)
   assert evaluator.run(None) == {
     'r/accuracy': right / len(by_class),
@@ -221,7 +219,7 @@ def test_over_devices(sample, labels_path, devices, monkeypatch):
   )
   entry = ConfigDict({'split': 'mine', 'labels': str(labels_path)})
   params = jax.device_put(params, sharding.replicated(mesh))
-  got = real.RealEvaluator.from_entry(parts, 'r', entry).run(params)
+  got = real.RealEvaluator(parts, 'r', entry).run(params)
   assert opened == ['mine']
   assert got['r/accuracy'] == sum(right) / len(right)
   assert got['r/examples'] == len(right)
@@ -229,7 +227,7 @@ def test_over_devices(sample, labels_path, devices, monkeypatch):
 
 def refuse(source, path, message, error=ValueError):
   with pytest.raises(error, match=message):
-    real.RealEvaluator('real', lambda params, s: None, source, str(path))
+    evaluator_of(source, None, path)
 
 
 def test_refuses_other_data(sample, labels_path):
@@ -237,7 +235,7 @@ def test_refuses_other_data(sample, labels_path):
   refuse(
     Images(numbers, labels, IDS[:10]),
     labels_path,
-    r"evaluators\.real needs ImageNet's 1000 classes; the data have 10\.",
+    r"evaluators\.r needs ImageNet's 1000 classes; the data have 10\.",
   )
   for name in (
     'imagenet2012/validation/7',

@@ -1,11 +1,15 @@
 """Few-shot accuracy against the same steps taken with scikit-learn."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from configs import digits
+from tests.evaluators.small import parts_of
 from vit_jax.data import sources
 from vit_jax.evaluators import fewshot, ridge
 from vit_jax.evaluators import shots as shots_lib
@@ -268,12 +272,21 @@ class Source(sources.Source):
     return None
 
 
+def evaluator_of(extract, splits, **entry):
+  """Builds the evaluator of a training and a test source."""
+  given = {'layer': 'pre_logits', 'l2': 'choose'} | entry
+  with mock.patch.object(fewshot, '_splits_of', lambda *args: splits):
+    return fewshot.FewShotEvaluator(
+      parts_of(None, extract), 'few', ConfigDict(given)
+    )
+
+
 def test_evaluator_gives_the_mean_over_draws():
   (x, labels), (test, test_labels) = examples(), examples(seed=1)
   train_source, test_source = Source(labels, NAMES), Source(test_labels, NAMES)
   seen = {}
 
-  def extract(params, source):
+  def extract(params, source, description):
     indices = [source[i]['image'] for i in range(len(source))]
     seen['test' if source is test_source else 'train'] = indices
     return params[test if source is test_source else x][indices]
@@ -282,14 +295,8 @@ def test_evaluator_gives_the_mean_over_draws():
     def __getitem__(self, features):
       return features
 
-  evaluator = fewshot.FewShotEvaluator(
-    'few',
-    extract,
-    train_source,
-    test_source,
-    shots_lib.Shots(
-      labels, test_labels, NAMES, shots=(5, 1), seeds=3, l2='choose'
-    ),
+  evaluator = evaluator_of(
+    extract, (train_source, test_source), shots=(5, 1), seeds=3
   )
   results = evaluate((5, 1), 3)
   expected = {
@@ -299,7 +306,6 @@ def test_evaluator_gives_the_mean_over_draws():
     for k in (5, 1)
   }
   metrics = evaluator.run(Params())
-  assert evaluator.name == 'few'
   assert list(metrics) == ['few/5shot_accuracy', 'few/1shot_accuracy']
   assert metrics == pytest.approx(expected, abs=1e-12)
   assert seen['test'] == list(range(80))
@@ -328,28 +334,22 @@ def test_digits_by_their_pixels():
   """A figure to hold on to: 25 of each digit, seen with no network."""
   train, test = (sources.Digits(split, 0) for split in ('train', 'test'))
 
-  def extract(params, source):
+  def extract(params, source, description):
     images = [source[i]['image'][:, :, 0] for i in range(len(source))]
     return np.reshape(images, (len(images), -1)).astype(np.float32)
 
-  drawn = shots_lib.Shots(
-    train.labels(),
-    test.labels(),
-    train.class_names,
-    shots=(1, 5, 10, 25),
-    seeds=3,
-    l2='choose',
+  evaluator = evaluator_of(
+    extract, (train, test), shots=(1, 5, 10, 25), seeds=3
   )
-  evaluator = fewshot.FewShotEvaluator('digits', extract, train, test, drawn)
   metrics = evaluator.run({})
-  assert [*metrics] == [f'digits/{k}shot_accuracy' for k in (1, 5, 10, 25)]
+  assert [*metrics] == [f'few/{k}shot_accuracy' for k in (1, 5, 10, 25)]
   accuracies = list(metrics.values())
   assert accuracies == sorted(accuracies)
   assert 0.4 < accuracies[0] < 0.7
   assert 0.85 < accuracies[-1] < 0.95
 
 
-def parts_of(config):
+def parts_from(config):
   experiment = Experiment(
     CheckedConfig(config), Facts(tuple('0123456789'), 1000)
   )
@@ -372,8 +372,8 @@ def test_the_protocol_is_that_of_the_config(field, value, message):
   config = digits.get_config()
   entry = config.evaluators.fewshot
   entry.data = 'digits'
-  parts = parts_of(config)
-  fewshot.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
+  parts = parts_from(config)
+  fewshot.FewShotEvaluator(parts, 'fewshot', entry)
   entry[field] = value
   with pytest.raises(ValueError, match=message):
-    fewshot.FewShotEvaluator.from_entry(parts, 'fewshot', entry)
+    fewshot.FewShotEvaluator(parts, 'fewshot', entry)

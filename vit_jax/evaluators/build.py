@@ -108,6 +108,6 @@ def shown(config: ConfigDict) -> dict[str, Best]:
 def make_evaluators(parts: Parts) -> list[Evaluator]:
   """Builds the evaluators of a config; also raises the errors of `check`."""
   return [
-    EVALUATORS.load(entry.type).from_entry(parts, name, entry)
+    EVALUATORS.load(entry.type)(parts, name, entry)
     for name, entry in entries(parts.config).items()
   ]

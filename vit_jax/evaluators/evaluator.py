@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -15,11 +15,24 @@ from vit_jax.objectives.objective import Best, Facts, Objective
 from vit_jax.training import features, sharding
 
 
-class Evaluator(Protocol):
-  """Measures the quality of parameters."""
+@dataclasses.dataclass
+class Evaluator:
+  """Measures the quality of parameters.
 
-  name: str  # prefix of the metrics
-  fixed_metrics: ClassVar[Mapping[str, Best]] = {}  # default of `metrics`
+  Attributes:
+    fixed_metrics: the default of `metrics`.
+    name: prefix of the metrics.
+    entry: the entry of `config.evaluators` with this name.
+  """
+
+  fixed_metrics: ClassVar[Mapping[str, Best]] = {}
+
+  parts: 'Parts'
+  name: str
+  entry: ConfigDict
+
+  def __post_init__(self) -> None:
+    """Opens the data; raises ValueError if the entry is invalid."""
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
@@ -41,17 +54,12 @@ class Evaluator(Protocol):
     del entry, objective
     return cls.fixed_metrics
 
-  @classmethod
-  def from_entry(cls, parts: 'Parts', name: str, entry: ConfigDict) -> Self:
-    """Builds the evaluator of an entry; raises ValueError if it is invalid."""
-    ...
-
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
     """Returns metrics by name; numbers are equal in all processes.
 
     Arrays are pictures, uint8 HWC; only the first process returns them.
     """
-    ...
+    raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +109,9 @@ class Parts:
     )
     return source
 
-  def extractor(
-    self, name: str, function: features.Function
-  ) -> Callable[[Any, sources.Source], np.ndarray]:
-    """Returns a function that maps (params, source) to a row per image."""
-    images = self.objective.images
-    extract = features.Extractor(function, images, **self.batches)
-    return functools.partial(extract, description=name)
+  def extractor(self, function: features.Function) -> features.Extractor:
+    """Returns a function that computes a row per image of a source."""
+    return features.Extractor(function, self.objective.images, **self.batches)
 
   def passes(self, source: sources.Source) -> Callable[[], Iterator[Batch]]:
     """Returns a function that starts a pass over the examples of a source."""

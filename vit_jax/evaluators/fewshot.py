@@ -1,10 +1,9 @@
 """Few-shot accuracy and linear probes on a checkpoint's frozen features."""
 
-import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -244,15 +243,17 @@ def _describe(checkpoint: opening.Checkpoint) -> str:
   )
 
 
-@dataclasses.dataclass(frozen=True)
 class FewShotEvaluator(Evaluator):
   """Measures the accuracy of classifiers fit to a few examples per class."""
 
-  name: str
-  extract: Callable[[Any, Source], np.ndarray]  # maps (params, source) to ND
-  train: Source
-  test: Source
-  shots: Shots
+  def __post_init__(self) -> None:
+    entry = self.entry
+    self._extract = _extractor_of(self.parts, entry)
+    self._train, self._test = train, test = _splits_of(self.parts, entry)
+    given = {key: entry[key] for key in ('shots', 'seeds', 'l2')}
+    self._shots = Shots(
+      train.labels(), test.labels(), train.class_names, **given
+    )
 
   @classmethod
   def metrics(
@@ -261,18 +262,11 @@ class FewShotEvaluator(Evaluator):
     del objective
     return {f'{k}shot_accuracy': 'highest' for k in entry.shots}
 
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    layer = features_lib.layer(parts.objective.model, entry.layer)
-    train, test = _splits_of(parts, entry)
-    given = {key: entry[key] for key in ('shots', 'seeds', 'l2')}
-    shots = Shots(train.labels(), test.labels(), train.class_names, **given)
-    return cls(name, parts.extractor(name, layer), train, test, shots)
-
   def run(self, params: Any) -> dict[str, float]:
-    some = sources.subset(self.train, self.shots.rows_R.tolist())
-    results = self.shots.evaluate(
-      self.extract(params, some), self.extract(params, self.test)
+    some = sources.subset(self._train, self._shots.rows_R.tolist())
+    results = self._shots.evaluate(
+      self._extract(params, some, self.name),
+      self._extract(params, self._test, self.name),
     )
     return {
       f'{self.name}/{k}shot_accuracy': float(
@@ -282,45 +276,36 @@ class FewShotEvaluator(Evaluator):
     }
 
 
-@dataclasses.dataclass(frozen=True)
 class KNNEvaluator(Evaluator):
   """Measures k-NN on all training images, without storing their features."""
 
   fixed_metrics = {'accuracy': 'highest'}
 
-  name: str
-  extractor: features_lib.Extractor
-  train: LabelledSource
-  test: LabelledSource
-  mesh: jax.sharding.Mesh
-  k: int
-
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    function = features_lib.layer(parts.objective.model, entry.layer)
-    extractor = features_lib.Extractor(
-      function, parts.objective.images, **parts.batches
-    )
-    train, test = _splits_of(parts, entry)
-    knn_lib.check_k(entry.k, train.labels())
-    return cls(name, extractor, train, test, parts.mesh, entry.k)
+  def __post_init__(self) -> None:
+    self._extract = _extractor_of(self.parts, self.entry)
+    self._train, self._test = _splits_of(self.parts, self.entry)
+    knn_lib.check_k(self.entry.k, self._train.labels())
 
   def run(self, params: Any) -> dict[str, float]:
-    test_MD = self.extractor(params, self.test, f'{self.name}, test')
+    test_MD = self._extract(params, self._test, f'{self.name}, test')
     is_read_M = features_lib.is_read(test_MD)
-    labels_N = self.train.labels()
-    batches = self.extractor.batches(
-      params, self.train, f'{self.name}, training'
+    labels_N = self._train.labels()
+    batches = self._extract.batches(
+      params, self._train, f'{self.name}, training'
     )
     accuracy = knn_lib.accuracy(
       ((x_BD, np.where(i_B < 0, -1, labels_N[i_B])) for x_BD, i_B in batches),
       test_MD[is_read_M],
-      self.test.labels()[is_read_M],
-      num_classes=len(self.train.class_names),
-      mesh=self.mesh,
-      k=self.k,
+      self._test.labels()[is_read_M],
+      num_classes=len(self._train.class_names),
+      mesh=self.parts.mesh,
+      k=self.entry.k,
     )
     return {f'{self.name}/accuracy': accuracy}
+
+
+def _extractor_of(parts: Parts, entry: ConfigDict) -> features_lib.Extractor:
+  return parts.extractor(features_lib.layer(parts.objective.model, entry.layer))
 
 
 def _splits_of(

@@ -27,10 +27,8 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
       f'head_first is True, but a {type(parts.objective.model).__name__} has '
       'no linear head. Set head_first=False.'
     )
-  extract = parts.extractor(
-    'images for the head', features.layer(parts.objective.model, 'pre_logits')
-  )
-  x_ND = extract(params, source)
+  extract = parts.extractor(features.layer(parts.objective.model, 'pre_logits'))
+  x_ND = extract(params, source, 'images for the head')
   is_read_N = features.is_read(x_ND)
   x_ND, labels = x_ND[is_read_N], labels[is_read_N]
   found = probe.fit_probe(

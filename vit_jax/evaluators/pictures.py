@@ -1,14 +1,12 @@
 """Draws attention and filters during training, for TensorBoard and wandb."""
 
 import importlib.util
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.data.sources import Source
-from vit_jax.evaluators.evaluator import Evaluator, Parts
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.training import sharding
 from vit_jax.visualize import draw, filters
 from vit_jax.visualize.attention_maps import Layers
@@ -18,12 +16,22 @@ from vit_jax.visualize.rollout import rollout
 class PicturesEvaluator(Evaluator):
   """Draws attention rollout on a few images, and the patch filters."""
 
-  def __init__(self, name: str, parts: Parts, source: Source, count: int):
-    """Takes the first `count` images of a source.
+  def __post_init__(self) -> None:
+    """Takes the first images of a split.
 
-    Raises ValueError if the model lacks attention between all tokens, or
-    `count` is not between 1 and the number of images.
+    Raises ValueError if the model lacks attention between all tokens, or the
+    number of images is not between 1 and the size of the split, or as
+    `Parts.source` raises it. Raises ImportError if TensorBoard is missing and
+    W&B is off.
     """
+    parts, name, count = self.parts, self.name, self.entry.images
+    if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
+      raise ImportError(
+        f'evaluators.{name} writes to TensorBoard, which is not installed. Run '
+        "pip install -e '.[tensorboard]', name a W&B project with "
+        f'--config.wandb, or set evaluators.{name}.on=False.'
+      )
+    source = parts.source(self.entry.split)
     model, images = parts.objective.model, parts.objective.images
     if model.attention != 'all':
       raise ValueError(
@@ -35,7 +43,6 @@ class PicturesEvaluator(Evaluator):
         f'evaluators.{name}.images is {count}; it must be from 1 to '
         f'{len(source)}, the number of images.'
       )
-    self.name = name
     transform = images.eval_transform()
     self._images_BHWC = np.stack(
       [np.asarray(transform(source[i])['image']) for i in range(count)]
@@ -45,25 +52,12 @@ class PicturesEvaluator(Evaluator):
       layers = Layers(model, params, images.normalize(images_BHWC))
       return rollout(layers), filters.first_kernel(params)[1]
 
-    self._replicated = sharding.replicated(parts.mesh)
     self._look = parts.compiled(look)
 
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Raises ImportError if TensorBoard is missing and W&B is off.
-
-    Also raises the ValueErrors of `__init__` and `Parts.source`.
-    """
-    if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
-      raise ImportError(
-        f'evaluators.{name} writes to TensorBoard, which is not installed. Run '
-        "pip install -e '.[tensorboard]', name a W&B project with "
-        f'--config.wandb, or set evaluators.{name}.on=False.'
-      )
-    return cls(name, parts, parts.source(entry.split), entry.images)
-
   def run(self, params: Any) -> dict[str, np.ndarray]:
-    images_BHWC = jax.device_put(self._images_BHWC, self._replicated)
+    images_BHWC = jax.device_put(
+      self._images_BHWC, sharding.replicated(self.parts.mesh)
+    )
     maps_Bhw, kernel_PPCD = jax.device_get(self._look(params, images_BHWC))
     if jax.process_index():
       return {}

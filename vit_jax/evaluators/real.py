@@ -7,8 +7,8 @@ is right if it is in the list. The 3,163 images with empty lists are not scored.
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.data import cores
-from vit_jax.data.sources import LabelledSource, Source, labelled
-from vit_jax.evaluators.evaluator import Evaluator, Parts
+from vit_jax.data.sources import LabelledSource, labelled
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.training import features
 
 _NUM_CLASSES = 1000
@@ -31,44 +31,27 @@ class RealEvaluator(Evaluator):
 
   fixed_metrics = {'accuracy': 'highest', 'original_accuracy': 'highest'}
 
-  def __init__(
-    self,
-    name: str,
-    top: Callable[[Any, Source], np.ndarray],
-    source: LabelledSource,
-    labels_path: str,
-  ):
+  def __post_init__(self) -> None:
     """Reads each record once, to get the image's number from its name.
 
-    `top` maps (params, source) to the k >= 1 likeliest classes of each image,
-    int Nk, the likeliest first. `source` has all or some ImageNet validation
-    images, in any order.
+    The split has all or some ImageNet validation images, in any order.
 
-    Raises the errors of `read_labels`, and ValueError if the source has other
+    Raises the errors of `read_labels`, and ValueError if the split has other
     images or classes than ImageNet's.
     """
-    check_imagenet(name, source.class_names)
-    labels = read_labels(labels_path)
-    numbers, self._original_N = _numbers_and_labels(name, source)
+    parts, entry = self.parts, self.entry
+    source = parts.source(entry.split)
+    self._top = parts.extractor(features.top_k(parts.objective.model, 1))
+    self._source = labelled(source, f'{parts.config.data.name} {entry.split}')
+    check_imagenet(self.name, source.class_names)
+    labels = read_labels(entry.labels)
+    numbers, self._original_N = _numbers_and_labels(self.name, self._source)
     self._labels = [labels[number - 1] for number in numbers]
-    self.name = name
-    self._top = top
-    self._source = source
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
     del name
     read_labels(entry.labels)
-
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    source = parts.source(entry.split)
-    return cls(
-      name,
-      parts.extractor(name, features.top_k(parts.objective.model, 1)),
-      labelled(source, f'{parts.config.data.name} {entry.split}'),
-      entry.labels,
-    )
 
   def run(self, params: Any) -> dict[str, float]:
     """Returns `accuracy` by ReaL, `original_accuracy` and `examples`.
@@ -76,7 +59,7 @@ class RealEvaluator(Evaluator):
     `original_accuracy` covers all readable images and uses the labels of the
     source. `examples` is the number of images that ReaL scores.
     """
-    top_Nk = self._top(params, self._source)
+    top_Nk = self._top(params, self._source, self.name)
     top_N, is_read_N = top_Nk[:, 0], features.is_read(top_Nk)
     labels = [
       classes if is_read else []
@@ -163,7 +146,7 @@ def read_labels(path: str) -> list[list[int]]:
 
 
 def _numbers_and_labels(
-  name: str, source: Source
+  name: str, source: LabelledSource
 ) -> tuple[list[int], np.ndarray]:
   """Returns the number of each image, from 1, and its label in the source."""
 

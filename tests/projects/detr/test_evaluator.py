@@ -212,7 +212,7 @@ def parts():
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   """A model that knows the answers, behind batches that do not fit."""
   entry = entry_of('test[:21]', masks=True)
-  evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
+  evaluator = coco_ap.CocoEvaluator(parts, 'coco', entry)
   source = sources.open_source('digits_canvas', 'test[:21]')
   batches = list(evaluator.batches())
   assert len(batches) == 2 and len(batches[0]['index']) == 16
@@ -239,9 +239,7 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
       'mask_logits': masks_BQHW,
     }
 
-  evaluator = coco_ap.CocoEvaluator(
-    'coco', evaluator.objects, knowing, evaluator.batches, (48, 48)
-  )
+  evaluator.detect, evaluator.canvas = knowing, (48, 48)
   rows = evaluator.run(1.0)
   boxes_and_masks = ('AP', 'AP_small', 'mask_AP', 'mask_AP_small')
   for row in (*boxes_and_masks, 'PQ', 'SQ', 'RQ'):
@@ -249,14 +247,24 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
 
 
+def evaluator_with(objects, **attributes):
+  """Returns an evaluator of objects that no split has."""
+  made = object.__new__(coco_ap.CocoEvaluator)
+  vars(made).update(name='coco', objects=objects, **attributes)
+  return made
+
+
 def test_images_that_went_are_no_missed_objects():
   rng = np.random.default_rng(0)
   objects = objects_of(rng, 6, 3)
   found = found_in(rng, objects, 'near', 3)
-  evaluator = coco_ap.CocoEvaluator('coco', objects, None, lambda: [0], None)
   del found[2]
-  evaluator.detect = lambda params, batch: None
-  evaluator._found_in = lambda outputs: found
+  evaluator = evaluator_with(
+    objects,
+    batches=lambda: [0],
+    detect=lambda params, batch: None,
+    _found_in=lambda outputs: found,
+  )
   kept = [0, 1, 3, 4, 5]
   want = coco_ap.average_precision(
     {i: objects[x] for i, x in enumerate(kept)},
@@ -277,7 +285,7 @@ def test_what_is_found_is_in_pixels_of_each_image():
     | {'masks': [], 'boxes': np.zeros((0, 4))}
     for size in sizes
   ]
-  evaluator = coco_ap.CocoEvaluator('coco', objects, None, None, (8, 8))
+  evaluator = evaluator_with(objects, canvas=(8, 8))
   logits_B1HW = -np.ones((2, 1, 8, 8), np.float32)
   logits_B1HW[0, 0, :2, 1:] = 1  # the image is 4 x 8 of it
   logits_B1HW[0, 0, 3] = 0  # as likely as not, which is not enough
@@ -320,7 +328,7 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
     Detection, 'predict', lambda self, params, batch: (logits_BQC, aux)
   )
   entry = entry_of('test[:3]', masks=masks)
-  evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
+  evaluator = coco_ap.CocoEvaluator(parts, 'coco', entry)
   assert [('masks' in x) for x in evaluator.objects] == [masks] * 3
   batch = {'index': np.array([2, 0]), 'size': np.array([[48, 40], [30, 48]])}
   found = evaluator.detect({}, batch)
@@ -343,7 +351,7 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
 @pytest.mark.slow
 def test_the_evaluator_runs_on_a_model(parts):
   entry = entry_of('test[:21]', masks=True)
-  evaluator = coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry)
+  evaluator = coco_ap.CocoEvaluator(parts, 'coco', entry)
   params = Experiment(
     CheckedConfig(parts.config, jax.devices()[:1]), parts.facts
   ).new_params()
@@ -360,7 +368,7 @@ def test_refusals_of_the_evaluator(parts):
   entry = entry_of('test')
   other = test_every.experiment_of('classification')
   with pytest.raises(ValueError, match='name=classification does not predict'):
-    coco_ap.CocoEvaluator.from_entry(
+    coco_ap.CocoEvaluator(
       dataclasses.replace(
         parts, config=other.config, objective=other.objective
       ),
@@ -370,17 +378,15 @@ def test_refusals_of_the_evaluator(parts):
   boxes_alone = dataclasses.replace(
     parts, objective=test_every.experiment_of('detection').objective
   )
-  coco_ap.CocoEvaluator.from_entry(boxes_alone, 'coco', entry_of('test[:3]'))
+  coco_ap.CocoEvaluator(boxes_alone, 'coco', entry_of('test[:3]'))
   with pytest.raises(
     ValueError, match='masks is True and model.masks is False'
   ):
-    coco_ap.CocoEvaluator.from_entry(
-      boxes_alone, 'coco', entry_of('test', masks=True)
-    )
+    coco_ap.CocoEvaluator(boxes_alone, 'coco', entry_of('test', masks=True))
   config = parts.config.copy_and_resolve_references()
   config.best_metric = 'coco/AR_medium'
   with pytest.raises(ValueError, match='no object of that size. Choose'):
-    coco_ap.CocoEvaluator.from_entry(
+    coco_ap.CocoEvaluator(
       dataclasses.replace(parts, config=config), 'coco', entry
     )
 
@@ -391,7 +397,7 @@ def test_a_split_of_crowds_alone_is_refused(parts, monkeypatch):
   objects['crowd'] = np.ones(len(objects['labels']), bool)
   monkeypatch.setattr(type(source), 'objects', lambda self, index: objects)
   with pytest.raises(ValueError, match='split=test has no objects to measure'):
-    coco_ap.CocoEvaluator.from_entry(parts, 'coco', entry_of('test'))
+    coco_ap.CocoEvaluator(parts, 'coco', entry_of('test'))
 
 
 def test_rows_of_masks_are_there_where_these_are_measured():

@@ -265,7 +265,7 @@ def test_every_image_counts_once_on_any_number_of_devices():
   for devices in (1, 8):
     made = test_every.experiment_of('segmentation', devices)
     parts = Parts(made.config, made.objective, {}, made.mesh, made.facts)
-    evaluator = SegmentationEvaluator.from_entry(parts, 'it', entry)
+    evaluator = SegmentationEvaluator(parts, 'it', entry)
     params = made.place(test_every.new_params('segmentation'))
     counts = [evaluator.confusion(params, b) for b in evaluator.batches()]
     assert np.sum(counts) == 21 * 16 * 16
@@ -275,7 +275,7 @@ def test_every_image_counts_once_on_any_number_of_devices():
   other = test_every.experiment_of('classification')
   parts = Parts(other.config, other.objective, {}, other.mesh, other.facts)
   with pytest.raises(ValueError, match='use objective.name=segmentation'):
-    SegmentationEvaluator.from_entry(parts, 'it', entry)
+    SegmentationEvaluator(parts, 'it', entry)
 
 
 @pytest.fixture

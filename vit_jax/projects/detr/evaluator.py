@@ -1,18 +1,17 @@
 """COCO's average precision of boxes and masks, and panoptic quality."""
 
 import contextlib
-import dataclasses
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent import futures
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import cores
 from vit_jax.data.sources import BoxedSource
-from vit_jax.evaluators.evaluator import Evaluator, Parts
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.objective import Best, Objective
 from vit_jax.projects.detr import segments, set_losses
@@ -35,7 +34,6 @@ MASKS = 'mask_'
 Objects = Mapping[str, Any]
 
 
-@dataclasses.dataclass
 class CocoEvaluator(Evaluator):
   """Measures the detections of a model in every image of a split.
 
@@ -46,12 +44,6 @@ class CocoEvaluator(Evaluator):
       has `mask_logits` only if masks are measured.
     canvas: (H, W) of the padded images.
   """
-
-  name: str
-  objects: Sequence[Objects]
-  detect: Callable[[Params, Batch], Batch]
-  batches: Callable[[], Iterable[Batch]]
-  canvas: tuple[int, int]
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
@@ -71,14 +63,14 @@ class CocoEvaluator(Evaluator):
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
 
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of a split.
+  def __post_init__(self) -> None:
+    """Reads the objects of the split.
 
     Raises ValueError if the model does not predict what the entry measures, if
     the split has no boxes, only crowds, or no object of the size that
     `best_metric` names, or as `Parts.source` does.
     """
+    parts, name, entry = self.parts, self.name, self.entry
     objective = parts.objective
     if not isinstance(objective, Detection):
       raise ValueError(
@@ -122,13 +114,10 @@ class CocoEvaluator(Evaluator):
         found.pop('mask_logits', None)
       return found | {name: batch[name] for name in ('index', 'size')}
 
-    return cls(
-      name,
-      objects,
-      parts.compiled(detect),
-      parts.passes(source),
-      objective.images.size,
-    )
+    self.objects = objects
+    self.detect = parts.compiled(detect)
+    self.batches = parts.passes(source)
+    self.canvas = objective.images.size
 
   def run(self, params: Params) -> dict[str, float]:
     """Returns metrics `{name}/{row}`.

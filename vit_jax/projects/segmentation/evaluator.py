@@ -1,20 +1,15 @@
 """Mean intersection over union (IoU) of the classes of pixels."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from collections.abc import Sequence
 
-import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.evaluators.evaluator import Evaluator, Parts
-from vit_jax.models.model import Batch, Params
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.models.model import Params
 from vit_jax.projects.segmentation.objective import Segmentation
 from vit_jax.training import features
 
 
-@dataclasses.dataclass(frozen=True)
 class SegmentationEvaluator(Evaluator):
   """Compares the predicted classes of a split's pixels with the masks.
 
@@ -31,19 +26,13 @@ class SegmentationEvaluator(Evaluator):
     'pixel_accuracy': 'highest',
   }
 
-  name: str
-  class_names: Sequence[str]
-  confusion: Callable[[Params, Batch], jax.Array]
-  batches: Callable[[], Iterable[Batch]]
+  def __post_init__(self) -> None:
+    """Opens the split.
 
-  @classmethod
-  def from_entry(cls, parts: Parts, name: str, entry: ConfigDict) -> Self:
-    """Returns the evaluator of a split.
-
-    Raises:
-      ValueError: if the objective is not segmentation, or as `Parts.source`
-        raises it.
+    Raises ValueError if the objective is not segmentation, or as `Parts.source`
+    raises it.
     """
+    parts, name = self.parts, self.name
     objective = parts.objective
     if not isinstance(objective, Segmentation):
       raise ValueError(
@@ -51,22 +40,19 @@ class SegmentationEvaluator(Evaluator):
         f'{parts.config.objective.name} does not predict them. Set '
         f'evaluators.{name}.on=False, or use objective.name=segmentation.'
       )
-    return cls(
-      name,
-      objective.class_names,
-      parts.compiled(objective.confusion),
-      parts.passes(parts.source(entry.split)),
-    )
+    self.confusion = parts.compiled(objective.confusion)
+    self.batches = parts.passes(parts.source(self.entry.split))
 
   def run(self, params: Params) -> dict[str, float]:
     """Returns the metrics of `measures`, each named `{name}/{metric}`."""
     counts = (self.confusion(params, batch) for batch in self.batches())
-    C = len(self.class_names)
+    names = self.parts.objective.class_names
+    C = len(names)
     # int64, since a split can have more pixels than int32 can count.
     confusion_CC = np.zeros((C, C), np.int64)
     for of_batch_CC in features.fetched(counts, ahead=2):
       confusion_CC += of_batch_CC
-    found = measures(confusion_CC, self.class_names)
+    found = measures(confusion_CC, names)
     return {f'{self.name}/{key}': value for key, value in found.items()}
 
 
