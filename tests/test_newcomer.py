@@ -15,11 +15,9 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources, transforms
-from vit_jax.data.images import Images
 from vit_jax.evaluators import build
 from vit_jax.experiment import CheckedConfig, Experiment
-from vit_jax.models import variants
-from vit_jax.models.model import Model
+from vit_jax.models.fields import field
 from vit_jax.objectives.objective import Facts, Objective
 from vit_jax.tools.plan import aot
 from vit_jax.training import preemption, sharding
@@ -31,19 +29,10 @@ train = importlib.import_module('vit_jax.train')
 class Brightness(Objective):
   """Learns how bright an image is on average, from 0 to `scale`."""
 
-  defaults = {'scale': 2.0}
-  unused = {}
   metrics = {'error': 'lowest'}
-  model: Model
-  images: Images
-  scale: float
-  class_names: tuple[str, ...] = ()
+  classes = 1
 
-  @classmethod
-  def from_config(cls, config, image_size):
-    model = variants.build(num_classes=1, image_size=image_size, **config.model)
-    images = Images.from_config(config.data, image_size)
-    return cls(model, images, config.objective.scale)
+  scale: float = field(2.0, 'The output for a white image.')
 
   def fixed(self):
     return {'scale': np.float32(self.scale)}

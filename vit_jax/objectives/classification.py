@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import transfer
 from vit_jax.data import device_augmentation, transforms
-from vit_jax.data.images import Images
-from vit_jax.models.model import Batch, Metrics, Model, Params, run
+from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Facts, Objective, sums
 
@@ -39,12 +38,9 @@ class Classification(Objective):
 
   # Whether an image must have exactly one class.
   one_class: ClassVar[bool] = False
-  _classes = 2
+  classes = 2
   metrics = {'accuracy': 'highest', 'loss': 'lowest'}
 
-  model: Model
-  images: Images
-  class_names: tuple[str, ...] = ()
   loss_name: str = 'softmax'
   label_smoothing: float = 0.0
   mixup: float = 0.0

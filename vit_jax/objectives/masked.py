@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data.images import Images
 from vit_jax.models.fields import field
 from vit_jax.models.masked_vit import (
   KEPT,
@@ -37,7 +36,6 @@ class MaskedPatches(Reconstruction):
   trained = MaskedViT
 
   model: MaskedViT
-  images: Images
   rate: float = field(0.5, 'Share of patches to corrupt.', valid='(0, 1]')
   mask: float = field(
     0.8, 'Share of corrupted patches set to the mask token.', valid='[0, 1]'

@@ -60,6 +60,7 @@ OF_CLASSES: Mapping[str, Any] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
 class Objective:
   """Base class of objectives, for images without labels by default.
 
@@ -80,6 +81,7 @@ class Objective:
     metrics: whether the 'highest' or the 'lowest' mean is better, for each
       metric that `evaluate` sums, except `examples`; by default the loss. The
       first metric is the main metric.
+    classes: number of classes of the model, until `on_data` sets it.
     model: the model that checkpoints are opened with.
     class_names: C names; empty if the objective does not classify.
   """
@@ -90,8 +92,7 @@ class Objective:
   trained: ClassVar[type[Model] | None] = None
   result: ClassVar[str] = ''
   metrics: ClassVar[Mapping[str, Best]] = {'loss': 'lowest'}
-  # Number of classes of the model, until `on_data` sets it.
-  _classes: ClassVar[int] = 0
+  classes: ClassVar[int] = 0
 
   model: Model
   images: Images
@@ -141,9 +142,9 @@ class Objective:
       fields |= {x: config.objective[x] for x in cls._model_fields()}
       fields['name'] = cls.trained.kind
     model = variants.build(
-      num_classes=cls._classes, image_size=image_size, **fields
+      num_classes=cls.classes, image_size=image_size, **fields
     )
-    names = {x.name for x in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {x.name for x in dataclasses.fields(cls)}
     options = {
       name: tuple(value) if isinstance(value, list) else value
       for name, value in config.objective.items()

@@ -14,7 +14,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data.images import Images
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import OF_CLASSES, Facts, Objective, sums
@@ -36,11 +35,9 @@ class Detection(Objective):
     'data.crop_resize': 0.0,
   }
   trained = DETR
-  _classes = 1
+  classes = 1
 
   model: DETR
-  images: Images
-  class_names: tuple[str, ...] = ()
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)

@@ -9,7 +9,6 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.data import device_augmentation
-from vit_jax.data.images import Images
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Params
 from vit_jax.objectives.reconstruction import Reconstruction
@@ -23,7 +22,6 @@ class Pixels(Reconstruction):
   trained = IGPT
 
   model: IGPT
-  images: Images
   rate: float = field(
     0.15, 'Probability of masking a pixel (BERT).', valid='(0, 1]'
   )

@@ -9,7 +9,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.data.images import Images
 from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives.objective import OF_CLASSES, Facts, Objective, sums
 from vit_jax.projects.segmentation.data import (
@@ -35,11 +34,9 @@ class Segmentation(Objective):
     'data.resize_small': 0,
   }
   trained = SegmentationViT
-  _classes = 1
+  classes = 1
 
   model: SegmentationViT
-  images: Images
-  class_names: tuple[str, ...] = ()
 
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data and the background.

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import transfer
-from vit_jax.data.images import Images, size_of
+from vit_jax.data.images import size_of
 from vit_jax.models import flops
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params, run
@@ -54,7 +54,6 @@ class DINO(Objective):
   result = 'teacher'
 
   model: DINOViT
-  images: Images
   small_views: int = field(8, 'Number of small views.', valid='[0, 64]')
   small_size: str = field('96', 'Side of small views in pixels.')
   small_area: tuple[float, float] = field(

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.data.images import Images
 from vit_jax.models import flops
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Params, run
@@ -25,7 +24,6 @@ class MaskedAutoencoder(Reconstruction):
   trained = MAEViT
 
   model: MAEViT
-  images: Images
   rate: float = field(0.75, 'Share of hidden patches.', valid='(0, 1)')
   normalized: bool = field(
     True, 'Scale the target pixels of a patch to mean 0 and variance 1.'
