@@ -35,7 +35,7 @@ def section(subject: Subject, rate: float) -> Section:
       f'{checkpoint.path} is a {type(model).__name__}, which does not predict '
       'masked patches. Give a checkpoint trained with configs/masked.py.'
     )
-  made = objective.MaskedPatches(model, checkpoint.images, rate)
+  made = objective.MaskedPatches(model, checkpoint.images, rate=rate)
   h, w = model.grid(checkpoint.image_size)
 
   @jax.jit
