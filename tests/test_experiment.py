@@ -41,10 +41,10 @@ class Taught(Classification):
     kernel = rng.standard_normal((64, C)).astype(np.float32)
     return {'teacher': {'head': {'kernel': kernel}}}
 
-  def loss(self, params, fixed, batch, key):
-    loss, metrics = super().loss(params, {}, batch, key)
+  def loss_and_seen(self, params, fixed, state, batch, key):
+    loss, metrics = self.loss(params, batch, key)
     taught = loss + jnp.mean(fixed['teacher']['head']['kernel'])
-    return taught, metrics | {'loss': taught}
+    return taught, (metrics | {'loss': taught}, {})
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
 def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   """Or all of them would drop out the same, which one batch does not."""
 
-  def loss(self, params, fixed, batch, key):
+  def loss(self, params, fixed, state, batch, key):
     x = jax.random.uniform(key)
-    return 0.0, {'mean': x, 'square': x**2}
+    return 0.0, ({'mean': x, 'square': x**2}, {})
 
-  monkeypatch.setattr(Taught, 'loss', loss)
+  monkeypatch.setattr(Taught, 'loss_and_seen', loss)
   config.batch_size, config.accum_steps = 64, 64
   facts = Facts(tuple(map(str, range(10))), 1437)
   made = experiment.Experiment(

@@ -34,24 +34,20 @@ class Brightness(Objective):
 
   scale: float = field(2.0, 'The output for a white image.')
 
-  def fixed(self):
-    return {'scale': np.float32(self.scale)}
-
   def augment(self, batch, key):
-    del key
     bright_B = jnp.mean(batch['image'] / 255, axis=(1, 2, 3))
     images = self.images.normalize(batch['image'])
     return {'image': images, 'bright': bright_B}
 
-  def loss(self, params, fixed, batch, key):
+  def loss(self, params, batch, key):
     x_B1, _ = self.model.apply({'params': params}, batch['image'])
-    loss = jnp.mean((x_B1[:, 0] - fixed['scale'] * batch['bright']) ** 2)
+    loss = jnp.mean((x_B1[:, 0] - self.scale * batch['bright']) ** 2)
     return loss, {'loss': loss}
 
-  def evaluate(self, params, fixed, batch):
+  def evaluate(self, params, batch):
     augmented = self.augment(batch, None)
     x_B1, _ = self.model.apply({'params': params}, augmented['image'])
-    error_B = (x_B1[:, 0] - fixed['scale'] * augmented['bright']) ** 2
+    error_B = (x_B1[:, 0] - self.scale * augmented['bright']) ** 2
     mask_B = batch['mask']
     return {'examples': mask_B.sum(), 'error': (error_B * mask_B).sum()}
 

@@ -94,7 +94,7 @@ def train(
       shown = {several_labels.metric_for(k): best for k, best in shown.items()}
     fixed = experiment.place(experiment.objective.fixed())
     parts = Parts(
-      config, experiment.objective, fixed, experiment.mesh, experiment.facts
+      config, experiment.objective, experiment.mesh, experiment.facts
     )
     evaluators = build.make_evaluators(parts)
   params = experiment.params_from(init) if init else None
@@ -297,12 +297,10 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       checkpoint, objective.class_names, config.data.class_order
     )
   rules = objective.model.partitions
-  params, fixed = (
-    sharding.place(x, sharding.tree_shardings(x, mesh, rules))
-    for x in (checkpoint.params, objective.fixed())
-  )
+  shardings = sharding.tree_shardings(checkpoint.params, mesh, rules)
+  params = sharding.place(checkpoint.params, shardings)
   results: dict[str, Any] = {}
-  parts = Parts(config, objective, fixed, mesh, facts)
+  parts = Parts(config, objective, mesh, facts)
   for evaluator in build.make_evaluators(parts):
     results |= evaluator.run(params)
   # Pictures are only logged during training.

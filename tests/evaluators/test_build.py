@@ -87,7 +87,7 @@ def test_splits_are_those_of_the_runs_data():
 def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
   config = config_of()
   facts = Facts(('a', 'c'), 9)
-  parts = evaluator.Parts(config, Learns(), {}, None, facts)
+  parts = evaluator.Parts(config, Learns(), None, facts)
   monkeypatch.setattr(
     evaluator.bad_images, 'open_checked', lambda data, split: Objects()
   )
@@ -105,7 +105,7 @@ def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
   config = config_of()
   config.data.name = str(tmp_path)
   facts = Facts(('a',), 1)
-  parts = evaluator.Parts(config, Learns(), {}, None, facts)
+  parts = evaluator.Parts(config, Learns(), None, facts)
   assert len(parts.source('test')) == 1
   config.data.split = 'train+val'
   with pytest.raises(ValueError, match="no split 'test'; it has train, val"):
@@ -140,5 +140,5 @@ def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
   config = config_of()
   config.update(batch_size=48, accum_steps=3)
   config.data.workers = 2
-  parts = evaluator.Parts(config, None, {}, 'mesh', Facts((), 9))
+  parts = evaluator.Parts(config, None, 'mesh', Facts((), 9))
   assert parts.batches == {'batch_size': 16, 'mesh': 'mesh', 'workers': 2}

@@ -45,7 +45,6 @@ def run(setup, batch_size, devices, source=None):
   parts = Parts(
     config,
     Classification(model, Images(SIZE)),
-    {},
     mesh,
     Facts(whole.class_names, 9),
   )
@@ -85,7 +84,7 @@ def test_sums_of_many_batches_lose_no_digit():
   def sums_of(*batches):
     parts = mock.Mock()
     parts.passes.return_value = lambda: batches
-    parts.compiled.return_value = lambda params, fixed, batch: batch
+    parts.compiled.return_value = lambda params, batch: batch
     evaluator = MeanEvaluator(parts, 'val', ConfigDict({'split': 'val'}))
     return evaluator.run({})
 

@@ -110,7 +110,6 @@ def test_equals_a_plain_loop_over_cropped_images(source, tmp_path, devices):
   parts = Parts(
     config,
     Classification(model, Images((8, 8)), WORDNET_IDS),
-    {},
     mesh,
     Facts(WORDNET_IDS, 7),
   )

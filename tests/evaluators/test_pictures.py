@@ -57,7 +57,7 @@ def parts_of(model, mesh, wandb=''):
   names = tuple('0123456789')
   images = Images(SIZE, Preprocessing(0, MEAN, STD))
   objective = Classification(model, images, names)
-  return Parts(config, objective, {}, mesh, Facts(names, 9))
+  return Parts(config, objective, mesh, Facts(names, 9))
 
 
 def evaluator(model, mesh, count=3, wandb=''):

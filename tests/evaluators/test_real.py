@@ -207,7 +207,6 @@ def test_over_devices(sample, labels_path, devices, monkeypatch):
   parts = Parts(
     config,
     Classification(model, images.Images((8, 8)), IDS),
-    {},
     mesh,
     Facts(IDS, 23),
   )

@@ -353,9 +353,7 @@ def parts_from(config):
   experiment = Experiment(
     CheckedConfig(config), Facts(tuple('0123456789'), 1000)
   )
-  return Parts(
-    config, experiment.objective, {}, experiment.mesh, experiment.facts
-  )
+  return Parts(config, experiment.objective, experiment.mesh, experiment.facts)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_loss_and_accuracy_are_the_closed_forms(name, smoothing):
   np.testing.assert_allclose(
     augmented['label'], smoothed(batch['label'], smoothing), atol=1e-7
   )
-  loss, metrics = objective.loss(params(), {}, augmented, jax.random.key(0))
+  loss, metrics = objective.loss(params(), augmented, jax.random.key(0))
   logits = logits_of(batch)
   want = losses_in_numpy(name, logits, smoothed(batch['label'], smoothing))
   # float32 sums of 48 products of numbers around 1.
@@ -108,7 +108,7 @@ def test_gradient_is_the_closed_form(name):
   batch = raw_batch()
   augmented = objective.augment(batch, jax.random.key(0))
   grads, _ = jax.grad(objective.loss, has_aux=True)(
-    params(), {}, augmented, jax.random.key(0)
+    params(), augmented, jax.random.key(0)
   )
   function = {
     'softmax': lambda x: scipy.special.softmax(x, -1),
@@ -125,7 +125,7 @@ def test_dropout_is_for_training_and_by_its_key():
 
   def loss(seed):
     key = jax.random.key(seed)
-    return float(objective.loss(params(), {}, augmented, key)[0])
+    return float(objective.loss(params(), augmented, key)[0])
 
   assert loss(0) == loss(0) != loss(1)
 
@@ -185,9 +185,7 @@ def test_evaluation_sums_over_unmasked_examples(name, masked):
   objective = make(name, flip=True, label_smoothing=0.3, mixup=0.5)
   batch = raw_batch()
   mask = np.arange(12) < 12 - masked
-  got = objective.evaluate(
-    params(), {}, batch | {'mask': mask.astype(np.float32)}
-  )
+  got = objective.evaluate(params(), batch | {'mask': mask.astype(np.float32)})
   logits = logits_of(batch)
   losses = losses_in_numpy(name, logits, np.eye(CLASSES)[batch['label']])
   assert got.keys() == {'examples', 'accuracy', 'loss'}
@@ -207,8 +205,8 @@ def test_padding_that_is_not_finite_does_not_leak():
   mask = np.array([1.0, 1.0, 0.0], np.float32)
   batch = raw_batch(3) | {'mask': mask}
   objective = Classification(LastIsNaN(), Images((4, 4)))
-  got = objective.evaluate(params(), {}, batch)
-  want = make().evaluate(params(), {}, batch)
+  got = objective.evaluate(params(), batch)
+  want = make().evaluate(params(), batch)
   assert jax.device_get(got) == jax.device_get(want)
   assert np.isfinite(got['loss'])
 
@@ -235,7 +233,7 @@ def test_several_classes_an_image():
   batch['label'] = labels_BC
   logits_BC = logits_of(batch)
   losses = losses_in_numpy('sigmoid', logits_BC, labels_BC)
-  got = several().evaluate(params(), {}, batch)
+  got = several().evaluate(params(), batch)
   assert 'accuracy' not in got  # a constant answer may score 94 %
   np.testing.assert_allclose(got['loss'], losses.sum(), rtol=1e-5)
 
@@ -243,7 +241,7 @@ def test_several_classes_an_image():
   smooth_BC = labels_BC * 0.9 + 0.1 / CLASSES
   augmented = objective.augment(batch, KEY)
   np.testing.assert_allclose(augmented['label'], smooth_BC, rtol=1e-5)
-  loss, metrics = objective.loss(params(), {}, augmented, KEY)
+  loss, metrics = objective.loss(params(), augmented, KEY)
   want = losses_in_numpy('sigmoid', logits_BC, smooth_BC).mean()
   np.testing.assert_allclose(loss, want, rtol=1e-5)
   assert metrics.keys() == {'loss'}
@@ -259,8 +257,8 @@ def test_several_classes_an_image():
 def test_one_class_each_loses_as_several_with_one():
   batch = raw_batch(12) | {'mask': np.ones(12, np.float32)}
   many = batch | {'label': np.eye(CLASSES, dtype=np.uint8)[batch['label']]}
-  one = make('sigmoid').evaluate(params(), {}, batch)
-  other = several().evaluate(params(), {}, many)
+  one = make('sigmoid').evaluate(params(), batch)
+  other = several().evaluate(params(), many)
   assert one['loss'] == other['loss']
 
 
@@ -339,7 +337,7 @@ def test_balanced_weights_are_scikit_learns():
   weights = np.linspace(0.5, 2, CLASSES)
   weighted = dataclasses.replace(make(), class_weights=tuple(weights))
   augmented = weighted.augment(batch, KEY)
-  loss, _ = weighted.loss(params(), {}, augmented, KEY)
+  loss, _ = weighted.loss(params(), augmented, KEY)
   losses = losses_in_numpy(
     'softmax', logits_of(batch), np.asarray(augmented['label'])
   )
@@ -382,8 +380,8 @@ def test_training_images_may_be_smaller_than_those_of_evaluation():
     objective, images=dataclasses.replace(objective.images, train_size=None)
   )
   np.testing.assert_allclose(
-    objective.loss(large, {}, batch, KEY)[0],
-    plain.loss(small, {}, batch, KEY)[0],
+    objective.loss(large, batch, KEY)[0],
+    plain.loss(small, batch, KEY)[0],
     rtol=1e-6,
   )
 
@@ -394,5 +392,5 @@ def test_training_images_may_be_smaller_than_those_of_evaluation():
 def test_an_objective_with_a_loss_of_its_own_refuses_what_it_ignores(field):
   config = test_every.config_of('rotation')
   config_lib.override(config, dict([field.split('=')]))
-  with pytest.raises(ValueError, match='which objective.name=rotation ignores'):
+  with pytest.raises(ValueError, match='objective.name=rotation ignores'):
     CheckedConfig(config)

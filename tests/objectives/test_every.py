@@ -198,9 +198,9 @@ def plain(name):
   return run(name)
 
 
-def loss_of(objective, params, batch, fixed=None):
+def loss_of(objective, params, batch):
   """Returns the loss and the metrics of a batch, compiled as one program."""
-  return jax.jit(objective.loss)(params, fixed or {}, batch, jax.random.key(0))
+  return jax.jit(objective.loss)(params, batch, jax.random.key(0))
 
 
 def assert_close(got, want):
@@ -286,11 +286,14 @@ OF_CLASSES = {
 }
 SOFTMAX = {'loss.name': 'sigmoid'}
 UNMIXED = {'loss.mixup': 0.8, 'loss.cutmix': 1.0}
+OWN_LOSS = {'data.train_size': '8', 'loss.class_weights': 'balanced'}
 UNUSED = {
-  'distillation': SOFTMAX,
-  'pseudo_labels': SOFTMAX,
-  'exemplar': UNMIXED,
-  'video': UNMIXED
+  'distillation': OWN_LOSS | SOFTMAX,
+  'pseudo_labels': OWN_LOSS | SOFTMAX,
+  'rotation': OWN_LOSS,
+  'exemplar': OWN_LOSS | UNMIXED,
+  'video': OWN_LOSS
+  | UNMIXED
   | {'objective.unlabelled': 'test', 'objective.unlabelled_data': 'digits'},
   'mae': OF_CLASSES,
   'dino': OF_CLASSES | {'data.augment': '3augment', 'data.crop_resize': 1.2},
@@ -348,7 +351,6 @@ def test_it_says_how_many_images_the_model_sees(name):
   loss = jax.make_jaxpr(
     lambda params, batch: made.objective.loss(
       params,
-      {},
       made.objective.augment(batch, jax.random.key(0)),
       jax.random.key(0),
     )[0]
@@ -457,14 +459,11 @@ def test_evaluation_counts_what_is_not_masked(name):
   batch = jax.tree.map(jnp.asarray, next(stream))
   stream.close()
   evaluate = jax.jit(objective.evaluate)
-  fixed = objective.fixed()
-  whole = evaluate(params, fixed, batch)
+  whole = evaluate(params, batch)
   assert whole.keys() == {'examples', *objective.metrics}
   assert whole['examples'] == 8
   one_by_one = [
-    evaluate(
-      params, fixed, batch | {'mask': (np.arange(8) == i).astype(np.float32)}
-    )
+    evaluate(params, batch | {'mask': (np.arange(8) == i).astype(np.float32)})
     for i in range(8)
   ]
   for key, total in whole.items():
@@ -477,6 +476,6 @@ def test_evaluation_counts_what_is_not_masked(name):
     for k, x in batch.items()
   }
   mask = {'mask': (np.arange(8) < 5).astype(np.float32)}
-  got, want = (evaluate(params, fixed, b | mask) for b in (noise, batch))
+  got, want = (evaluate(params, b | mask) for b in (noise, batch))
   for key in want:
     np.testing.assert_allclose(got[key], want[key], rtol=1e-5, err_msg=key)

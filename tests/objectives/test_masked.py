@@ -175,7 +175,7 @@ def test_loss_is_that_of_numpy(target):
     lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params
   )
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, metrics = made.loss(params, {}, batch, KEY)
+  loss, metrics = made.loss(params, batch, KEY)
   assert metrics == {'loss': loss}
   predicted, _ = made.model.apply(
     {'params': params},
@@ -214,7 +214,7 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
   made = dataclasses.replace(make(rate=0.3), model=Zeros())
   images, index = uint8_images(), np.int32([7, 0, 3, 12])
   batch = {'image': images, 'index': index, 'mask': np.float32([1, 1, 0, 1])}
-  got = made.evaluate({}, {}, batch)
+  got = made.evaluate({}, batch)
   squares_BL = np.mean(targets_in_numpy('pixels', images) ** 2, -1)
   total = 0.0
   for i in (0, 1, 3):
@@ -224,7 +224,7 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
   assert float(got['loss']) == pytest.approx(total, rel=1e-5)
   assert got['examples'] == 3
   prepared = made.augment({'image': images}, KEY)
-  made.loss({}, {}, prepared, KEY)
+  made.loss({}, prepared, KEY)
   key = {'dropout': KEY}
   assert given == [(False, None), (True, key)]
 
@@ -235,7 +235,7 @@ def test_what_is_not_corrupted_does_not_count():
   batch = made.augment({'image': uint8_images()}, KEY)
   kept = np.asarray(batch['kind'])[..., None] == KEPT
   other = batch | {'target': np.where(kept, 1e6, batch['target'])}
-  one, same = (made.loss(params, {}, b, KEY)[0] for b in (batch, other))
+  one, same = (made.loss(params, b, KEY)[0] for b in (batch, other))
   assert float(one) == float(same)
 
 
@@ -243,7 +243,7 @@ def test_at_the_start_all_colours_are_as_likely():
   made = make()
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': uint8_images()}, KEY)
-  loss, _ = made.loss(params, {}, batch, KEY)
+  loss, _ = made.loss(params, batch, KEY)
   assert float(loss) == pytest.approx(np.log(512), rel=1e-5)
 
 

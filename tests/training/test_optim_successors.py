@@ -278,7 +278,7 @@ def test_sam_takes_the_gradient_uphill(accum_steps):
     def loss(params):
       key = jax.random.key(0)
       rows = made.objective.augment(batch, key)
-      return made.objective.loss(params, {}, rows, key)[0]
+      return made.objective.loss(params, rows, key)[0]
 
     return jax.grad(loss)(params)
 

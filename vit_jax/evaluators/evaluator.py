@@ -41,7 +41,6 @@ class Evaluator:
     Raises ValueError if the entry is invalid, FileNotFoundError if a file of
     the entry is missing, or ImportError if a library is missing.
     """
-    del name, entry
 
   @classmethod
   def metrics(
@@ -51,7 +50,6 @@ class Evaluator:
 
     Names lack the prefix. `best_metric` can be any of these metrics.
     """
-    del entry, objective
     return cls.fixed_metrics
 
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
@@ -68,7 +66,6 @@ class Parts:
 
   config: ConfigDict
   objective: Objective
-  fixed: Params  # frozen parameters, see `Objective.fixed`
   mesh: jax.sharding.Mesh
   facts: Facts  # of the training data
 

@@ -22,7 +22,6 @@ class MeanEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    del entry
     return objective.metrics
 
   def run(self, params: Params) -> dict[str, float]:
@@ -30,7 +29,7 @@ class MeanEvaluator(Evaluator):
     # them as Python floats avoids the rounding of float32.
     sums, rows = [], []
     for batch in self._batches():
-      of_batch = dict(self._evaluate(params, self.parts.fixed, batch))
+      of_batch = dict(self._evaluate(params, batch))
       if 'rows' in of_batch:
         rows.append(of_batch.pop('rows'))
       sums.append(of_batch)

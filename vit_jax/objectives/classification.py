@@ -16,6 +16,9 @@ from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Facts, Objective, sums
 
+# Config fields that only `Classification.loss` uses, with their "off" values.
+OF_LOSS: Mapping[str, Any] = {'data.train_size': '', 'loss.class_weights': ''}
+
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
@@ -57,15 +60,6 @@ class Classification(Objective):
         f'model.name is {config.model.name!r}, which predicts {task} and does '
         'not classify images. Choose another variant, or configs/detr.py.'
       )
-    for field, value in (
-      ('loss.class_weights', config.loss.class_weights),
-      ('data.train_size', config.data.train_size),
-    ):
-      if value and cls.loss is not Classification.loss:
-        raise ValueError(
-          f'{field} is {value!r}, which objective.name='
-          f'{config.objective.name} ignores: set it to "".'
-        )
     if train_size := made.images.train_size:
       made.model.check(train_size)
     return dataclasses.replace(
@@ -159,13 +153,12 @@ class Classification(Objective):
     return {'image': images, 'label': labels}
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     For images of `data.train_size`, position embeddings are interpolated.
     """
-    del fixed
     images = self.images
     if images.train_size:
       params = transfer.at_size(
@@ -181,12 +174,11 @@ class Classification(Objective):
     hit_B = self._hits(logits_BC, batch['label'])
     return loss, {'loss': loss, 'accuracy': jnp.mean(hit_B)}
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns sums over examples, and `rows` if images have several labels.
 
     Labels are neither smoothed nor mixed, so losses of runs are comparable.
     """
-    del fixed
     logits_BC, _ = self.model.apply(
       {'params': params}, self.images.normalize(batch['image'])
     )

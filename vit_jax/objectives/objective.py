@@ -159,7 +159,6 @@ class Objective:
     Raises:
       ValueError: if the objective cannot learn from the data.
     """
-    del config, facts
     return self
 
   def train_transform(
@@ -205,7 +204,6 @@ class Objective:
     Arrays with the names and shapes of parameters, as in a momentum teacher,
     are sharded like the parameters.
     """
-    del params
     return {}
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
@@ -216,7 +214,7 @@ class Objective:
     raise NotImplementedError
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and metrics.
 
@@ -234,11 +232,12 @@ class Objective:
   ) -> tuple[jax.Array, tuple[Metrics, Any]]:
     """Returns the training loss, and a pair of metrics and `seen`.
 
-    `seen` has the statistics of the batch that `next_state` needs. Gradient
-    accumulation averages them over the microbatches.
+    Objectives with a state or fixed parameters write this method instead of
+    `loss`. `fixed` is the result of the method `fixed`. `seen` has the
+    statistics of the batch that `next_state` needs. Gradient accumulation
+    averages them over the microbatches.
     """
-    del state
-    loss, metrics = self.loss(params, fixed, batch, key)
+    loss, metrics = self.loss(params, batch, key)
     return loss, (metrics, {})
 
   def next_state(
@@ -248,10 +247,9 @@ class Objective:
 
     `params` are the parameters after the step; `seen` is from `loss_and_seen`.
     """
-    del params, seen
     return state
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns the sums of `metrics` over the examples whose `mask` is 1.
 
     The entry `examples` counts these examples. An objective with `measure_rows`
@@ -264,7 +262,6 @@ class Objective:
 
     `rows` has the `rows` of `evaluate` for all examples, NX, without `mask`.
     """
-    del rows
     return {}
 
 

@@ -34,20 +34,18 @@ class Reconstruction(Objective):
     )
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean of `losses` over the images."""
-    del fixed
     loss = jnp.mean(self.losses(params, batch, key))
     return loss, {'loss': loss}
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
     The hidden parts of an image depend only on its `index` in the data, so
     every evaluation hides the same parts.
     """
-    del fixed
     keys_B = jax.vmap(jax.random.fold_in, (None, 0))(
       jax.random.key(0), batch['index']
     )

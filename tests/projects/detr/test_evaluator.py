@@ -206,7 +206,7 @@ def parts():
       'model.backbone_layers': (1, 1, 1, 1),
     },
   )
-  return Parts(made.config, made.objective, {}, made.mesh, made.facts)
+  return Parts(made.config, made.objective, made.mesh, made.facts)
 
 
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):

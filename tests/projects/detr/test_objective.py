@@ -234,7 +234,7 @@ def test_odd_images_have_finite_gradients(case):
 
   def loss(params, batch):
     batch = objective.augment(batch, jax.random.key(0))
-    return objective.loss(params, {}, batch, jax.random.key(1))
+    return objective.loss(params, batch, jax.random.key(1))
 
   grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, batch)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
@@ -297,7 +297,7 @@ def test_batches_of_every_bucket_are_learned_from():
     shapes.add(batch['image'].shape)
     batch |= {'objects': np.ones(2, np.float32)}
     loss, _ = jax.eval_shape(
-      lambda p, b: objective.loss(p, {}, b, jax.random.key(0)),
+      lambda p, b: objective.loss(p, b, jax.random.key(0)),
       params,
       batch,
     )

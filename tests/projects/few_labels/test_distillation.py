@@ -64,8 +64,8 @@ def test_losses_are_the_papers(kind, token):
     'image': rng.normal(0, 1, (6, 16, 16, 3)).astype(np.float32),
     'label': rng.dirichlet(np.ones(CLASSES), 6).astype(np.float32),
   }
-  loss, metrics = jax.jit(objective.loss)(
-    params, fixed, batch, jax.random.key(0)
+  loss, (metrics, _) = jax.jit(objective.loss_and_seen)(
+    params, fixed, {}, batch, jax.random.key(0)
   )
   mean, aux = jax.jit(objective.model.apply)({'params': params}, batch['image'])
   taught = np.asarray(objective.taught(fixed, batch['image']), np.float64)
@@ -133,7 +133,9 @@ def test_no_gradient_reaches_the_teacher():
   params, fixed = made.new_params(), objective.fixed()
   grads = jax.jit(
     jax.grad(
-      lambda fixed: objective.loss(params, fixed, batch, jax.random.key(0))[0]
+      lambda fixed: objective.loss_and_seen(
+        params, fixed, {}, batch, jax.random.key(0)
+      )[0]
     )
   )(fixed)
   assert not any(np.any(x) for x in jax.tree.leaves(grads))

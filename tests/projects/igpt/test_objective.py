@@ -91,7 +91,7 @@ def test_loss_and_gradient_are_those_of_numpy(causal):
     batch['hidden'] = batch['hidden'].at[:, 5].set(True)
 
   def loss(params):
-    return made.loss(params, {}, batch, KEY)[0]
+    return made.loss(params, batch, KEY)[0]
 
   got, grads = jax.jit(jax.value_and_grad(loss))(params)
   numbers, exact = (
@@ -125,7 +125,7 @@ def test_probabilities_of_a_small_world_sum_to_one():
   nats = []
   for image in batch:
     prepared = made.augment({'image': image[None]}, KEY)
-    loss, _ = made.loss(params, {}, prepared, KEY)
+    loss, _ = made.loss(params, prepared, KEY)
     nats.append(2 * loss)
   assert np.ptp(nats) > 0.1
   assert np.sum(np.exp(-np.array(nats))) == pytest.approx(1, abs=1e-5)
@@ -136,7 +136,7 @@ def test_untrained_pixels_are_all_alike():
   made = make()
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
   batch = made.augment({'image': images()}, KEY)
-  loss, _ = made.loss(params, {}, batch, KEY)
+  loss, _ = made.loss(params, batch, KEY)
   assert loss == pytest.approx(np.log(COLOURS), rel=1e-6)
 
 
@@ -172,7 +172,7 @@ def test_an_image_with_nothing_hidden_has_no_loss():
   params = random_params(made.model, SIZE, np.random.default_rng(5))
   batch = made.augment({'image': images()}, KEY)
   batch['hidden'] = jnp.zeros((N, L), bool)
-  loss, grads = jax.value_and_grad(lambda p: made.loss(p, {}, batch, KEY)[0])(
+  loss, grads = jax.value_and_grad(lambda p: made.loss(p, batch, KEY)[0])(
     params
   )
   assert loss == 0
@@ -189,9 +189,9 @@ def test_evaluation_counts_each_image_once(causal):
     'index': np.int32([5, 6, 7, 8]),
     'mask': np.float32([1, 1, 0, 1]),
   }
-  got = made.evaluate(params, {}, batch)
+  got = made.evaluate(params, batch)
   alone = [
-    made.evaluate(params, {}, {k: x[i : i + 1] for k, x in batch.items()})
+    made.evaluate(params, {k: x[i : i + 1] for k, x in batch.items()})
     for i in (3, 0, 1)
   ]
   assert got.keys() == {'examples', *made.metrics}
@@ -204,7 +204,7 @@ def test_evaluation_counts_each_image_once(causal):
   hidden = jnp.stack([jax.random.bernoulli(k, 0.15, (L,)) for k in keys])
   asked = {'image': made.images.normalize(batch['image'][[0, 1, 3]])}
   asked |= {} if causal else {'hidden': hidden}
-  loss, _ = made.loss(params, {}, asked, KEY)
+  loss, _ = made.loss(params, asked, KEY)
   assert got['loss'] == pytest.approx(3 * float(loss), rel=1e-5)
 
 

@@ -208,7 +208,7 @@ def test_logits_are_a_linear_function_of_the_patches():
 def test_the_loss_is_the_mean_over_pixels_that_count():
   objective, params = objective_of(), random_params()
   batch = objective.augment(made_batch(), jax.random.key(0))
-  loss = jax.jit(lambda b: objective.loss(params, {}, b, None)[0])
+  loss = jax.jit(lambda b: objective.loss(params, b, None)[0])
   logits, _ = objective.model.apply({'params': params}, batch['image'])
   logits = jax.image.resize(logits, (8, 32, 32, 3), 'bilinear')
   classes = np.asarray(batch['classes'])
@@ -264,7 +264,7 @@ def test_every_image_counts_once_on_any_number_of_devices():
   found = []
   for devices in (1, 8):
     made = test_every.experiment_of('segmentation', devices)
-    parts = Parts(made.config, made.objective, {}, made.mesh, made.facts)
+    parts = Parts(made.config, made.objective, made.mesh, made.facts)
     evaluator = SegmentationEvaluator(parts, 'it', entry)
     params = made.place(test_every.new_params('segmentation'))
     counts = [evaluator.confusion(params, b) for b in evaluator.batches()]
@@ -273,7 +273,7 @@ def test_every_image_counts_once_on_any_number_of_devices():
   assert found[0] == pytest.approx(found[1])
   assert {'it/mean_iou', 'it/pixel_accuracy'} <= found[0].keys()
   other = test_every.experiment_of('classification')
-  parts = Parts(other.config, other.objective, {}, other.mesh, other.facts)
+  parts = Parts(other.config, other.objective, other.mesh, other.facts)
   with pytest.raises(ValueError, match='use objective.name=segmentation'):
     SegmentationEvaluator(parts, 'it', entry)
 

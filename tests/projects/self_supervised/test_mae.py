@@ -129,7 +129,7 @@ def test_loss_and_gradients_are_the_papers(normalized):
   batch = batch_of(objective)
 
   def loss(params):
-    return objective.loss(params, {}, batch, jax.random.key(1))[0]
+    return objective.loss(params, batch, jax.random.key(1))[0]
 
   got, grads = jax.value_and_grad(loss)(params)
   leaves, structure = jax.tree.flatten(params)

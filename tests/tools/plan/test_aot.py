@@ -93,7 +93,7 @@ def test_steps_are_those_of_training(count):
     key = jax.random.fold_in(key, i)
     key_augment, key_loss = jax.random.split(key)
     (loss, _), grads = jax.value_and_grad(objective.loss, has_aux=True)(
-      params, {}, objective.augment(batch, key_augment), key_loss
+      params, objective.augment(batch, key_augment), key_loss
     )
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return loss, optax.apply_updates(params, updates), opt_state

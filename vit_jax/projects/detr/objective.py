@@ -127,13 +127,12 @@ class Detection(Objective):
 
     The mean over the whole batch keeps the loss independent of microbatches.
     """
-    del key
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1)
     mean = jnp.mean(counts_B.astype(jnp.float32))
     return batch | {'objects': jnp.full(counts_B.shape, mean)}
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss of the batch, and its unweighted terms.
 
@@ -142,17 +141,15 @@ class Detection(Objective):
     terms of all decoder layers; the returned terms are from the last layer.
     'class_accuracy' is for matched queries, and 'dense' is from `_dense`.
     """
-    del fixed
     losses_B, parts = self._losses(params, batch, key)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}
     return jnp.mean(losses_B), {'loss': jnp.mean(losses_B)} | means
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
     The loss of an image equals the loss of a batch that holds only this image.
     """
-    del fixed
     counts_B = jnp.sum(batch['labels'] >= 0, axis=1).astype(jnp.float32)
     losses_B, _ = self._losses(params, batch | {'objects': counts_B}, None)
     return sums(batch['mask'], {'loss': losses_B})

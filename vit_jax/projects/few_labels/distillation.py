@@ -25,7 +25,8 @@ from vit_jax.checkpoints import classes, opening
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.classification import OF_LOSS, Classification
+from vit_jax.objectives.objective import ObjectiveState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Distillation(Classification):
   """
 
   one_class = True
-  unused = {'loss.name': 'softmax'}
+  unused = {**OF_LOSS, 'loss.name': 'softmax'}
 
   kind: str = field(
     'hard',
@@ -98,9 +99,14 @@ class Distillation(Classification):
     )
     return jax.lax.stop_gradient(logits_BC.astype(jnp.float32))
 
-  def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
-  ) -> tuple[jax.Array, Metrics]:
+  def loss_and_seen(
+    self,
+    params: Params,
+    fixed: Params,
+    state: ObjectiveState,
+    batch: Batch,
+    key: jax.Array,
+  ) -> tuple[jax.Array, tuple[Metrics, Any]]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `agreement` is the share of images for which student and teacher predict the
@@ -124,9 +130,10 @@ class Distillation(Classification):
     distilled = jnp.mean(losses_B)
     loss = (1 - self.weight) * labelled + self.weight * distilled
     said_B = jnp.argmax(logits_BC, -1)
-    return loss, {
+    metrics = {
       'loss': loss,
       'distilled_loss': distilled,
       'accuracy': jnp.mean(said_B == jnp.argmax(batch['label'], -1)),
       'agreement': jnp.mean(said_B == jnp.argmax(taught_BC, -1)),
     }
+    return loss, (metrics, {})

@@ -52,7 +52,7 @@ class PseudoLabels(TwoStreams):
       of soft labels exists.
   """
 
-  unused = {'loss.name': 'softmax'}
+  unused = {**TwoStreams.unused, 'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
   threshold: float = field(
@@ -161,14 +161,13 @@ class PseudoLabels(TwoStreams):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `agreement` is the share of pseudo-labelled images for which student and
     teacher predict the same class. Only the student sees mixed images.
     """
-    del fixed
     labels = batch['label']
     logits_NC, _ = self._outputs(params, batch['image'], key)
     logits = logits_NC.reshape(labels.shape)

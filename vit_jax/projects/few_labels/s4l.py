@@ -92,14 +92,13 @@ class Rotation(TwoStreams):
     return super().augment(batch, key) | {'unlabelled': unlabelled_BHWC}
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `accuracy` is for labelled images rotated by 0 degrees, `rotation_accuracy`
     for all rotations of all images.
     """
-    del fixed
     B = len(batch['image'])
     images_NHWC = jnp.concatenate([batch['image'], batch['unlabelled']])
     # A new axis keeps the rotations on the device of their image.
@@ -131,7 +130,7 @@ class Exemplar(TwoStreams):
   """Learns labels, and representations that tell different images apart."""
 
   # A mixture of two images is not a copy of either.
-  unused = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
+  unused = {**TwoStreams.unused, 'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K, copies of an image.', valid='[2, inf)')
   group: int = field(
@@ -213,14 +212,13 @@ class Exemplar(TwoStreams):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `told_apart` is the share of copies that are nearer to all copies of their
     image than to any copy of another image in their group.
     """
-    del fixed
     images, labels = batch['image'], batch['label']
     logits_NC, aux = self._outputs(params, images, key)
     logits = logits_NC.reshape(*images.shape[:3], -1)[:, : self.group]

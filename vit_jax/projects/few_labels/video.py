@@ -153,14 +153,13 @@ class VideoInvariances(Exemplar):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of an augmented batch, and its metrics.
 
     `predicted` is the share of shots whose prediction is more similar to the
     true next shot than to the next shots of other videos of the group.
     """
-    del fixed
     images, labels = batch['image'], batch['label']
     logits_NC, aux = self._outputs(params, images, key)
     rows = images.shape[:3]  # (groups, G, 1 + S F K)

@@ -88,25 +88,23 @@ class Segmentation(Objective):
     }
 
   def loss(
-    self, params: Params, fixed: Params, batch: Batch, key: jax.Array
+    self, params: Params, batch: Batch, key: jax.Array
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss of the pixels that are not ignored, and metrics.
 
     `pixel_accuracy` is the share of these pixels that are predicted correctly.
     """
-    del fixed
     logits_BHWC = self._logits(params, batch['image'], key)
     loss = jnp.mean(batch['weights'] * nats(logits_BHWC, batch['classes']))
     right_BHW = jnp.argmax(logits_BHWC, axis=-1) == batch['classes']
     accuracy = jnp.mean(batch['weights'] * right_BHW)
     return loss, {'loss': loss, 'pixel_accuracy': accuracy}
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
     The loss of an image is the mean over its pixels that are not ignored.
     """
-    del fixed
     logits_BHWC = self._logits(params, self.images.normalize(batch['image']))
     weights_BHW = weights(batch['classes'], axis=(1, 2))
     nats_BHW = nats(logits_BHWC, batch['classes'])

@@ -195,7 +195,6 @@ class DINO(Objective):
     another view of the student. `teacher_entropy` is the mean entropy of the
     teacher's probabilities in nats, from 0 (one-hot) to log K (uniform).
     """
-    del fixed
     step = state['steps']
     teacher_B2K = self._outputs(state['teacher'], batch['image'], None)
     p_B2K = jax.nn.softmax(
@@ -226,14 +225,13 @@ class DINO(Objective):
       ),
     }
 
-  def evaluate(self, params: Params, fixed: Params, batch: Batch) -> Metrics:
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns sums over the images whose `mask` is 1.
 
     The loss is the cross-entropy between the outputs for an image and for its
     mirror image. It shows whether training is stable, not how good the
     representations are.
     """
-    del fixed
     x_BHWC = self.images.normalize(batch['image'])
     views = jnp.stack([x_BHWC, x_BHWC[:, :, ::-1]], axis=1)
     logits_B2K = self._outputs(params, views, None)
