@@ -110,7 +110,6 @@ class Checkpoints:
 
     Orbax's own `BestN` needs metrics that orbax saves, without a checksum.
     """
-    del context
     best = best_step(self._metrics, *self._best)
     return [x.step == best for x in checkpoints]
 
@@ -187,7 +186,6 @@ class Checkpoints:
     }
 
     def check(step: int, restored: Any) -> None:
-      del step
       for name in like:
         check_sums(restored[name], restored[CHECKSUMS][name], name)
 
@@ -299,7 +297,6 @@ class _Manager(ocp.CheckpointManager):
     # JAX chooses one step id at which all processes stop. `preemption_notice`
     # gives JAX its own count as step id. If orbax also gave JAX its step
     # numbers, `preemption_notice` could miss the chosen id.
-    del step
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:

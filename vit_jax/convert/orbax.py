@@ -16,7 +16,6 @@ DTYPES = ('float32',)
 
 def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   """Writes a workdir with a single checkpoint, step 0."""
-  del dtype
   config = config_lib.base()
   config.model = variants.config_of(checkpoint.model)
   config.data.update(vars(checkpoint.preprocessing))

@@ -127,7 +127,6 @@ class Picture:
     Raises:
       UnreadableImage: The data is damaged or truncated.
     """
-    del size, exact
     if box is None:
       return self._image
     top, left, height, width = box

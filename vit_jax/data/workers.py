@@ -117,7 +117,6 @@ def _set_up(prefix: str, worker_index: int, worker_count: int) -> None:
   SIGINT and SIGTERM may reach the whole process group. Workers ignore them,
   because the current step or evaluation of the parent still needs batches.
   """
-  del worker_index, worker_count
   threading.Thread(target=_end_with_parent, daemon=True).start()
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)

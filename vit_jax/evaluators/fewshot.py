@@ -259,7 +259,6 @@ class FewShotEvaluator(Evaluator):
   def metrics(
     cls, entry: ConfigDict, objective: type[Objective]
   ) -> Mapping[str, Best]:
-    del objective
     return {f'{k}shot_accuracy': 'highest' for k in entry.shots}
 
   def run(self, params: Any) -> dict[str, float]:

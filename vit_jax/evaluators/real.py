@@ -50,7 +50,6 @@ class RealEvaluator(Evaluator):
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
-    del name
     read_labels(entry.labels)
 
   def run(self, params: Any) -> dict[str, float]:

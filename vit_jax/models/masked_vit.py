@@ -34,7 +34,6 @@ class PatchViT(ViT):
   task = 'patches'
 
   def outputs(self, outputs: Array, aux: Mapping[str, Any]) -> dict[str, Array]:
-    del aux
     return {'predictions': outputs}
 
   def check(self, image_size: tuple[int, int]) -> None:

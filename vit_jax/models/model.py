@@ -139,7 +139,6 @@ class Model(nn.Module, kw_only=True):
     self, outputs: jax.Array, aux: Mapping[str, Any]
   ) -> dict[str, jax.Array]:
     """Returns the outputs of `apply` for export and serving, by name."""
-    del aux
     return {'logits' if self.num_classes else 'pre_logits': outputs}
 
   @property

@@ -307,7 +307,6 @@ class ResNet(Model):
       map, BLC, normalised in version 2), `pre_logits` (the mean of the tokens,
       BC) and the captured intermediates.
     """
-    del train
     if 'attention' in capture:
       raise ValueError(
         "A ResNet does not return attention weights. Remove 'attention' from "

@@ -179,7 +179,6 @@ def _scale_by(factors: Callable[[Any], Any]) -> optax.GradientTransformation:
     return optax.EmptyState()
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-    del params
     return jax.tree.map(operator.mul, updates, factors(updates)), state
 
   return optax.GradientTransformation(init, update)

@@ -66,7 +66,6 @@ def preemption_notice(
   several = jax.process_count() > 1
 
   def note(number: int, frame: Any) -> None:
-    del frame
     if not (_in_run or several):
       if number == signal.SIGINT:
         raise KeyboardInterrupt

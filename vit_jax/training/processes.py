@@ -64,7 +64,6 @@ def join() -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _lost(number: int) -> None:
-  del number
   os._exit(EXIT_LOST)
 
 

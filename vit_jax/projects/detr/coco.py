@@ -175,7 +175,6 @@ def _read(
   `path` is JSON or from `voc.splits`. The cache lets all splits of a file share
   one read; `modified_ns` makes it read a changed file again.
   """
-  del modified_ns
   found = voc.read(root, path) if path.suffix != '.json' else _json(path)
   keys = ('images', 'categories', 'annotations')
   lists: list[Any] = [

@@ -48,7 +48,6 @@ class CocoEvaluator(Evaluator):
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
     """Raises ImportError if hotcoco is not installed."""
-    del entry
     segments.require_library(f'evaluators.{name}')
 
   @classmethod
@@ -59,7 +58,6 @@ class CocoEvaluator(Evaluator):
 
     With masks, adds COCO's rows for masks and `segments.ROWS`.
     """
-    del objective
     of_masks = (*(MASKS + row for row in ROWS), *segments.ROWS)
     return dict.fromkeys((*ROWS, *(of_masks if entry.masks else ())), 'highest')
 

@@ -75,7 +75,6 @@ _SLOWEST = flags.DEFINE_integer(
 
 def run(argv: list[str]) -> None:
   """Prints the plan of a config, or an error."""
-  del argv
   show_messages()
   # This process runs only small computations itself, so a CPU suffices.
   jax.config.update('jax_platforms', 'cpu')
