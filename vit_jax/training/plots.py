@@ -58,7 +58,7 @@ def accuracy_axes(drawn: Any, title: str, x_label: str, y_label: str) -> Any:
 
 
 def legend(drawn: Any, side: str, columns: int = 1) -> None:
-  """Puts a legend beside the axes of a figure."""
+  """Puts a legend outside the axes of a figure."""
   texts = drawn.legend(loc=f'outside {side}', ncols=columns, frameon=False)
   for text in texts.get_texts():
     text.set_parse_math(False)

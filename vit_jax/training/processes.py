@@ -24,7 +24,7 @@ from jax._src import distributed
 from jax.experimental import multihost_utils
 
 # EX_UNAVAILABLE of sysexits.h. slurm.sbatch and tpu.sh in launch/ restart a run
-# after status 75. They do not after this status, because the error may recur.
+# after status 75, but not after this status, because the error may recur.
 # (tpu.sh restarts it if the TPU was preempted.)
 EXIT_LOST = 69
 

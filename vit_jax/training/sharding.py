@@ -56,9 +56,9 @@ def make_mesh(
       devices of a slice.
     width: width of the model, which decides `data` and `fsdp` if both are -1.
       The shard of a kernel has at least 16 rows, because TPUs gather smaller
-      shards by all-reduce. With eight or more devices in a slice, `fsdp` covers
-      at most half of them. If it covers all, the TPU compiler all-reduces
-      gradients instead of reduce-scattering them.
+      shards by all-reduce. If `data` and `fsdp` share eight or more devices,
+      `fsdp` covers at most half of them. If it covers all, the TPU compiler
+      all-reduces gradients instead of reduce-scattering them.
 
   Raises:
     ValueError: if the sizes do not multiply to the number of devices.

@@ -33,7 +33,7 @@ FILE = 'lock'
 def check(workdir: str) -> None:
   """Raises ValueError if a run could not write to a workdir.
 
-  Does not create the workdir.
+  Does not create the workdir, and does not check buckets.
   """
   if '://' in workdir:
     return

@@ -1,9 +1,9 @@
-"""Mean attention distance (ViT paper, figures 7 right and 11, appendix D.8).
+"""Mean attention distance (ViT paper, figures 7 right and 11, appendix D.7).
 
 This is the mean distance between a patch and the patches that it attends to,
 weighted by attention. Distances are Euclidean, between patch centres, in pixels
-of the image. A class token has no position, so its query and key are left out
-and the remaining weights are renormalised.
+of the image. Other tokens, such as the class token, have no position. They are
+left out, and the remaining weights are renormalised.
 """
 
 import jax
@@ -43,7 +43,7 @@ def of_weights(
   weights_BNLL = weights_BNLL[..., extra:, extra:]
   distance_LL = between(grid) * pixels_per_patch
   sums_BNL = jnp.sum(weights_BNLL, axis=-1)
-  # A patch that attends only to the class token gets the distance 0.
+  # A patch that attends to no patch gets the distance 0.
   mean_BNL = jnp.einsum(
     '...QL,QL->...Q', weights_BNLL, distance_LL.astype(weights_BNLL.dtype)
   ) / jnp.where(sums_BNL > 0, sums_BNL, 1)

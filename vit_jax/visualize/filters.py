@@ -12,8 +12,8 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
   """Returns the leading principal components of D filters, XPPC.
 
   X is `count`, but at most min(D, P * P * C). Each component has length 1, and
-  its sign makes the largest entry positive. Components are sorted by explained
-  variance.
+  its entry with the largest absolute value is positive. Components are sorted
+  by explained variance.
   """
   *shape, D = kernel_PPCD.shape
   filters_DF = np.asarray(kernel_PPCD, np.float64).reshape(-1, D).T

@@ -59,8 +59,7 @@ $body
 def report(subject: Subject, fusion: str, discard: float) -> str:
   """Rollout, attention, distance, filters and posemb as one HTML file.
 
-  If the model lacks attention or position embeddings, the page says so instead
-  of showing them.
+  If the model does not support a part, the page says why instead.
   """
   checkpoint = subject.checkpoint
   parts: dict[str, Callable[[], str]] = {

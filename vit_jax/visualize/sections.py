@@ -74,7 +74,8 @@ def rollout(
   ('' if no class was given), `files`.
 
   Raises:
-    ValueError: if the model lacks attention, or a class is unknown.
+    ValueError: if the model lacks attention between all tokens, or a class is
+      unknown.
   """
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
@@ -149,8 +150,8 @@ def attention(
       patch if the model lacks a class token.
 
   Raises:
-    ValueError: if the model lacks attention, or the patch is outside of the
-      grid.
+    ValueError: if the model lacks attention between all tokens, or the patch is
+      outside of the grid.
   """
   tokens = subject.checkpoint.model.extra_tokens
   found: list[np.ndarray] = []
@@ -193,7 +194,7 @@ def distance(subject: Subject) -> Section:
   Array: `all` (layer, head), averaged over the images.
 
   Raises:
-    ValueError: if the model lacks attention.
+    ValueError: if the model lacks attention between all tokens.
   """
   sum_XN: Any = 0
   for layers, batch in subject.at_work('distance'):

@@ -5,9 +5,9 @@ images on the device, and computes cross-entropy, Adam with decoupled weight
 decay, and the logged norms. The batch is already on the device.
 
 The table lists images/s, compile time and peak memory. For JAX, the compiler
-predicts the peak. For PyTorch it is measured, on GPUs only. If the peak FLOPs
-of the device are known, the table lists MFU: 3 x forward FLOPs x images/s,
-divided by the peak in bfloat16.
+predicts the peak. For PyTorch it is measured, on GPUs only. If the peak FLOP/s
+of the device is known, our row lists MFU: 3 x forward FLOPs x images/s,
+divided by the bfloat16 peak of all devices in use.
 
 Steps run on the first device, or on --devices devices that share the batch.
 images/s is the total over devices; memory is per device.

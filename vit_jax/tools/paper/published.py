@@ -19,7 +19,7 @@ _FACTS = ('table', 'model', 'variant', 'pretraining')
 
 
 def _table(number: int) -> list[tuple[dict[str, str], Results]]:
-  """Returns each model's row of the CSV and its non-empty result columns."""
+  """Returns the row and the non-empty results of each model of a table."""
   path = pathlib.Path(__file__).with_name('published.csv')
   rows = csv.DictReader(path.read_text(encoding='utf-8').splitlines())
   return [

@@ -74,8 +74,8 @@ def write_model(
   """Writes FOLDER/NAME.DTYPE.onnx; returns differences from the checkpoint.
 
   Raises:
-    ImportError: if ONNX is not installed.
-    ValueError: if the model lacks a head, or cannot be written.
+    ImportError: if onnx, or onnxruntime for int8, is not installed.
+    ValueError: if the model cannot be served or written.
   """
   checkpoint.check_head()
   if (task := checkpoint.model.task) not in ('classes', 'objects'):
