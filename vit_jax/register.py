@@ -15,7 +15,7 @@ class Register(dict[str, str]):
   """Maps names to 'module:Name' or 'module', which `load` imports."""
 
   def __init__(self, field: str, places: dict[str, str]):
-    """Registers `places`; error messages begin with `field`, a config field."""
+    """Registers `places`; error messages of `load` begin with `field`."""
     super().__init__(places)
     self.field = field
 

@@ -40,7 +40,7 @@ class Cell:
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
-  `field` is a dotted name, or `model` for variants; it also names the axis. The
+  `field` is a config field, or `model` for variants, and names the axis. The
   values get the type of the field in `config`: 1e-3 and 0.001 are the same.
 
   Raises:
@@ -60,9 +60,9 @@ def add_axes(
 ) -> None:
   """Adds axes given as FIELD=V1,V2,... to a config's `sweep` and `tune.axes`.
 
-  New values replace those of an axis with the same field. `tunes` also apply to
-  every `tune.axes` that an axis of the sweep sets, such as learning rates per
-  data set.
+  New values replace those of an axis that sets only this field. `tunes` also
+  apply to every `tune.axes` that an axis of the sweep sets, such as learning
+  rates per data set.
 
   Raises:
     ValueError: if a text, a field or a value is invalid.

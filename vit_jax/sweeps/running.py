@@ -1,7 +1,7 @@
 """Run a sweep, with tuning.
 
-`train` starts and resumes each run in WORKDIR/runs/ like any other run. Before
-the first run of a group, its trials run in WORKDIR/tune/; see `choosing`.
+`stages.train` trains or resumes each run in WORKDIR/runs/. Before the first run
+of a group, its trials run in WORKDIR/tune/; see `choosing`.
 
 A finished run leaves result.json and is not run again. So the same command
 resumes a sweep, and a command with more values on an axis runs only the new
@@ -42,9 +42,9 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   is as in `train.train`, for each run.
 
   Raises:
-    ValueError: before any run starts, if a run cannot work, its folder has a
-      different run, or another sweep uses the workdir.
-    Diverged: at the end, if no candidate of a group has the metric.
+    ValueError: before any run starts, if a run cannot work or has finished with
+      another config, or another sweep uses workdir; later, as `train.train`.
+    Diverged: at the end, if all trials of a group have a NaN or missing metric.
     Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):

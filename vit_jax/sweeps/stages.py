@@ -48,7 +48,7 @@ def check(config: ConfigDict) -> CheckedConfig:
   """Checks all stages without opening data; returns the run's checked config.
 
   Raises:
-    ValueError: if a stage cannot work. The message names stage and field.
+    ValueError: if a stage or the run itself cannot work.
   """
   for name, fields in config.stages:
     # The copy keeps `stages`, so that checks do not open a teacher that an
@@ -69,7 +69,7 @@ def _checked(config: ConfigDict) -> CheckedConfig:
 def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
   """Returns the config and the workdir of every stage; the run itself is last.
 
-  The seeds of the stages are derived from the seed of the config.
+  A stage that sets no seed gets one derived from the seed of the config.
 
   Raises:
     ValueError: if a field or a stage is unknown.

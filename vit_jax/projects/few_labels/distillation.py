@@ -34,7 +34,7 @@ class Distillation(Classification):
   """Learns from labels and from a teacher's predictions.
 
   Attributes:
-    teacher: a checkpoint of any architecture and image size. It sees the same
+    teacher: a classifier of any architecture and image size. It sees the same
       augmented images, resized and normalised for it. None if an earlier stage
       of the run has yet to train it.
   """
@@ -69,10 +69,9 @@ class Distillation(Classification):
     """Returns the teacher's parameters as NumPy arrays in `teacher_dtype`.
 
     Raises:
-      ValueError: if the teacher's classes differ from the classes of the data.
+      ValueError: if the teacher's classes do not match the classes of the data.
     """
     classes.check_same(self.teacher, self.class_names, self.class_order)
-    # NumPy does not know the name 'bfloat16', but takes JAX's dtype.
     return jax.tree.map(
       lambda x: np.asarray(x).astype(jnp.dtype(self.teacher_dtype)),
       self.teacher.params,

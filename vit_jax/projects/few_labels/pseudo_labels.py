@@ -137,7 +137,7 @@ class PseudoLabels(TwoStreams):
     Normalises, augments and mixes images. Smooths labels, but not soft labels.
 
     Returns:
-      `image`: float32 [B, 1 + r, H, W, C]; `label`: float32 [B, 1 + r, C];
+      `image`: float32 [B, 1 + r, H, W, 3]; `label`: float32 [B, 1 + r, C];
       `taught`, the teacher's classes before mixing: int32 [B, r].
     """
     key_flip, key_mixup = jax.random.split(key)

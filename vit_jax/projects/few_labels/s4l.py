@@ -1,8 +1,8 @@
 """S4L (1905.03670): semi-supervised learning with a self-supervised loss.
 
 A batch has two streams of equal size: labelled examples of `config.data`, and
-images drawn from the split `objective.unlabelled`, whose labels are ignored. w
-is `objective.weight`.
+images drawn from the unlabelled split of `TwoStreams`, without their labels.
+w is `objective.weight`.
 
 `Rotation` rotates all images by 0, 90, 180 and 270 degrees. The loss is
 
@@ -196,7 +196,7 @@ class Exemplar(TwoStreams):
     Gradient accumulation splits the first axis, so it does not split groups.
 
     Returns:
-      `image`: float32 [B / G, 2 G, K, H, W, C], the labelled images of a group
+      `image`: float32 [B / G, 2 G, K, H, W, 3], the labelled images of a group
       first; `label`: float32 [B / G, G, C]; `owner`: int32 [B / G, 2 G].
     """
     labels = optax.smooth_labels(self._labels(batch), self.label_smoothing)

@@ -1,4 +1,4 @@
-"""ViTs with a second head that learns from unlabelled images."""
+"""ViTs with a second head that learns without labels."""
 
 from typing import Any
 

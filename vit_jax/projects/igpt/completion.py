@@ -96,7 +96,7 @@ def complete(
   Raises:
     ValueError: if the checkpoint is invalid or not a causal iGPT.
     FileNotFoundError: if the checkpoint is missing.
-    UnreadableImage: if a file cannot be decoded.
+    UnreadableImage: if a file is missing, damaged or not an image.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model

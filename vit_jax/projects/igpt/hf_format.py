@@ -37,12 +37,12 @@ _MODULES = {
   'mlp/Dense_1': 'mlp.c_proj',
 }
 _PREFIX = 'transformer.'
-# Causal masks that older versions of transformers saved; `read` ignores them.
+# Causal masks and their fill values in old files; `read` ignores them.
 _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory with this config.json; see `table`."""
+  """Reads a directory; `config` is its config.json. See `table`."""
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(

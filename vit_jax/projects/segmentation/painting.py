@@ -19,8 +19,8 @@ def find(
 ) -> Iterator[list[tuple[str, float]] | decode.UnreadableImage]:
   """Yields for each file a list of (class name, share of the pixels).
 
-  The largest share comes first. For an unreadable file, yields the error
-  instead. With `out`, writes two files for each image into this folder:
+  The largest share comes first; absent classes are left out. For an unreadable
+  file, yields the error instead. With the folder `out`, writes per image:
 
     painted-NAME.png: the image with all classes except 0 in colour.
     classes-NAME.png: the class number of each pixel, with these colours as the

@@ -70,7 +70,8 @@ class Views:
     """Returns a transform with the distortions of DINO's original code.
 
     `least` is the smallest share of an image that a large view covers. `areas`
-    is the range of this share for a small view. Sizes are (H, W).
+    is the range of this share for a small view. Sizes are (H, W). Blur scales
+    with `size`, and has the original radius at 224.
     """
     radius = 2.0 * max(size) / 224
     first, second, small = (

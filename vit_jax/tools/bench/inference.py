@@ -2,7 +2,7 @@
 
 --vs names other implementations, which run in turns with ours:
 
-  onnx        our ONNX file in onnxruntime, on the CPU
+  onnx        our model as ONNX in onnxruntime, on the CPU in float32
   timm        timm's model of the same architecture with torch.compile
   timm-eager  timm's model without torch.compile
 """

@@ -28,8 +28,8 @@ def bench(
 
   Raises:
     ImportError: if a peer is not installed.
-    ValueError: if a combination is invalid. This is checked before any
-      measurement.
+    ValueError: if a combination is invalid, which is checked before any
+      measurement; or if a peer cannot run it.
   """
   count = args.devices
   for peer in args.vs:

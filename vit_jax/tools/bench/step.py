@@ -12,7 +12,7 @@ from vit_jax.objectives.objective import Facts
 
 NUM_CLASSES = 1000
 # Class names and number of examples. The number is large enough for the warm-up
-# of the learning rate at any batch size, and small enough for 32-bit steps.
+# at batch sizes below 90,000, and small enough for 32-bit steps.
 _FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
 # Fields that have their own flags, because they appear in the tables' titles.
 _NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
