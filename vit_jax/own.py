@@ -2,7 +2,7 @@
 
 `config` leaves some fields open (None) and gives the length of training in
 minutes. When training starts, `resolve` chooses these fields and the number of
-steps. A resumed run reads these choices, so its length never changes.
+steps. A run that resumes with the same minutes keeps its choices and length.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ OPTIMIZERS = {
   'small': ('muon', 1.5e-3, 1.0),
   'large': ('adam', 3e-4, 0.75),
 }
-# Minimum number of steps; fewer steps hardly change a model.
+# Minimum number of steps for a `total` in minutes; fewer hardly change a model.
 LEAST_STEPS = 300
-# Maximum number of epochs; more epochs do not raise accuracy.
+# Maximum number of epochs for a `total` in minutes; more do not raise accuracy.
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
 # Evaluations per run.
 _EVALUATIONS = 10
@@ -71,8 +71,8 @@ def config(
 ) -> ConfigDict:
   """Returns a config for photos; `resolve` sets its None fields and `total`.
 
-  `folder` may be any value of `config.data.name`. `init` is a checkpoint, or
-  empty for new parameters.
+  `folder` may be any value of `config.data.name`. `init` is a checkpoint, whose
+  model `from_init.resolve` copies first, or empty for new parameters.
 
   Raises:
     ValueError: if `minutes` is not a positive number.
@@ -160,7 +160,7 @@ def _held_out(photos: Photos) -> dict[str, Any]:
 
   With 1,000 photos or more, a tenth becomes the validation split. The best step
   has the lowest validation loss, because accuracy is often equal at many steps.
-  With fewer photos, this loss is too noisy to choose a step.
+  With fewer photos this loss is too noisy, so test accuracy chooses the step.
   """
   enough = photos.count >= 1000
   return {
@@ -174,7 +174,7 @@ def _held_out(photos: Photos) -> dict[str, Any]:
 def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
   """Fills in the open fields of a config from WORKDIR/chosen.json.
 
-  If the file lacks a field, chooses the field and writes the file.
+  If the file lacks a field or `total` changed, chooses it and writes the file.
 
   Args:
     config: a config after `from_init.resolve`.

@@ -54,14 +54,14 @@ class Model(nn.Module, kw_only=True):
   """A model: `apply` maps images to outputs and a dict of intermediates.
 
   Attributes:
-    kind: name in `variants.ARCHITECTURES` and in `config.model.name`.
+    kind: name in `variants.ARCHITECTURES`.
     task_params: top-level names of the parameters that belong to the task (the
       head), not the body.
     optional_params: maps a field that enables a part of the model to the names
       of the part's parameters. If a model starts from a checkpoint that lacks
       these parameters, they are initialised. If only the checkpoint has them,
       they are dropped.
-    compute_fields: fields that do not change parameters (`scan` stacks them).
+    compute_fields: fields that do not change parameters, or only stack them.
     loops: groups of layers that a scan stacks.
     depth_loop: the loop whose length is the field `depth`, or None.
     after_layers: regular expression for the paths of the parameters that come
@@ -146,8 +146,8 @@ class Model(nn.Module, kw_only=True):
     """The kind of attention whose weights `capture=('attention',)` returns.
 
     'all': among all tokens. 'axial': along rows, then along columns. 'pixels':
-    among the pixels of iGPT. 'objects': among patches and object queries, as in
-    DETR. Empty: the model does not return attention weights.
+    among the pixels of iGPT. 'objects': among patches, in the encoder of DETR.
+    Empty: the model does not return attention weights.
     """
     return ''
 
@@ -217,7 +217,7 @@ class Model(nn.Module, kw_only=True):
     raise NotImplementedError
 
   def describe(self, image_size: tuple[int, int]) -> str:
-    """Describes the model: class, fields that are not default, grid, pixels.
+    """Describes the model: class, non-default fields, grid, pixels.
 
     Leaves out the fields that all models have, such as `num_classes`.
     """

@@ -5,7 +5,7 @@ Versions 1 and 2 have the weight-standardised convolutions and GroupNorm of BiT
 Version 2, the model of the published BiT weights, normalises and activates
 before each convolution. Version 0, the backbone of DETR, is torchvision's
 ResNet with frozen BatchNorm. Parameters have the names of the published
-hybrids.
+hybrids, with `bn` instead of `gn` in version 0.
 """
 
 import functools
@@ -153,8 +153,8 @@ UNITS = Loop('unit', 2, 'units')
 class Stage(nn.Module):
   """A sequence of units of one width.
 
-  The stride applies to the first unit, the dilation to the other units. Their
-  receptive field stays the same if dilation 2 replaces stride 2.
+  The stride applies to the first unit, the dilation to the other units. With
+  dilation 2 instead of stride 2, their receptive field stays the same.
   """
 
   units: int
@@ -296,7 +296,7 @@ class ResNet(Model):
     train: bool = False,
     capture: tuple[str, ...] = (),
   ) -> tuple[Array, dict[str, Any]]:
-    """Computes the logits of images in [-1, 1], of any size.
+    """Computes the logits of normalised images, of any size unless `axial`.
 
     `train` has no effect. `capture` may contain 'blocks', the list of the
     stages' outputs. Raises ValueError if it contains 'attention'.
@@ -304,8 +304,8 @@ class ResNet(Model):
     Returns:
       Logits (B, classes) in float32, or `pre_logits` if `num_classes` is 0; and
       a dict with `stem` (the root's output, BhwC), `tokens` (the last feature
-      map, BLC, normalised in version 2), `pre_logits` (the mean of the tokens,
-      BC) and the captured intermediates.
+      map, BLC, in version 2 after norm and ReLU), `pre_logits` (the mean of the
+      tokens, BC) and the captured intermediates.
     """
     if 'attention' in capture:
       raise ValueError(

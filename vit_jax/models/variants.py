@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # keeps JAX and Flax out of `vit_jax.config`
 
   from vit_jax.models.model import Model
 
-# Model classes by `config.model.name`.
+# Model classes by `Model.kind`.
 ARCHITECTURES = Register(
   'model.name',
   {
@@ -64,7 +64,7 @@ IGPT_SIZES = {
   'l': Size(48, 1536, 6144, 16),
 }
 
-# Fields in which ViT-5 (2602.08071) differs from a ViT of the same size.
+# Fields, besides `rope_side`, in which ViT-5 (2602.08071) differs from a ViT.
 VIT5 = {
   'gelu': 'exact',
   'registers': 4,
@@ -305,7 +305,7 @@ def build_model(
 
 
 def fields_of(model: 'Model') -> dict[str, Any]:
-  """Returns the arguments of `build` for this model, serialisable as JSON."""
+  """Returns JSON-serialisable arguments of `build`, except `image_size`."""
   found = {
     field.name: getattr(model, field.name) for field in model.own_fields()
   }
@@ -313,7 +313,7 @@ def fields_of(model: 'Model') -> dict[str, Any]:
 
 
 def config_of(model: 'Model') -> dict[str, Any]:
-  """Returns the fields of a `config.model` that builds this model.
+  """Returns the fields of `config.model` for this model.
 
   The fields that an objective sets, such as `MaskedViT.target`, are left out.
   """

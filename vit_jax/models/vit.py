@@ -157,7 +157,7 @@ class ViT(Model):
   dropout: float = field(
     0.0,
     'Dropout rate after every dense layer of the encoder except queries, keys '
-    'and values, and after adding position embeddings (appendix B.1).',
+    "and values, and on the encoder's input (appendix B.1).",
     valid='[0, 1)',
   )
   stochastic_depth: float = field(
@@ -265,7 +265,7 @@ class ViT(Model):
     """Computes equations 1 to 4.
 
     Args:
-      images_BHWC: images in [-1, 1], of a size that `grid` accepts.
+      images_BHWC: normalised images, of a size that `grid` accepts.
       train: whether to apply dropout and stochastic depth. They need the random
         key 'dropout'.
       capture: more intermediates to return: 'attention' (softmax weights, depth
@@ -284,14 +284,13 @@ class ViT(Model):
       return aux['pre_logits'], aux
     return self.classify(aux)
 
-  # The compact `__call__` of this class or a subclass calls the methods below
-  # and owns their parameters.
+  # A compact `__call__` calls the methods below and owns their parameters.
 
   def embed(self, images_BHWC: Array) -> tuple[Array, Array]:
     """Computes equation 1 without position embeddings, which `Encoder` adds.
 
     Returns:
-      The patch embeddings BhwD of images in [-1, 1], and the tokens BLD:
+      The patch embeddings BhwD of normalised images, and the tokens BLD:
       `extra_tokens`, then the patches in raster order.
     """
     x_BhwC = images_BHWC.astype(self.dtype)

@@ -16,7 +16,7 @@ from vit_jax.models.model import Batch, Metrics, Params, run
 from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Facts, Objective, sums
 
-# Config fields that only `Classification.loss` uses, with their "off" values.
+# Config fields that need `Classification.loss`, with their "off" values.
 OF_LOSS: Mapping[str, Any] = {'data.train_size': '', 'loss.class_weights': ''}
 
 

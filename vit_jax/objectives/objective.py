@@ -99,7 +99,7 @@ class Objective:
   class_names: tuple[str, ...] = ()
 
   def __init_subclass__(cls) -> None:
-    """Adds the fields of the subclass to `defaults` and `valid`."""
+    """Adds the fields declared with `field` to `defaults` and `valid`."""
     super().__init_subclass__()
     # Fields are still Field objects, because `dataclass` runs later.
     own = {
@@ -252,8 +252,8 @@ class Objective:
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns the sums of `metrics` over the examples whose `mask` is 1.
 
-    The entry `examples` counts these examples. An objective with `measure_rows`
-    also returns `rows`, a dict of arrays BX that includes `mask`.
+    The entry `examples` counts these examples. An objective may also return
+    `rows` for `measure_rows`: arrays B or BX by name, with `mask`.
     """
     raise NotImplementedError
 

@@ -21,7 +21,7 @@ class Reconstruction(Objective):
   ) -> jax.Array:
     """Returns the mean loss over the predicted parts of each image, B.
 
-    `batch` is the result of `hide`. Without a key, dropout is off.
+    `batch` is from `hide`. Without a key, dropout and stochastic depth are off.
     """
     raise NotImplementedError
 

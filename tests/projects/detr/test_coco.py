@@ -152,7 +152,7 @@ def changed(**fields):
   [
     (json.dumps(annotated())[:-20], 'is not valid JSON'),
     (b'\xff{}', 'instances.json is not valid JSON: .*position 0'),
-    ('[]', 'is not a COCO file: it needs an object with the lists'),
+    ('[]', 'is incomplete: COCO needs an object with the lists'),
     (annotated(images=[]), 'at least one image'),
     (
       annotated(categories=[{'id': -1, 'name': 'x'}]),

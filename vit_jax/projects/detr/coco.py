@@ -84,9 +84,9 @@ class CocoFolder(Source):
     split: str,
     split_seed: int,
   ):
-    """Reads and checks the annotations of a split.
+    """Reads and checks the annotations of all splits.
 
-    If one file holds all images, a fifth of them becomes the split `test`.
+    If `files` has only 'all', a fifth of its images becomes the split `test`.
     `split_seed` draws the fifth and shuffles every split. A split with wrong
     annotations is skipped with a warning if `split` does not need it; other
     problems raise ValueError.
@@ -182,8 +182,9 @@ def _read(
   ]
   if not all(isinstance(x, list) for x in lists) or not all(lists[:2]):
     raise ValueError(
-      f'{path} is not a COCO file: it needs an object with the lists images, '
-      'categories and annotations, and at least one image and one category.'
+      f'{path} is incomplete: COCO needs an object with the lists images, '
+      'categories and annotations, and at least one image and one category. '
+      'VOC needs at least one <object> with a <name>.'
     )
   images, categories, annotations = ([*map(_plain, x)] for x in lists)
   _refuse(path, 'image', images, _image_problem)

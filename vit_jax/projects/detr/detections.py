@@ -49,7 +49,7 @@ class Detector:
     size. The longer side of this size lies along the longer side of the image.
 
     Raises:
-      UnreadableImage: if the file cannot be decoded.
+      UnreadableImage: if the file cannot be read or decoded.
       ValueError: if the outputs of the model are not finite.
     """
     data = decode.read_file(path)
