@@ -32,7 +32,7 @@ def to_new_task(
     model: the model to train. Its body, or the body of one of its parts, must
       equal the checkpoint's, except in `compute_fields` and `optional_params`.
     image_size: (H, W) that the model is built for.
-    fresh: initial parameters of the model, kept for the new head.
+    fresh: initial parameters, kept for the new head and other missing parts.
 
   Returns NumPy arrays. Raises ValueError if the bodies differ, and the
   ValueError of `posemb.resize_all`.
@@ -121,8 +121,8 @@ def at_size(
 def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
   """Converts a checkpoint to another image size (H, W), as `at_size` does.
 
-  Also scales `preprocessing.resize_small`, the side before the crop. Raises
-  ValueError if the model does not support this image size.
+  Also scales `preprocessing.resize_small`, the shorter side before the crop.
+  Raises ValueError if the model does not support this image size.
   """
   model, old = checkpoint.model, checkpoint.image_size
   model.check(image_size)
@@ -138,7 +138,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   """Returns a checkpoint with its head kept or dropped.
 
   `head` is one of `HEADS`. 'representation' drops the classifier and keeps the
-  representation layer; it raises ValueError if the model lacks this layer.
+  representation layer. Raises ValueError if the model lacks this layer.
   """
   if head == 'keep':
     return checkpoint

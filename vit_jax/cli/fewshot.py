@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     default='choose',
     help='L2 penalty of the least squares: choose takes the value with the '
     'best leave-one-out accuracy on the shots (2^10 if there is one shot per '
-    "class); fixed is big_vision's 2^10 (default: choose)",
+    "class); fixed is big_vision's protocol, with 2^10 (default: choose)",
   )
   add(
     '--probe',

@@ -47,7 +47,7 @@ _ENVIRONMENT = {
     'When the storage works again, run the same command to resume.'
   ),
 }
-# Error numbers of storage and network that may be temporary.
+# Error numbers of storage and network failures that may be temporary.
 _ERRNOS = {
   errno.EIO,
   errno.ESTALE,
@@ -56,8 +56,7 @@ _ERRNOS = {
   errno.ENETUNREACH,
 }
 # Errors that may end a command with one message; see `status`. `vit_jax.main`
-# handles `Diverged` and `Preempted` too. Any other error is a bug of this
-# package.
+# handles `Diverged` and `Preempted` too. Any other error is a bug.
 ENDINGS = (
   ValueError,
   OSError,
@@ -319,14 +318,14 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 def add_data(parser: argparse.ArgumentParser) -> None:
   """Adds the flags that describe a dataset without a config; see `data_of`."""
   parser.add_argument(
-    '--data_dir', default='', help='folder of the TFDS data sets'
+    '--data_dir', default='', help='folder of the TFDS datasets'
   )
   parser.add_argument(
     '--split_seed',
     type=int,
     default=0,
     help='seed that shuffles examples before slicing, and draws a test split '
-    'if the data lack one; TFDS data sets ignore it (default: 0)',
+    'if the data lack one; TFDS datasets ignore it (default: 0)',
   )
   parser.add_argument(
     '--class_order',

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('palette', __doc__)
   add = parser.add_argument
-  add('dataset', help="'digits', a folder of images, or a TFDS name")
+  add('dataset', help="dataset of images: 'digits', a folder, a TFDS name, ...")
   add('--colours', type=int, default=512, help='palette size (default: 512)')
   add(
     '--out',

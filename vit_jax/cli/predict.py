@@ -49,7 +49,7 @@ Row = dict[str, Any]
 
 
 def find_files(paths: Sequence[str]) -> list[str]:
-  """Returns the given files, and all images in the given folders.
+  """Returns the given files, and all images at any depth of given folders.
 
   Raises:
     FileNotFoundError: if a path is missing, or a folder has no images.

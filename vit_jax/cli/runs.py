@@ -3,9 +3,9 @@
   python -m vit_jax.runs runs/
 
 The command looks for workdirs at any depth. It prints a table with each run's
-best and last value of a metric, steps and minutes, and the config fields in
-which the runs differ. Runs with the same best_metric stay together. It draws
-all curves in FOLDER/runs.png.
+best and last value of a metric, planned steps, minutes so far, and the config
+fields in which the runs differ. Runs with the same best_metric stay together.
+It draws all curves in FOLDER/runs.png.
 """
 
 import argparse
@@ -28,8 +28,8 @@ class FoundRun(NamedTuple):
 
   name: str  # its folder, relative to the searched folder
   metric: str
-  # Metadata of the newest checkpoint. 'best' says whether the 'highest' value
-  # of this metric is best (the default) or the 'lowest'.
+  # Metadata of the newest checkpoint. Its 'best' says which value of the metric
+  # is best: 'highest' (the default) or 'lowest'.
   meta: dict[str, Any]
   steps: list[int]  # at which the metric was measured
   values: list[float]

@@ -118,7 +118,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command and returns its exit status.
 
-  The status is 1 if a check fails; see `flags.command` for the others.
+  The status is 1 if a check fails; see `flags.command` for other statuses.
   """
   args = parse(argv)
   return flags.command(_run, args)

@@ -18,10 +18,9 @@ IMAGES = 8  # few, to save memory
 def agree(source: str, target: str, tolerance: float) -> bool:
   """Compares two models on the same random images and prints the result.
 
-  Each is a checkpoint, an .onnx file or a StableHLO directory. A source
+  A model is a checkpoint, an .onnx file or a StableHLO directory. A source
   checkpoint is converted to the target's image size. Returns whether the
-  largest difference is within the tolerance, relative to the source's largest
-  output.
+  largest difference is within `tolerance` times the source's largest output.
 
   Raises:
     ValueError: if the source is a program for another image size, the outputs

@@ -15,7 +15,7 @@ from onnx import IR_VERSION, checker, defs, helper, numpy_helper
 # Permutations from BHWC to BCHW and back.
 NCHW = (0, 3, 1, 2)
 NHWC = (0, 2, 3, 1)
-# Before opset 13, softmax and reductions have another definition. All recent
+# Before opset 13, Softmax and ReduceSum have another definition. All recent
 # runtimes support opset 13.
 OLDEST = 13
 # Equal constants of up to this size are stored once.
@@ -83,7 +83,7 @@ class Graph:
   def elementwise(
     self, op: str, *inputs: Value, dtype: Any = None, **attributes: Any
   ) -> Value:
-    """Adds an elementwise node; inputs must have equal ranks or be scalars."""
+    """Adds an elementwise node; inputs are broadcast as in NumPy."""
     shape = jax.lax.broadcast_shapes(*(x.shape for x in inputs))
     return self.node(op, inputs, shape, dtype, **attributes)
 

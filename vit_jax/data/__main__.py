@@ -3,14 +3,16 @@
   python -m vit_jax.data ./photos --shards=./photos-shards
   python -m vit_jax.data ./pennfudan --class=person
 
-With --shards, the command writes the images and classes of a dataset as
-ArrayRecord files to a new folder. Train on it with
+With --shards, the command writes a dataset as ArrayRecord files to a new
+folder. An image has at most one class. Train on the folder with
 `--config.data.name=arrayrecord:./photos-shards`.
 
 Without --shards, the command writes COCO annotations to train DETR. The folder
-must have images/ and masks/, with a mask for each image. A pixel of a mask is 0
-for the background, or the number of an object. The result is instances.json in
-the folder. Train on it with `--config=configs/detr.py:r50,./pennfudan`.
+must have images/ and masks/, with a mask for each image. A pixel of a mask is
+the number of an object, 0 for the background, or 255 for a border. 255 is an
+object if a mask has 254, or if the masks have only 0 and 255. The result is
+instances.json in the folder. Train on it with
+`--config=configs/detr.py:r50,./pennfudan`.
 """
 
 import argparse
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command and returns its exit status; see `flags.command`."""
   parser = flags.parser('data', __doc__)
   parser.add_argument(
-    'folder', help='has images/ and masks/; with --shards, any dataset'
+    'folder', help='has images/ and masks/; with --shards, a dataset'
   )
   parser.add_argument(
     '--class',

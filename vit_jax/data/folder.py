@@ -203,7 +203,7 @@ class Files(Source):
     return digest.hexdigest()
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # With the class name, because ObjectNet reads other pixels of a file.
+    # With the source's type, because ObjectNet reads other pixels of a file.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

@@ -93,7 +93,7 @@ def rgb(image: Image.Image) -> np.ndarray:
   """Returns the stored pixels of an opened image, uint8 [H, W, 3].
 
   Raises:
-    ValueError: pixels are floats, or a grey value exceeds 16 bits.
+    ValueError: pixels are floats, or a grey value is not in 0..65535.
     Exception: Pillow's error if the file is damaged: OSError, SyntaxError or
       another.
   """
@@ -127,7 +127,7 @@ def _grey16_to_grey8(image: Image.Image) -> Image.Image:
   white = _WHITES.get(declared, 65535)
   if high > white:
     white = 65535
-  if tags.get(_COLOURS_TAG) == 0:  # Pillow inverts only images of 8 bits
+  if tags.get(_COLOURS_TAG) == 0:  # Pillow inverts only up to 8 bits
     pixels = white - pixels
   grey = ((pixels * 255 + white // 2) // white).astype(np.uint8)
   # One 16-bit value may be transparent; it becomes white.
@@ -152,7 +152,7 @@ def fitted_size(
   Args:
     most: (height, width) of the array that must hold the resized image.
     short: wanted length of the shorter side in pixels; the result is smaller if
-      the longer side would not fit. 0 for the largest size that fits.
+      it would not fit otherwise. 0 for the largest size that fits.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

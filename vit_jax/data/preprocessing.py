@@ -15,7 +15,7 @@ from PIL import Image
 from vit_jax.data.orientation import Box
 from vit_jax.models.fields import Valid, check_value
 
-# Limit of image sizes in pixels, far above the input size of any model.
+# Maximum side of an image in pixels, far above the input size of any model.
 MAX_SIDE = 1 << 16
 INTERPOLATIONS = ('bilinear', 'bicubic')
 # 'dinov3' is DINOv3's processor in transformers, which resizes floats.
@@ -101,7 +101,7 @@ class Preprocessing:
     )
 
   def check(self, size: _Size) -> None:
-    """Raises ValueError if a crop of `size` does not fit the resized image."""
+    """Raises ValueError if a crop of `size` may not fit a resized image."""
     least = min(size) if self.squash else max(size)
     if self.resize_small and self.resize_small < least:
       raise ValueError(
@@ -115,7 +115,7 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # With a limit of 2, the sides of wide photographs would be rounded
+      # With longest=2, the sides of wide photographs would be rounded
       # differently than in other libraries.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]

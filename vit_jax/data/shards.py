@@ -265,7 +265,7 @@ def numbered(
 
 
 def _state(fs: Any, path: str) -> str:
-  """Formats a file's path, size, and mtime or ETag."""
+  """Formats a file's path, size, and mtime, ETag or creation time."""
   info = fs.info(path)
   time = info.get('mtime') or info.get('etag') or info.get('created')
   return f'{path}\0{info["size"]}\0{time}'
@@ -277,7 +277,7 @@ def _index(
   """Indexes all shards, or reads their index from the cache.
 
   Returns the number of records of each shard; the class of each record (a
-  number, a name or None); and its start and end in bytes, int64 [N, 2]. These
+  number, a name or None); and its start and end in bytes, int64 [N, 2]. Both
   are 0 for ArrayRecord.
   """
   text = '\n'.join([kind, *states]).encode(errors='surrogateescape')

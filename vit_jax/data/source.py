@@ -13,7 +13,7 @@ class Source(Protocol):
   """Base class of sources, whose records the loader and the image check read.
 
   Attributes:
-    class_names: a name for each label; empty if records have no labels.
+    class_names: a name for each class; empty if records have no classes.
     several_labels: whether a record may have several classes, or no class.
     skips_unreadable: whether the loader replaces an unreadable image with the
       next image, instead of raising an error.
@@ -28,9 +28,9 @@ class Source(Protocol):
   def __getitem__(self, index: int) -> Record: ...
 
   def fingerprint(self) -> str | None:
-    """Returns a string that changes when the images change.
+    """Returns a string for `states` that changes when the images change.
 
-    None means that the images need no check.
+    None means that the images need no check, unless `states` is overridden.
     """
     return None
 
