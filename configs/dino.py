@@ -73,7 +73,7 @@ def paper(config, variant, data):
   config_lib.choose_model(config, variant)
   config.model.update(dtype='bfloat16', gelu='exact', stochastic_depth=0.1)
   # Ti and S train the scale of the last layer; other models keep it at 1.
-  config.objective.last_scale = variant.startswith(('ti', 's'))
+  config.objective.last_scale = config.model.width <= 384
   config.mesh.fsdp = -1
   config.optimizer.update(
     lr=5e-4 * config.batch_size / 256,

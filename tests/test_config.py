@@ -621,6 +621,7 @@ def test_a_run_of_unknown_length_is_extended(caplog):
     (' , ', []),
     ('a, b ,,c', ['a', 'b', 'c']),
     ("('a', 'b'),()", ["('a', 'b')", '()']),
+    ("a=(('(b|c)', 1.0), ('d', 2)),e", ["a=(('(b|c)', 1.0), ('d', 2))", 'e']),
   ],
 )
 def test_commas_of_a_tuple_do_not_split(text, parts):

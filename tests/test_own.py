@@ -128,6 +128,8 @@ def test_from_photos_to_a_model(photos, tmp_path, capsys, monkeypatch):
   fields = TINY | {'eval_every': '50%'}
   monkeypatch.setattr(own, 'LEAST_STEPS', 6)
   monkeypatch.setattr(own, '_MEASURE_S', 0.0)
+  with pytest.raises(ValueError, match="field 'lr'. Did you mean optimizer.lr"):
+    vit_jax.finetune(photos, workdir=workdir, fields={'lr': 1e-3})
   vit = vit_jax.finetune(photos, minutes=0.001, workdir=workdir, fields=fields)
   assert vit.class_names == ('bright', 'dark')
   assert vit.checkpoint.path.endswith('/6')

@@ -467,7 +467,13 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
 
 def split_commas(text: str) -> list[str]:
   """Splits at commas outside of parentheses, and drops empty parts."""
-  parts = re.split(r',(?![^(]*\))', text)
+  parts, depth = [''], 0
+  for character in text:
+    depth += (character == '(') - (character == ')')
+    if character == ',' and not depth:
+      parts.append('')
+    else:
+      parts[-1] += character
   return [part.strip() for part in parts if part.strip()]
 
 

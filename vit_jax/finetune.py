@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax import config as config_lib
 from vit_jax import own
 from vit_jax.evaluators import final, pretrained
 from vit_jax.train import train
@@ -34,8 +35,6 @@ def finetune(
 
   Raises:
     ValueError: if the photos, `minutes` or the config are invalid.
-    KeyError: if a name in `fields` is unknown.
-    TypeError: if a value in `fields` has the wrong type.
 
   Also raises the other errors of `train`.
   """
@@ -44,7 +43,7 @@ def finetune(
     folder = os.path.join('.', folder)
   config = own.config(folder, init, minutes)
   config.lock()
-  config.update_from_flattened_dict(dict(fields or {}))
+  config_lib.override(config, {k: str(v) for k, v in (fields or {}).items()})
   name = os.path.basename(os.path.abspath(folder))
   place = os.fspath(workdir) or os.path.join('runs', name)
   train(config, place)

@@ -226,11 +226,14 @@ def test_adapters_are_planned_and_refused_where_they_cannot_work(base):
   assert trained < flops.count_params(base.model, SIZE) / 5
   moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
   assert moments < 2.1 * trained
-  config.optimizer.lora_on = 'nothing/kernel$'
-  with pytest.raises(ValueError, match="lora_on is 'nothing/kernel"):
-    train.Experiment(
-      train.CheckedConfig(config), train.facts_of(config, _source())
-    )
+  for pattern in ('nothing/kernel$', '*kernel'):
+    config.optimizer.lora_on = pattern
+    with pytest.raises(
+      ValueError, match='lora_on is ' + re.escape(repr(pattern))
+    ):
+      train.Experiment(
+        train.CheckedConfig(config), train.facts_of(config, _source())
+      )
   with pytest.raises(ValueError, match='lora is 2, but init is empty'):
     train.train(config_of(base, init=''), 'x')
 

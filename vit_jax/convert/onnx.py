@@ -32,6 +32,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
@@ -83,9 +84,10 @@ def write(
     else:
       path.write_bytes(model.SerializeToString())
   lost = dtype_notes(checkpoint, computes)
-  if dtype == 'int8' and 'conv_root' in checkpoint.params:
+  paths = flatten_dict(checkpoint.params)
+  if dtype == 'int8' and any('conv_root' in path for path in paths):
     lost.append(
-      'The convolutions of the stem stay float32, because they are slow and '
+      'The convolutions of the ResNet stay float32, because they are slow and '
       'inaccurate in int8.'
     )
   return lost

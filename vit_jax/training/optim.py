@@ -230,13 +230,21 @@ def new_adapters(
   peft, A is uniform in (-D^-0.5, D^-0.5) for D inputs, and B is 0.
 
   Raises:
-    ValueError: if the pattern matches no kernel of the layers.
+    ValueError: if the pattern matches no kernel of the layers, or is not a
+      regular expression.
   """
+  try:
+    matches = re.compile(pattern).search
+  except re.error as e:
+    raise ValueError(
+      f'optimizer.lora_on is {pattern!r}, which is not a regular expression: '
+      f'{e}.'
+    ) from e
   flat = flatten_dict(params)
   found = {p: x for p, x in flat.items() if p[0] in model.task_params}
   axes = flatten_dict(hidden_matrices(model)(params))
   for i, (path, sides) in enumerate(axes.items()):
-    if sides is None or not re.search(pattern, '/'.join(path)):
+    if sides is None or not matches('/'.join(path)):
       continue
     x = flat[path]
     stacked = x.shape[: sides.reduction_axis[0]]

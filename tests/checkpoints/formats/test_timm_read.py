@@ -471,7 +471,9 @@ def test_torchvisions_vit_is_read(
     ('vit_huge_plus_patch16_dinov3', 96),
   ],
 )
-def test_the_originals_of_dinov3_are_read(tmp_path, timm, torch, name, width):
+def test_the_originals_of_dinov3_are_read(
+  tmp_path, timm, torch, caplog, name, width
+):
   model = timm.create_model(
     name,
     **{'depth': 2, 'embed_dim': width, 'num_heads': 2, 'img_size': 224},
@@ -502,6 +504,7 @@ def test_the_originals_of_dinov3_are_read(tmp_path, timm, torch, name, width):
     tmp_path / 'x.pth', model, random_images((224, 224)), torch
   )
   assert (ours.model.heads, ours.model.rope) == (2, 100)
+  assert 'SAT-493M' in caplog.text
 
 
 def test_a_wrapper_of_transformers_is_read(tmp_path, transformers, torch):

@@ -81,6 +81,11 @@ def read(
   elif config is None and _PERIODS in arrays:
     fields = _dinov3_fields(named, arrays[_PERIODS], full)
     preprocessing = dataclasses.replace(torchvision.IMAGES, resize_small=0)
+    full.warnings.append(
+      f'{path} does not store its preprocessing. vit_jax assumes mean '
+      f'{preprocessing.mean} and standard deviation {preprocessing.std}. '
+      f'DINOv3 of satellite images (SAT-493M) has other values. {_CORRECT_IT}'
+    )
   else:
     fields = _vit_fields(named, full, preprocessing)
   attributes = timm_config.file_attributes(full, fields, preprocessing)

@@ -108,7 +108,7 @@ class BoxTransform:
     if 'boxes' not in record:
       raise ValueError(
         f'{record["name"]} has no boxes; objective.name=detection needs them. '
-        "Set data.name to a folder with COCO's instances.json, or to "
+        'Set data.name to a folder with COCO or VOC annotations, or to '
         'digits_canvas.'
       )
     picture = decode.open_image(record['image'], record['name'])

@@ -83,7 +83,7 @@ class Detection(Objective):
     if not names:
       raise ValueError(
         f'{config.data.name} {config.data.split} has no classes, and detection '
-        "needs them. Set data.name to a folder with COCO's instances.json."
+        'needs them. Set data.name to a folder with COCO or VOC annotations.'
       )
     model = self.model.clone(num_classes=len(names))
     return dataclasses.replace(self, model=model, class_names=names)
