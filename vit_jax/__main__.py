@@ -18,7 +18,7 @@ COMMANDS = {
   'visualize': ('vit_jax.visualize', 'plots attention, filters, positions'),
   'palette': (
     'vit_jax.palette',
-    "computes iGPT's colour palette of a data set",
+    "computes iGPT's colour palette of a dataset",
   ),
   'complete': ('vit_jax.complete', 'completes images with iGPT'),
   'data': (

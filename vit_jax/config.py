@@ -122,14 +122,14 @@ def base() -> ConfigDict:
       # `best_metric`; 0 disables this.
       'patience': 0,
       'data': {
-        # The data set: 'digits', a TFDS name, a VTAB task such as 'vtab/dtd',
+        # The dataset: 'digits', a TFDS name, a VTAB task such as 'vtab/dtd',
         # or 'hf://datasets/OWNER/NAME'. Your own images: a folder with one
         # sub-folder per class, or a CSV file with the columns file and label.
         # Objectives without labels also take a folder of images. For
         # detection: 'digits_canvas', or a folder with COCO or VOC annotations.
         # `sources.open_source` lists more, such as shards.
         'name': 'digits',
-        # Folder of the TFDS data sets; empty for TFDS's default.
+        # Folder of the TFDS datasets; empty for TFDS's default.
         'dir': '',
         'split': 'train',
         # Seed that draws a missing test split, and that shuffles examples
@@ -207,7 +207,7 @@ def base() -> ConfigDict:
         'fewshot': {
           'type': 'fewshot',
           'on': False,
-          # A data set, named as in data.name, and its splits. Empty splits
+          # A dataset, named as in data.name, and its splits. Empty splits
           # mean train and test, or the splits that a benchmark such as
           # 'vtab/dtd' defines.
           'data': '',

@@ -1,4 +1,4 @@
-"""A CSV file of images and their classes as a data set."""
+"""A CSV file of images and their classes as a dataset."""
 
 import codecs
 import pathlib

@@ -1,4 +1,4 @@
-"""The description of a data set that TFDS leaves in its folder."""
+"""The description of a dataset that TFDS leaves in its folder."""
 
 import json
 

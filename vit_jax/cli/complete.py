@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
+  folder, name = os.path.split(args.out)
+  # Sampling takes minutes, so a folder that cannot be made is an error before.
+  os.makedirs(folder or '.', exist_ok=True)
   names = 'keep', 'samples', 'temperature', 'seed'
   options = {name: getattr(args, name) for name in names}
   found: list[completion.Completed] = []
@@ -68,7 +71,6 @@ def _run(args: argparse.Namespace) -> None:
     print(f'{flags.printable(path)}  {one.bits:.3f} bits per pixel', flush=True)
     found.append(one)
   shown = [pathlib.Path(path).name for path in args.images]
-  folder, name = os.path.split(args.out)
   flags.write_files(folder, {name: completion.picture(found, shown)})
 
 

@@ -80,7 +80,7 @@ class Parts:
     }
 
   def source(self, split: str) -> sources.Source:
-    """Opens a split of the training data set.
+    """Opens a split of the training dataset.
 
     Raises:
       ValueError: if its classes differ from the classes of the training split,

@@ -62,7 +62,7 @@ def add_axes(
 
   New values replace those of an axis that sets only this field. `tunes` also
   apply to every `tune.axes` that an axis of the sweep sets, such as learning
-  rates per data set.
+  rates per dataset.
 
   Raises:
     ValueError: if a text, a field or a value is invalid.

@@ -27,9 +27,9 @@ def result(value, variant='s16', **metrics):
 
 
 def report(folder, cells, metric='test/accuracy', **more):
-  """`cells`: percent of each seed by data set, or by data set and model.
+  """`cells`: percent of each seed by dataset, or by dataset and model.
 
-  `more` has further metrics, by data set.
+  `more` has further metrics, by dataset.
   """
   runs, axes = [], {'Dataset': {}, 'Model': {}, 'seed': {}}
   for key, values in cells.items():

@@ -23,7 +23,7 @@ class TwoStreams(Classification):
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
   unlabelled_data: str = field(
-    '', 'Data set of the unlabelled images; empty: `data.name`.'
+    '', 'Dataset of the unlabelled images; empty: `data.name`.'
   )
   data: ConfigDict = None
 

@@ -1,4 +1,4 @@
-"""Colour palettes for iGPT, by k-means over the pixels of a data set."""
+"""Colour palettes for iGPT, by k-means over the pixels of a dataset."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ _STEP = 8_192
 
 
 class Palette(NamedTuple):
-  """Colours of a data set.
+  """Colours of a dataset.
 
   `colours_KC` is float32 in [-1, 1], from dark to bright. `rmse` is the root
   mean square difference between the clustered pixels and their nearest colours,
@@ -41,14 +41,14 @@ def palette(
   split: str = 'train',
   image_size: tuple[int, int] = (32, 32),
 ) -> Palette:
-  """Clusters the pixels of a data set by k-means.
+  """Clusters the pixels of a dataset by k-means.
 
   Uses at most 10,000 images, evenly spaced in the split, and at most 1,000,000
   of their pixels, drawn with a fixed seed. Checks first that all images of the
   split are readable.
 
   Args:
-    data: name of the data set, or a dict; see `sources.data_config`.
+    data: name of the dataset, or a dict; see `sources.data_config`.
     colours: K, number of colours.
     split: see `data.splits`.
     image_size: (H, W) that images are resized to.
