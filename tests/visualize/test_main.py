@@ -28,6 +28,7 @@ MODELS = {
   'layers': {'posemb': 'learned2d', 'posemb_at': 'every_layer'},
   'hybrid': {'patch_size': 1, 'stem_width': 32},
   'headless': {'num_classes': 0},
+  'segmentation': {'name': 'segmentation_vit', 'pool': 'gap'},
 }
 
 
@@ -291,6 +292,12 @@ def test_the_report_says_what_there_is_not(run, files):
   text = html.unescape((out / 'report.html').read_text())
   for reason in ['ResNet. Attention needs a model', "embeddings.*'none'"]:
     assert re.search(reason, text)
+
+
+def test_the_report_of_segmentation_has_no_classes(run, files):
+  status, _, _, out = run('report', 'segmentation', files[0])
+  assert status == 0
+  assert '<table>' not in (out / 'report.html').read_text()
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def _images(subject: Subject, fusion: str, discard: float) -> str:
   name_of = subject.checkpoint.class_name
   labels: list[list[tuple[int, float]]] = []
   explained = []
-  if subject.checkpoint.model.num_classes:
+  if 'logits' in subject.checkpoint.model.vectors:
     for layers, batch in subject.at_work('labels'):
       p_BC = np.asarray(subject.checkpoint.probabilities(layers.logits_BC))
       for p_C in p_BC[: len(batch)]:

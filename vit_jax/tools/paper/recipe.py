@@ -72,7 +72,8 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
   convolutional = config.model.name == 'resnet' or config.model.stem_width
   if config.model.name == from_init.NAME:  # the checkpoint is not opened yet
-    convolutional = re.search(r'r\d+|resnet|bit', config.init.lower())
+    name_of_init = os.path.basename(config.init.rstrip('/')).lower()
+    convolutional = re.search(r'r\d\d|resnet|bit', name_of_init)
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES
   rate_axis = axes.axis(config, 'optimizer.lr', map(str, rates))
