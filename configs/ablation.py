@@ -1,4 +1,4 @@
-"""Position embeddings, heads, and the parts of ViT-5: three grids.
+"""Three grids: position embeddings, heads, and the parts of ViT-5.
 
   python -m vit_jax.main --config=configs/ablation.py:posemb --workdir=...
   python -m vit_jax.main --config=configs/ablation.py:head --workdir=...
@@ -12,7 +12,7 @@ The first value is the grid:
   head    figure 9: class token (with a linear layer or an MLP), mean or
           attention pooling, each at three learning rates, because heads may
           need different rates.
-  vit5    a ViT, ViT-5, and ViT-5 without each of its additions in turn.
+  vit5    a ViT, ViT-5, and ViT-5 without one of its parts at a time.
 
 The second value is the data: digits (the default) with three seeds, or a folder
 of small images with one seed, as in posemb,./cifar10. --sweep=seed=0,1,2 runs

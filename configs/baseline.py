@@ -28,8 +28,8 @@ This config differs from the recipe as follows:
 
   weight decay     big_vision multiplies 1e-4 by the schedule; this config
                    multiplies 0.1 by the learning rate. Both are equal at the
-                   recipe's rate of 1e-3. If you change the rate, scale
-                   `optimizer.weight_decay` too.
+                   recipe's rate of 1e-3. If you double the rate, halve
+                   `optimizer.weight_decay`.
   learning rate    The rate of the first update is 1e-7. In big_vision it is
                    0.
   Adam             b1 is 0.9. big_vision rounds it to bfloat16: 0.8984.
@@ -56,8 +56,7 @@ distribution. big_vision's code reached 76.74 % unchanged, and 76.77 to 76.87 %
 after changes to contrast, aliasing, JPEG decoding, the dtype of the first
 moment and shuffling. Runs of the same recipe differed by 0.4 points.
 
-Other datasets need the splits train and test, and have a warm-up of 10 % of the
-run.
+Other datasets use the splits train and test, and a warm-up of 10 % of the run.
 """
 
 from vit_jax import config as config_lib

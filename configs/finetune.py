@@ -9,7 +9,7 @@ for each class. The recipe is:
 
   optimizer        SGD with momentum 0.9, batch size 512, no weight decay,
                    gradients clipped at norm 1
-  learning rate    0.01 with cosine decay; configs/transfer.py tunes it
+  learning rate    0.01, 5 % warm-up, cosine decay; configs/transfer.py tunes it
   length           the steps of table 4; other data use as many steps as VTAB
   model            384 pixels, a new head initialised with zeros
 

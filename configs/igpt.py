@@ -6,7 +6,7 @@
   python -m vit_jax.main --config=configs/igpt.py:tiny,./cifar10 --workdir=...
 
 A transformer predicts the colour of each pixel from the previous pixels. The
-first value is a size: s, m, l, or tiny, which trains in minutes on a CPU. The
+first value is a size: s, m, l, or tiny for a CPU (hours on CIFAR-10). The
 second value is the data. The third value is a palette from `vit_jax.palette`;
 the default palette has 8 values each of red, green and blue.
 
@@ -22,9 +22,10 @@ The default is the paper's recipe:
   optimizer        Adam with betas 0.9 and 0.95, no weight decay, no dropout
   learning rate    0.003 (S, M) or 0.001 (L), warm-up of one epoch, cosine decay
 
-Only the crops differ. The paper resizes the short side to a random size from
-256 to 384 pixels, crops 224 pixels and resizes the crop to 32. This config
-takes Inception crops of at least a third of the area.
+The images differ, and the palette unless you give one. The paper resizes the
+short side to a random size from 256 to 384 pixels, crops 224 pixels and resizes
+the crop to 32. This config takes Inception crops of at least a third of the
+area and flips them at random.
 
 Published test NLL on 32 x 32 ImageNet: 2.0895 nats per pixel (S), 2.0614 (M),
 2.0466 (L). docs/results/objectives.md has the results measured here.

@@ -93,11 +93,7 @@ def small_models(patch_size):
 
 
 def large_models(loss):
-  """Returns the fields of table 6's models by name.
-
-  Shared fields are repeated for each model, because choosing a ResNet replaces
-  the whole group `model`.
-  """
+  """Returns the fields of table 6's models by name."""
   models = {}
   for name, (variant, rate) in TABLE_6.items():
     fields = variants.fields(variant)

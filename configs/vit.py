@@ -26,9 +26,10 @@ steps of warm-up, L2 penalty 1e-4. The learning rate is divided by ten after
 10/40, 23/40, 30/40 and 37/40 of the run.
 
 TFDS cannot prepare ImageNet-21k. Registered users can download its images from
-https://image-net.org. Give the folder, which needs a sub-folder for each class,
-as --config.data.name=/path; or build your own TFDS dataset imagenet21k. A
-model that is missing from table 3 uses the row of the nearest model.
+https://image-net.org. Give a folder with train/CLASS/ sub-folders as
+--config.data.name=/path (without train/, a fifth of the images is not used); or
+build your own TFDS dataset imagenet21k. A model that is missing from table 3
+uses the row of the nearest model.
 
 Published accuracy on ImageNet after fine-tuning: L/16 with 14 epochs on JFT
 reaches 87.12 % in 0.68k TPUv3-core-days (tables 2 and 6). R50x1 and R152x2 with

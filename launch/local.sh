@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on this machine: one process with all of its devices.
+# Trains on all devices of this machine, in one process.
 #
 #   launch/local.sh -- --config=configs/digits.py --workdir=runs/digits
 #   launch/local.sh --dry_run -- ...     only prints the command
 #
-# Signals and exit statuses are the same as for vit_jax.main: on SIGTERM it
-# saves and ends with status 75. The script does not restart training. To
-# resume, run the same command again.
+# Signals and exit statuses are the same as for vit_jax.main: on SIGTERM,
+# training saves and ends with status 75. The script does not restart training.
+# To resume, run the same command again.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh

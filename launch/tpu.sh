@@ -164,7 +164,7 @@ wait_for_hosts() {
   return 1
 }
 
-# Starts training unless it runs already, and returns when it ends.
+# Starts training unless it runs already, and follows its log.
 train() {
   wait_for_hosts || return
   local now='' _
@@ -191,7 +191,7 @@ up() {
   local now ended _
   # What is known about the request: '' (nothing), seen, or preempted.
   local known=''
-  state > /dev/null  # shows errors of gcloud before the loop hides them
+  state > /dev/null  # ends here if gcloud fails; the loop would try again
   while true; do
     now=$(state || echo unknown)
     case "$now" in

@@ -1,7 +1,7 @@
 """Short names of published checkpoints.
 
 Sources: the READMEs of google-research/vision_transformer and big_transfer.
-AugReg's B/8 and its files fine-tuned at 224 pixels are from timm's
+AugReg's B/8, and all AugReg files fine-tuned at 224 pixels, are from timm's
 `vision_transformer.py` and `vision_transformer_hybrid.py`.
 """
 

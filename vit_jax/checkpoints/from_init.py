@@ -24,7 +24,7 @@ _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 
 
 def choose(config: ConfigDict, path: str) -> None:
-  """Makes a config take its model and image fields from a checkpoint.
+  """Makes a config take its model and `_IMAGE_FIELDS` from a checkpoint.
 
   Fields that the config file or flags set later take precedence. `path` is as
   in `opening.open_checkpoint`.

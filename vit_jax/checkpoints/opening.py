@@ -71,7 +71,7 @@ class Checkpoint:
     return Images(self.image_size, self.preprocessing)
 
   def transform(self) -> transforms.EvalTransform:
-    """Returns the function that resizes an image for the model."""
+    """Returns the transform that resizes images for the model."""
     return self.images.eval_transform()
 
   def normalize(self, images_BHWC: jax.Array) -> jax.Array:
@@ -183,7 +183,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   """Opens a checkpoint and detects its format.
 
   In a workdir, opens the newest step, or the best step if `early_stopping` was
-  set. If training kept a Polyak average of the parameters, opens the average.
+  set. Opens the Polyak average of the parameters or DINO's teacher, if any.
 
   Args:
     path: a workdir; a folder `checkpoints/STEP` in a workdir; a file or

@@ -51,7 +51,7 @@ class Family:
 def _config(
   act: str, epsilon: float, more: Mapping[str, Key], heads: int = 12
 ) -> dict[str, Key]:
-  """Returns a table of the keys that all ViTs have, and of `more`."""
+  """Returns a table of the keys that all ViTs have, plus `more`."""
   return {
     'hidden_size': Key('width'),
     'num_hidden_layers': Key('depth'),

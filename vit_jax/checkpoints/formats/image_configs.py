@@ -58,7 +58,7 @@ _KINDS: dict[str, dict[str, Any]] = {
   'DeiT': _kind(_HALF, 256, 3, crop=224),
   'Bit': _kind(_OPENAI, 224, 3, crop=224),
   'CLIP': _kind(_OPENAI, 224, 3, crop=224),
-  # Resizes to 1 / crop_pct of the size, then crops.
+  # Below 384 pixels, resizes to 1 / crop_pct of the size, then crops.
   'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
   # Siglip2 has no default size. `of_hf` replaces 256 by the model's size.
@@ -115,11 +115,11 @@ def of_hf(
   """Reads the preprocessing of a directory of transformers.
 
   `model_size` is (H, W) in pixels, or None if any size works. If the directory
-  does not describe the preprocessing, assumes that of the published models; or
-  ViT's for 224 x 224 pixels if any size works.
+  does not describe the preprocessing, assumes the published models'
+  preprocessing, or ViT's for 224 x 224 pixels if any size works.
 
-  Returns the preprocessing, the size (H, W) of its images, and one sentence for
-  each difference from transformers. Raises ValueError if a value is invalid.
+  Returns the preprocessing, the size (H, W) of its images, and warnings about
+  assumptions and unsupported values. Raises ValueError if a value is invalid.
   """
   paths = [os.path.join(path, name) for name in (FILE, WITH_TEXT)]
   found = next(filter(os.path.exists, paths), '')
@@ -255,8 +255,8 @@ def to_timm(
 ) -> tuple[dict[str, Any], list[str]]:
   """Converts the preprocessing of images of `size` (H, W) for timm.
 
-  Returns the keys of pretrained_cfg that describe images, and one sentence for
-  each difference from timm.
+  Returns the keys of pretrained_cfg that describe images, and sentences about
+  differences from timm.
   """
   crop_pct, lines = 1.0, []
   if p.resize_small:

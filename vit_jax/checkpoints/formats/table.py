@@ -4,8 +4,9 @@ A format has a table of entries. Each entry maps some arrays of a file to some
 arrays of our model ("our arrays"), which have vit_jax's parameter names ("our
 names"). Reading, writing and all checks use the same table.
 
-A format is a module with `DTYPES`, the dtypes that `write` supports, and these
-functions:
+A format is a module with `DTYPES`, the dtypes that `write` supports, and the
+functions below. Formats that are only read lack `DTYPES` and `write`; `hf` and
+`npz` lack `matches`.
 
 - `matches(arrays)` returns whether the arrays are from a file of this format.
 - `read(path, arrays)` returns a `File`. For a directory of timm, the call is
@@ -137,16 +138,16 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-  """A model in any framework, for comparison with another.
+  """A model in any framework, for comparison with another model.
 
   `run` maps RGB images, uint8 [B, H, W, 3], to the float32 outputs of
-  `compared`: [B, C], or [B, Q, C + 5] for DETR: C classes, "no object", box.
+  `compared`: [B, ..., C]; for DETR, [B, Q, C + 5]: C classes, "no object", box.
   """
 
   framework: str  # name and version
   image_size: tuple[int, int]  # (H, W) in pixels
   run: Callable[[np.ndarray], np.ndarray]
-  boxes: int = 0  # last channels, which hold boxes: 4 for DETR
+  boxes: int = 0  # number of last channels that hold boxes: 4 for DETR
 
 
 # Names of model outputs that `convert --check` compares.

@@ -1,8 +1,8 @@
 """Reads and writes the config.json of timm's models.
 
 timm's architectures have defaults that config.json does not repeat. This module
-knows those of the ViT paper's models and DeiT. It reads the defaults of other
-architectures from a model that timm builds.
+knows the defaults of plain ViTs, hybrids and DeiT. It reads the defaults of
+other architectures from a model that timm builds.
 """
 
 import re
@@ -70,7 +70,7 @@ _UNKNOWN: dict[str, Any] = {
 }
 _POOL = choices({'token': 'cls', 'avg': 'gap', 'map': 'map'})
 _NORM = Kind(
-  # timm ignores these parts of the name.
+  # timm ignores case and `_`. fp32 is only a dtype.
   lambda config, key: re.sub('_|norm|fp32', '', str(config[key]).lower()),
   lambda norm: f'{norm}norm',
 )
@@ -153,7 +153,7 @@ def read(
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not determine.
 
-  `arrays` are the fields, and the arguments of timm's models, that the arrays
+  `arrays` has the fields and the arguments of timm's models that the arrays
   determine. `known` is the result of `architecture_facts`. Raises ValueError if
   the model is not supported, or the configuration contradicts the arrays.
   """
@@ -307,7 +307,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
 
 
 def _activation(mlp: Any) -> str | None:
-  """Returns our name for an MLP's activation; None if it is not supported."""
+  """Returns `gelu` for an MLP ('exact' for SwiGLU); None if not supported."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
   return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))

@@ -31,7 +31,7 @@ RULES: Rules = (
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Whether the arrays are from a ResNet with bottleneck units."""
+  """Whether the arrays are from a ResNet with bottleneck units and a head."""
   known = ('conv1.weight', 'layer1.0.conv3.weight', 'fc.weight')
   return all(key in arrays for key in known)
 
