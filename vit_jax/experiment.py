@@ -146,7 +146,7 @@ class Experiment:
     """Returns a checkpoint's parameters with a new head, sharded over the mesh.
 
     Raises:
-      ValueError: if the checkpoint has another model.
+      ValueError: if the checkpoint's body differs; see `transfer.to_new_task`.
     """
     _log.info('Starting from %s with a new head.', checkpoint.path)
     theirs, data = checkpoint.preprocessing, self.config.data
@@ -376,6 +376,7 @@ def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
   if config.batch_size % unit:
     raise ValueError(
       f'batch_size {config.batch_size} is not divisible by accum_steps '
-      f'{config.accum_steps} times {shards} devices along data and fsdp: use a '
-      f'multiple of {unit}, such as {-(-config.batch_size // unit) * unit}.'
+      f'{config.accum_steps} times {shards} devices along slice, data and '
+      f'fsdp: use a multiple of {unit}, such as '
+      f'{-(-config.batch_size // unit) * unit}.'
     )

@@ -11,11 +11,11 @@ from pre-trained weights. --config.eval_only=True only evaluates.
     --sweep=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
 
 This is a sweep. It runs every combination, each in its own folder under
-WORKDIR/runs/, and writes results.csv and table.md. The second axis gives the
-columns of the table, all others the rows; cells are means over seeds. The same
-command resumes the sweep. If you add values, it runs only the new combinations.
-A config can define axes too, as configs/ablation.py does. --sweep then adds an
-axis or replaces the values of an axis.
+WORKDIR/runs/, and writes results.csv and table.md. Not counting seeds, the
+second axis gives the columns of the table, all others the rows; cells are means
+over seeds. The same command resumes the sweep. If you add values, it runs only
+the new combinations. A config can define axes too, as configs/ablation.py does.
+--sweep then adds an axis or replaces the values of an axis.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/tuned \
     --tune=optimizer.lr=0.001,0.003 --sweep=seed=0,1,2
@@ -26,8 +26,8 @@ training set. Then it trains with the best learning rate on the whole training
 set, with every seed. If the sweep has axes besides the seed, each of their
 combinations is tuned separately. tune.csv lists the trials.
 
-WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, if
-TensorBoard is installed (the extra `tensorboard`), its event files.
+WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt, for
+classifiers report.txt and, with the extra `tensorboard`, TensorBoard's files.
 
 Exit status:
 
@@ -45,9 +45,9 @@ Exit status:
 After 69 and 75 the same command resumes, even with another number of processes.
 After 75 it resumes at the step where the run stopped, after 69 at the last
 checkpoint. slurm.sbatch and tpu.sh in launch/ run the command again after 75,
-but not after 69, because its cause may recur: read the last messages of the
-lost process. On GKE, launch/gke.sh runs the command again after every failure
-except 2 and 65, a limited number of times.
+but not after 69 (unless the TPU was preempted), because its cause may recur:
+read the last messages of the lost process. On GKE, launch/gke.sh runs it again
+after every failure except 2 and 65, a limited number of times.
 """
 
 import os

@@ -6,8 +6,8 @@ A source has a length, and `source[i]` is a record
 
 where 'name' identifies the record in error messages. A labelled source adds
 'label', an int, or uint8 [C] of 0 and 1 if `several_labels` is set. A source of
-objects adds the values of `BoxedSource.objects`. Sources must be picklable for
-the worker processes of the loader.
+objects adds the values of `BoxedSource.objects`, and a folder of mask files the
+path 'mask'. Sources must be picklable for the loader's worker processes.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`; sorts classes by `data.class_order`.
 
   Raises the errors of `open_source`, and ValueError if `data.class_order` is
-  unknown, or is set although class names are not numbers.
+  unknown, or set for classes that are not numbers or images of several classes.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
@@ -142,8 +142,8 @@ def open_source(
   Args:
     name: One of
       - `digits`, or `digits_canvas` (digits with boxes);
-      - a folder: a path with a slash, or one that starts with `.` or `~`; see
-        `folder` and `projects.detr.coco`;
+      - a folder: a path that starts with `.` or `~`, or has a slash (unless of
+        TFDS); see `folder`, `projects.detr.coco`, `projects.segmentation.data`;
       - a CSV file, see `folder.open_table`;
       - `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
         `hub_source`;
@@ -154,9 +154,9 @@ def open_source(
     split: A split with an optional slice, such as `train[:98%]`; see `splits`.
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
-    split_seed: Determines the order of examples before a split is sliced, and
-      the examples that become `test` if the dataset has no splits or only
-      `train`. TFDS datasets ignore it.
+    split_seed: Shuffles each split before it is sliced, and draws `test` from
+      data without splits (in shards and on the hub, also if `train` is the only
+      split). TFDS datasets ignore it.
 
   Raises:
     ValueError: The name, the split or the data is invalid.

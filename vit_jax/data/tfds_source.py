@@ -148,7 +148,7 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises FileNotFoundError if it is not, and ValueError if TFDS lacks it.
+  Raises FileNotFoundError if it is not so prepared, ValueError if unknown.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

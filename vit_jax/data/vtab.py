@@ -3,8 +3,8 @@
 Splits and labels follow google-research/task_adaptation, which defines the
 benchmark (arXiv 1910.04867). Each task uses the first 800 images of its
 training split, the first 200 of its validation split, and its whole test split.
-If TFDS has no validation or test split, the benchmark takes a part of another
-TFDS split, given by percentages.
+In some tasks, validation or test images come from another TFDS split, beginning
+at a percentage of it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
   python -m vit_jax.evaluators A/fewshot.csv B/fewshot.csv --output=AB.png
 
 Each curve is named after its file's folder. If two folders have the same name,
-the curves are named after the folders' paths.
+the curves are named after the folders' paths. Also prints a table of each file.
 """
 
 import argparse

@@ -20,7 +20,7 @@ class Evaluator:
   """Measures the quality of parameters.
 
   Attributes:
-    fixed_metrics: the default of `metrics`.
+    fixed_metrics: the metrics that `metrics` returns by default.
     name: prefix of the metrics.
     entry: the entry of `config.evaluators` with this name.
   """
@@ -53,9 +53,9 @@ class Evaluator:
     return cls.fixed_metrics
 
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
-    """Returns metrics by name; numbers are equal in all processes.
+    """Returns metrics by prefixed name, such as 'test/loss'.
 
-    Arrays are pictures, uint8 HWC; only the first process returns them.
+    Numbers are equal in all processes; pictures, uint8 HWC, are from the first.
     """
     raise NotImplementedError
 
@@ -80,12 +80,11 @@ class Parts:
     }
 
   def source(self, split: str) -> sources.Source:
-    """Opens a split of the training dataset.
+    """Opens a split of the training dataset, and checks its images.
 
-    Raises:
-      ValueError: if its classes differ from the classes of the training split,
-        it has classes of objects and the objective learns one class per image,
-        or `data.split` is a sum and the split is missing.
+    Raises the errors of `bad_images.open_checked`, and ValueError if the split
+    does not have the training split's classes, has objects although the model
+    learns one class per image, or is missing and `data.split` is a sum.
     """
     data = self.config.data
     if '+' in data.split:

@@ -1,4 +1,4 @@
-"""Few-shot accuracy and linear probes on a checkpoint's frozen features."""
+"""Few-shot accuracy, linear probes and k-NN on frozen features."""
 
 import logging
 import time
@@ -61,9 +61,9 @@ def fewshot(
       checkpoint's; `batch_size`, by default 64 per device.
 
   Raises:
-    OSError: if the checkpoint or data are missing.
-    ValueError: if an argument is invalid (before the model runs), or if
-      features are not finite.
+    OSError, ImportError: if the checkpoint, the data or a library is missing.
+    ValueError: if an argument or image is invalid (before the model runs), or
+      if features are not finite.
   """
   frozen = _FrozenModel(checkpoint, data, **options)
   train, test = frozen.splits

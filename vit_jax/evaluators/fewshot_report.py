@@ -64,7 +64,7 @@ def csv_text(curve: Curve) -> str:
 def read_csv(path: str, label: str) -> Curve:
   """Reads a file with the text of `csv_text`.
 
-  Raises FileNotFoundError, or a ValueError that names the first invalid line.
+  Raises FileNotFoundError if it is missing, and ValueError if it is invalid.
   """
   place = epath.Path(path)
   if not place.is_file():

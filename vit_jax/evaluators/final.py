@@ -32,15 +32,15 @@ _TRY = (
 def report(config: ConfigDict, workdir: str) -> str:
   """Measures a finished run on its test split and writes WORKDIR/report.txt.
 
-  Returns the text of the report; '' if the objective does not classify images,
-  or if there are no test labels or more than 1,000 classes.
+  Uses the split of the evaluator `test`, or else of the first of type 'mean'.
+  Returns the text of the report; '' if there is no such split, it has no labels
+  or more than 1,000 classes, or the objective does not classify images.
   """
   splits = {
     name: entry.split
     for name, entry in build.entries(config).items()
     if entry.type == 'mean'
   }
-  # The split of `test`, or of the first other evaluator of this type.
   split = splits.get('test') or next(iter(splits.values()), '')
   if not split or 'accuracy' not in objective_type(config).metrics:
     return ''

@@ -2,9 +2,9 @@
 
 A prediction is right if it is one of the ImageNet classes that the image's
 class maps to. As in the evaluation of ObjectNet's authors, the model chooses
-among all 1,000 classes, so a prediction outside of the 113 overlapping classes
-is wrong. Some other evaluations keep only the logits of overlapping classes.
-Their accuracies are higher and not comparable.
+among all 1,000 classes, so a class that ObjectNet lacks is always wrong. Some
+other evaluations keep only the logits of overlapping classes. Their accuracies
+are higher and not comparable.
 
 The paper's H/14, pre-trained on JFT-300M, has a top-1 accuracy of 61.7 % and a
 top-5 accuracy of 82.1 %.

@@ -10,8 +10,8 @@
   vit.rollout(images, of='dog')            # Bhw
 
 An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
-take one image or a list of images, and apply the checkpoint's preprocessing. By
-default an unreadable image raises UnreadableImage, which names the file.
+take one image, a list of images or an array BHWC, and apply the checkpoint's
+preprocessing. By default an unreadable image raises UnreadableImage.
 """
 
 import os

@@ -103,7 +103,7 @@ class Shots:
     """Draws the shots.
 
     Raises ValueError if `l2` is unknown, there is a single class, a class has
-    too few examples, or `shots` or `seeds` is below 1.
+    too few examples, `shots` is empty, or one of `shots` or `seeds` is below 1.
     """
     if l2 not in ('choose', 'fixed'):
       raise ValueError(f"l2 is {l2!r}. Use 'choose' or 'fixed'.")

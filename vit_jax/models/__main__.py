@@ -6,11 +6,11 @@
   python -m vit_jax.models --fields
   python -m vit_jax.models --pretrained
 
-`--params` lists the parameters of the given models, with shapes, dtypes and
-totals. `--fields` lists the config fields of ViT, or of the given models, with
-their defaults and valid values. `--pretrained` lists the published checkpoints:
-the name that every command takes, the model, the image size, the training data,
-the top-1 accuracy on ImageNet and its source, and the file.
+`--params` prints a table (never CSV) of the given models' parameters, with
+shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
+given models, with their defaults and valid values. `--pretrained` lists the
+published checkpoints: the name that every command takes, the model, the image
+size, the training data, the top-1 accuracy and its source, and the file.
 
 GFLOPs count one image's forward pass. A multiply-add counts as two operations;
 products with a convolution's padding do not count. The compute in the paper's

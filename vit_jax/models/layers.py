@@ -299,7 +299,7 @@ class MultiHeadAttention(nn.Module):
     bias: whether queries, keys and values have a bias.
     norm: fields of the norm of queries and keys (2302.05442); None for no norm.
     dropout: dropout rate of the attention weights.
-    out_norm: fields of the norm of the joined heads (2110.09456); None for no
+    out_norm: fields of the norm of the joined heads (2210.06423); None for no
       norm.
   """
 
