@@ -233,6 +233,8 @@ def _choose(
     size = {'data.train_size': ''}
   if config.init:
     kept = _held_out(photos) | kept
+    if not config.data.split and kept['data.split'] == 'train[:90%]':
+      photos = dataclasses.replace(photos, count=photos.count * 9 // 10)
     checkpoint = opening.open_checkpoint(config.init)
     H, W = checkpoint.image_size
     kind = 'small'
@@ -248,7 +250,8 @@ def _choose(
     given = kept.get('total', config.total)
     total = durations.steps_of(given, batch_size=batch, examples=photos.count)
   elif measure:
-    total = _steps_in(float(minutes[1]), trial, source, MOST_EPOCHS[kind])
+    most = math.ceil(MOST_EPOCHS[kind] * photos.count / batch)
+    total = _steps_in(float(minutes[1]), trial, source, most)
   else:
     total = 1
   epochs = total * batch / photos.count
@@ -262,9 +265,9 @@ def _choose(
 
 
 def _steps_in(
-  minutes: float, trial: ConfigDict, source: sources.Source, most_epochs: int
+  minutes: float, trial: ConfigDict, source: sources.Source, most: int
 ) -> int:
-  """Returns the steps that fit minutes and epochs, at least `LEAST_STEPS`."""
+  """Returns the steps that fit, from `LEAST_STEPS` to `most` steps."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)
@@ -275,7 +278,6 @@ def _steps_in(
   # Evaluating an image takes a third of the time of training on it.
   evaluations_s = _EVALUATIONS * tested / batch / 3 * step_s
   left_s = 60 * minutes - 2 * compile_s - evaluations_s
-  most = math.ceil(most_epochs * len(source) / batch)
   steps = max(LEAST_STEPS, min(most, int(left_s / step_s)))
   took = (steps * step_s + 2 * compile_s + evaluations_s) / 60
   if jax.process_index() == 0:

@@ -56,6 +56,19 @@ def test_each_metric_is_sorted_in_its_own_direction(tmp_path, capsys):
   assert names == ['a', 'b', 'c', 'c_loss', 'b_loss', 'a_loss']
 
 
+def test_runs_that_diverged_come_last(tmp_path, capsys):
+  nan = float('nan')
+  for name, values in (('a', [nan]), ('b', [nan, 2.0, nan]), ('c', [1.0])):
+    save(tmp_path / name, dict(enumerate(values, 1)))
+  assert runs.main([str(tmp_path)]) == 0
+  _, *rows = capsys.readouterr().out.splitlines()
+  assert [row.split()[:3] for row in rows] == [
+    ['c', '1.0000', '1'],
+    ['b', '2.0000', '2'],
+    ['a', 'nan', '1'],
+  ]
+
+
 @pytest.mark.parametrize('folder', ['none', 'empty'])
 def test_nothing_to_list(tmp_path, capsys, folder):
   (tmp_path / 'empty').mkdir()

@@ -9,6 +9,7 @@ It draws all curves in FOLDER/runs.png.
 """
 
 import argparse
+import math
 import os
 import pathlib
 import sys
@@ -41,8 +42,9 @@ class FoundRun(NamedTuple):
 
   @property
   def best(self) -> float:
-    """The best value of the metric."""
-    return min(self.values, key=lambda value: self.sign * value)
+    """The best value of the metric; NaN if all values are NaN."""
+    numbers = (x for x in self.values if not math.isnan(x))
+    return min(numbers, key=lambda x: self.sign * x, default=self.values[-1])
 
 
 def find(folder: str, metric: str = '') -> list[FoundRun]:
@@ -76,9 +78,7 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
     name = metric or meta['config']['best_metric']
     columns, rows = metric_log.read_table(path)
     other |= set(columns)
-    points = [
-      (step, float(row[name])) for step, row in rows.items() if name in row
-    ]
+    points = [(x, float(row[name])) for x, row in rows.items() if name in row]
     if points:
       label = os.path.relpath(place, root)
       if name != meta['config']['best_metric']:
@@ -91,7 +91,10 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
       f'No run in {folder} has both a checkpoint and values of '
       f'{metric or "its best_metric"}.' + seen
     )
-  return sorted(found, key=lambda run: (run.metric, run.sign * run.best))
+  return sorted(
+    found,
+    key=lambda run: (run.metric, math.isnan(run.best), run.sign * run.best),
+  )
 
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:

@@ -252,10 +252,10 @@ def numbered(
   """Numbers the classes of records; returns labels, int32 [N], and class names.
 
   A value is the number or the name of a class. The label of a value that is
-  None or not among the classes is -1. `names` are all classes in order; without
-  them, the classes are the sorted distinct values.
+  None, -1 or not among the classes is -1. `names` are all classes in order;
+  without them, the classes are the other distinct values, sorted.
   """
-  known: Sequence[Any] = sorted({*values} - {None})
+  known: Sequence[Any] = sorted({*values} - {None, -1})
   if names:
     are_texts = bool(known) and isinstance(known[0], str)
     known = names if are_texts else range(len(names))

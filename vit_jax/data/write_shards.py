@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.data import atomic_files, cores, sources, splits
-from vit_jax.data.source import BoxedSource, Source
+from vit_jax.data.source import LabelledSource, Source
 
 _SHARD_BYTES = 256 << 20
 
@@ -23,8 +23,8 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
   appears when everything is written. Returns the number of images by split.
 
   Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
-  ValueError if a split is not one of `splits.NAMES`, or images have objects or
-  several classes.
+  ValueError if a split is not one of `splits.NAMES`, or images have objects,
+  masks or several classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
@@ -32,10 +32,11 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
       raise ValueError(
         f'split {key!r} cannot be written: use {", ".join(splits.NAMES)}'
       )
-    if source.several_labels or isinstance(source, BoxedSource):
+    one_class = isinstance(source, LabelledSource) or not source.class_names
+    if source.several_labels or not one_class:
       raise ValueError(
-        f'{name} has objects, or several classes per image; shards keep one '
-        f'class per image. Train on {name} itself.'
+        f'{name} has objects, masks, or several classes per image; shards keep '
+        f'one class per image. Train on {name} itself.'
       )
   with atomic_files.new_folder(target) as folder:
     for key, source in found.items():

@@ -132,7 +132,8 @@ def picture(
   """Returns a PNG of an image with its detections."""
   if found.masks_NHW is not None:
     shown_HWC = shown_HWC.copy()
-    for label, mask_HW in zip(found.labels_N, found.masks_NHW, strict=True):
+    both = zip(found.labels_N, found.masks_NHW, strict=True)
+    for label, mask_HW in reversed(list(both)):
       ink_C = np.array(draw.class_colour(label), np.uint8)
       shown_HWC[mask_HW] = shown_HWC[mask_HW] // 2 + ink_C // 2
   scale = max(1, _LEAST_SIDE // max(shown_HWC.shape[:2]))
