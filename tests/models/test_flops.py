@@ -282,6 +282,14 @@ def test_flops_do_not_depend_on_scan_and_remat(axial, remat):
     assert flops.count_params(other, SIZE) == flops.count_params(model, SIZE)
 
 
+def test_attention_counts_on_gpus_too(monkeypatch):
+  model = build('ti16', dtype='bfloat16')
+  want = flops.forward_flops(model, SIZE)
+  flops.forward_flops.cache_clear()
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert flops.forward_flops(model, SIZE) == want
+
+
 def counted(f, *shapes):
   """Returns the operations that we count, and those that XLA does."""
   shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

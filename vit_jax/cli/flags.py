@@ -325,7 +325,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     type=int,
     default=0,
     help='seed that shuffles examples before slicing, and draws a test split '
-    'if the data lack one; TFDS datasets ignore it (default: 0)',
+    'from data without splits; TFDS datasets ignore it (default: 0)',
   )
   parser.add_argument(
     '--class_order',

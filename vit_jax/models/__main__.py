@@ -175,10 +175,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     help='Classes of the head; 0 for a model without a head (default: 1000).',
   )
   args = parser.parse_args(argv)
-  if args.params and (not args.models or args.pretrained or args.fields):
+  others = args.pretrained or args.fields or args.format != 'table'
+  if args.params and (others or not args.models):
     parser.error(
       '--params needs model names, as in l16 --params, and excludes '
-      '--pretrained and --fields.'
+      '--pretrained, --fields and --format.'
     )
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):

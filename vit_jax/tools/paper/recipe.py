@@ -50,7 +50,7 @@ def on(name: str) -> dict[str, Any]:
   """Returns the fields of table 4 for a dataset.
 
   `name` is the value of `data.name`. A dataset that is not in
-  `benchmarks.BENCHMARKS` needs the splits train and test.
+  `benchmarks.BENCHMARKS` uses the splits train and test.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
