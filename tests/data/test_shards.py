@@ -296,6 +296,11 @@ def test_shards_that_cannot_be_read(write, tmp_path, photos, monkeypatch):
     sources.open_source('parquet:./x', 'train')
 
 
+def test_minus_one_is_no_class():
+  labels, names = shards.numbered([20, -1, 3, None])
+  assert labels.tolist() == [1, -1, 0, -1] and names == ('3', '20')
+
+
 def test_writing_is_all_or_nothing(tmp_path, photos, capsys):
   target = tmp_path / 'made'
   (photos / 'test/cat/broken.png').symlink_to('missing.png')

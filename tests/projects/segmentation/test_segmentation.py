@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.cli import predict
 from vit_jax.convert import orbax
-from vit_jax.data import sources
+from vit_jax.data import sources, write_shards
 from vit_jax.evaluators import pretrained
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import CheckedConfig, Experiment
@@ -387,6 +387,8 @@ def test_masks_that_do_not_fit_are_named(root):
     Image.fromarray(pixels).save(mask)
     with pytest.raises(ValueError, match=problem):
       third()
+  with pytest.raises(ValueError, match='has objects, masks'):
+    write_shards.write(f'{root}/', str(root / 'shards'), ['train'])
   (root / 'classes.txt').write_text('chêne\n', encoding='latin-1')
   with pytest.raises(ValueError, match='classes.txt has the byte 0xea at pos'):
     third()
