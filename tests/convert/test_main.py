@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -311,13 +313,26 @@ def test_the_check_computes_in_float32_what_was_trained_in_less(tmp_path):
 
 
 def test_a_board_is_a_folder_that_serves(run, workdir, tmp_path):
-  """The server's own tests run it; here it is the command that finds it."""
-  for name in ('onnx', 'onnxruntime'):
+  """Its server needs only the packages that its requirements.txt lists."""
+  for name in ('onnx', 'onnxruntime', 'uvicorn', 'starlette'):
     pytest.importorskip(name, reason=PEERS)
   status, _, err = run(workdir, tmp_path / 'board', '--to=board')
   assert status == 0, err
   (model,) = (tmp_path / 'board' / 'models').glob('*.onnx')
-  assert (tmp_path / 'board' / 'serve.py').exists()
+  start = (
+    'import sys; sys.path.insert(0, "")\n'
+    'for name in ("etils", "flax", "jax", "clu"): sys.modules[name] = None\n'
+    'import serve, vit_jax.tools.serve.decoder; print(vit_jax.__file__)'
+  )
+  found = subprocess.run(
+    [sys.executable, '-c', start],
+    cwd=tmp_path / 'board',
+    capture_output=True,
+    text=True,
+  )
+  assert found.stdout.strip() == str(tmp_path / 'board/vit_jax/__init__.py'), (
+    found.stderr
+  )
   status, said, err = run('--check', workdir, model)
   assert status == 0, err
   assert 'onnxruntime' in said

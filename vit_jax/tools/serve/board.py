@@ -54,10 +54,12 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
       and path.stem not in ('__main__', 'board')
     ]
     pixels = [_PACKAGE / name for name in _PIXELS]
-    for path in (_PACKAGE / '__init__.py', *pixels, *served):
+    for path in (*pixels, *served):
       copy = folder / 'vit_jax' / path.relative_to(_PACKAGE)
       copy.parent.mkdir(parents=True, exist_ok=True)
       shutil.copyfile(path, copy)
+    # The package's own file needs etils.
+    (folder / 'vit_jax' / '__init__.py').touch()
     shutil.copyfile(_SERVER / 'requirements.txt', folder / 'requirements.txt')
     (folder / 'serve.py').write_text(_START)
     (folder / 'models').mkdir()
