@@ -314,6 +314,7 @@ def test_classifiers_at_224_pixels_are_cropped_from_256(tmp_path):
   ('fields', 'message'),
   {
     'hybrid': ({'stem_width': 32}, 'stem_width 32, only 0'),
+    'pool': ({'pool': 'cls+gap'}, r"pool 'cls\+gap', only 'cls' or 'gap'"),
     'learned2d': ({'posemb': 'learned2d'}, "posemb 'learned2d', only"),
     'oblong': ({'size': (16, 64)}, 'image_size 16x64: .* square'),
   }.values(),

@@ -28,6 +28,7 @@ UNWRITABLE = {
     TINY | {'name': 'deit', 'registers': 2},
     'registers 2, only 0',
   ),
+  'pool': (TINY | {'pool': 'cls+gap'}, r"pool 'cls\+gap', only 'cls' or 'gap'"),
   'relative': (TINY | {'posemb': 'relative'}, "posemb 'relative', only 'lear"),
   'rotary': (
     TINY | {'rope': 100.0},

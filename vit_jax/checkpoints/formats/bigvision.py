@@ -14,7 +14,10 @@ from vit_jax.checkpoints.formats import archive, npz, table
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16')
 PREFIX = 'params/'  # begins the keys of parameters in a training checkpoint
 
-_HOLDS = 'pool representation_size gelu layer_norm_epsilon posemb=sincos2d'
+_HOLDS = (
+  'pool=gap pool=map representation_size gelu layer_norm_epsilon '
+  'posemb=sincos2d'
+)
 _TOWER = 'params/img/'
 _POSITIONS = 'pos_embedding'
 _LAYER = re.compile(rf'{npz.LAYERS}_(\d+)(/.*)')

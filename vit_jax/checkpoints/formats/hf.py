@@ -14,7 +14,6 @@ from vit_jax.checkpoints.formats import (
   image_configs,
   table,
   tensors,
-  timm,
   torch_vit,
 )
 from vit_jax.checkpoints.formats.hf_families import FAMILIES
@@ -41,10 +40,6 @@ def read(path: str, config: dict[str, Any]) -> table.File:
   model_type = config['model_type']
   if isinstance(model_type, str) and model_type in PROJECTS:
     return PROJECTS.load(model_type).read(path, config)
-  if model_type == 'timm_wrapper':
-    arrays = tensors.read_folder(path)
-    inside = {k.removeprefix('timm_model.'): x for k, x in arrays.items()}
-    return timm.read(path, inside, config)
   if not isinstance(model_type, str) or model_type not in FAMILIES:
     kinds = ', '.join(map(str, config.get('architectures') or ())) or 'none'
     raise ValueError(

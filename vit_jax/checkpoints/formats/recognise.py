@@ -72,17 +72,19 @@ def _read_folder(path: str) -> File:
   if not os.path.exists(place):
     raise _no_checkpoint(path)
   config = tensors.read_json(place)
-  if 'model_type' in config:
+  # transformers wraps timm's models, and keeps their configuration.
+  if config.get('model_type', 'timm_wrapper') != 'timm_wrapper':
     file = hf.read(path, config)
-    if config.get('problem_type') == 'multi_label_classification':
-      return dataclasses.replace(file, loss='sigmoid')
-    return file
-  if 'architecture' in config:
-    return _read_tensors(path, tensors.read_folder(path), config)
-  raise ValueError(
-    f'{place} must have the key architecture (timm) or model_type '
-    '(transformers).'
-  )
+  elif 'architecture' in config:
+    file = _read_tensors(path, tensors.read_folder(path), config)
+  else:
+    raise ValueError(
+      f'{place} must have the key architecture (timm) or model_type '
+      '(transformers).'
+    )
+  if config.get('problem_type') == 'multi_label_classification':
+    return dataclasses.replace(file, loss='sigmoid')
+  return file
 
 
 def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:

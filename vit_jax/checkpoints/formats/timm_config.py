@@ -142,7 +142,8 @@ _CLASSIFIERS: dict[str, Any] = {
 _DEIT = 'gelu norm layer_scale qkv_bias qk_norm attention_norm mlp_norm '
 _HOLDS = {
   'vit': _DEIT
-  + 'pool registers pre_norm norm_pooled stem_width=64 stem_layers',
+  + 'pool=gap pool=map registers pre_norm norm_pooled stem_width=64 '
+  'stem_layers',
   'deit': _DEIT,
   'resnet': 'width',
 }
