@@ -254,6 +254,10 @@ def test_a_class_that_is_nowhere_does_not_count():
     'iou_a': pytest.approx(3 / 6),
     'iou_b': pytest.approx(4 / 7),
   }
+  # Two classes may have the same name, as in COCO's gaps.
+  counts_CC = np.array([[1, 0, 1], [0, 3, 1], [0, 0, 4]])
+  found = measures(counts_CC, ('x', 'N/A', 'N/A'))
+  assert found['mean_iou'] == pytest.approx((1 / 2 + 3 / 4 + 4 / 6) / 3)
   # Absent and predicted is wrong.
   found = measures(np.array([[3, 1], [0, 0]]), 'ab')
   assert found['mean_iou'] == pytest.approx(3 / 4 / 2)
@@ -392,6 +396,10 @@ def test_masks_that_do_not_fit_are_named(root):
   (root / 'classes.txt').write_text('chêne\n', encoding='latin-1')
   with pytest.raises(ValueError, match='classes.txt has the byte 0xea at pos'):
     third()
+  for names in ('background\ntree', 'tree\n\ncar', 'tree\ntree'):
+    (root / 'classes.txt').write_text(names)
+    with pytest.raises(ValueError, match='classes.txt needs a different name'):
+      third()
   (root / 'classes.txt').write_text('chêne\n', encoding='utf-8')
   (root / 'masks/2.png').unlink()
   with pytest.raises(ValueError, match='1 of 10 images .* lack a mask'):

@@ -51,15 +51,21 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
 
   Raises:
     FileNotFoundError: if `images/` is missing.
-    ValueError: if an image lacks its mask, or `folder.open_folder` raises it.
+    ValueError: if an image lacks its mask, or a name in `classes.txt` is empty,
+      repeated or 'background'. Also raised by `folder.open_folder`.
   """
   root = pathlib.Path(name).expanduser()
   listed = root / 'classes.txt'
   if not listed.is_file() or not (root / 'masks').is_dir():
     return None
-  names = text_files.decoded(listed.read_bytes(), listed).splitlines()
+  text = text_files.decoded(listed.read_bytes(), listed)
   files = folder.open_folder(str(root / 'images'), split, split_seed)
-  class_names = tuple(x.strip() for x in names if x.strip())
+  class_names = tuple(x.strip() for x in text.rstrip().splitlines())
+  if '' in class_names or len({BACKGROUND, *class_names}) <= len(class_names):
+    raise ValueError(
+      f'{listed} needs a different name in each line: line 1 is the class of '
+      f'pixels of value 1. Leave out {BACKGROUND}, which has the value 0.'
+    )
   return MaskFiles(root, files.paths, class_names)
 
 

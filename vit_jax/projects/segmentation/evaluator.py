@@ -68,12 +68,10 @@ def measures(
   """
   right_C = np.diag(confusion_CC)
   union_C = confusion_CC.sum(axis=0) + confusion_CC.sum(axis=1) - right_C
-  iou = {
-    f'iou_{name}': float(right / union)
-    for name, right, union in zip(class_names, right_C, union_C, strict=True)
-    if union
-  }
+  occurs_C = union_C > 0
+  names = np.array([*class_names])[occurs_C]
+  ious = right_C[occurs_C] / union_C[occurs_C]
   return {
-    'mean_iou': float(np.mean([*iou.values()])),
+    'mean_iou': float(np.mean(ious)),
     'pixel_accuracy': float(right_C.sum() / confusion_CC.sum()),
-  } | iou
+  } | {f'iou_{name}': float(x) for name, x in zip(names, ious, strict=True)}
