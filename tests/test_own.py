@@ -62,7 +62,7 @@ def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
   def resolved(minutes, **fields):
     made = own.config(str(photos), '', minutes)
     made.update_from_flattened_dict(fields)
-    own.resolve(made, str(tmp_path / 'run'))
+    own.resolve(made, str(tmp_path / 'run'))()
     return made
 
   seconds.append(0.2)
@@ -79,6 +79,10 @@ def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
   assert resolved(5, total='3 epochs').total == '3 epochs'
   seconds.append(100.0)
   assert resolved(1).total == f'{own.LEAST_STEPS} steps'
+  # A run that may not use the workdir leaves the choices of its run.
+  seconds.append(0.2)
+  own.resolve(own.config(str(photos), '', 7), str(tmp_path / 'run'))
+  assert resolved(1).total == f'{own.LEAST_STEPS} steps'
   kept = json.loads((tmp_path / 'run' / own.FILE).read_text())
   assert kept['total']['asked'] == '1 minutes'
 
@@ -92,7 +96,7 @@ def test_a_size_that_is_given_holds_in_training_too(photos, tmp_path):
 
 def test_a_run_from_before_train_size_keeps_one_size(photos, tmp_path):
   path = tmp_path / 'run' / own.FILE
-  own.resolve(own.config(str(photos), '', 1), str(path.parent))
+  own.resolve(own.config(str(photos), '', 1), str(path.parent))()
   kept = json.loads(path.read_text())
   del kept['data.train_size']
   kept['data.image_size']['chosen'] = '32'

@@ -45,7 +45,7 @@ def finetune(
   config.lock()
   config_lib.override(config, {k: str(v) for k, v in (fields or {}).items()})
   name = os.path.basename(os.path.abspath(folder))
-  place = os.fspath(workdir) or os.path.join('runs', name)
+  place = os.path.expanduser(os.fspath(workdir)) or os.path.join('runs', name)
   train(config, place)
   print(final.report(config, place))
   return pretrained.load(place)

@@ -12,6 +12,7 @@ import math
 import re
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -171,16 +172,19 @@ def _held_out(photos: Photos) -> dict[str, Any]:
   }
 
 
-def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
+def resolve(
+  config: ConfigDict, workdir: str, measure: bool = True
+) -> Callable[[], None]:
   """Fills in the open fields of a config from WORKDIR/chosen.json.
 
-  If the file lacks a field or `total` changed, chooses it and writes the file.
+  Chooses fields that the file lacks, and the length if `total` changed. Returns
+  the function that writes the choices, for the run that may use the workdir.
 
   Args:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to time training steps if `total` is in minutes. If false
-      (for evaluation), such a `total` becomes one step, and no file is written.
+      (for evaluation), such a `total` becomes one step.
 
   Raises:
     ValueError: if the data or `total` are invalid.
@@ -192,7 +196,7 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
     if value is None or (field == 'total' and _MINUTES.fullmatch(value))
   }
   if not asked:
-    return
+    return lambda: None
   path = saving.absolute(workdir) / FILE
   kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
   chosen = {
@@ -200,14 +204,19 @@ def resolve(config: ConfigDict, workdir: str, measure: bool = True) -> None:
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
-  if chosen.keys() != asked.keys():
+  is_new = chosen.keys() != asked.keys()
+  if is_new:
     found = _choose(config, chosen, measure)
     chosen = {field: found[field] for field in asked}
-    kept = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
-    if measure and jax.process_index() == 0:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      atomic_files.replace(path, json.dumps(kept, indent=1).encode())
   _fill(config, chosen)
+
+  def keep() -> None:
+    if is_new and jax.process_index() == 0:
+      new = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
+      path.parent.mkdir(parents=True, exist_ok=True)
+      atomic_files.replace(path, json.dumps(new, indent=1).encode())
+
+  return keep
 
 
 def _fill(config: ConfigDict, fields: dict[str, Any]) -> None:
@@ -241,6 +250,12 @@ def _choose(
     if flops.count_params(checkpoint.model, (H, W)) > SMALL:
       kind = 'large'
       size = {'data.image_size': f'{H}x{W}', 'data.train_size': ''}
+    elif not size:
+      usual = _choices(photos, 1, kind)
+      size = {
+        field: str(from_init.nearest_size(config, int(usual[field])))
+        for field in ('data.image_size', 'data.train_size')
+      }
   trial = config.copy_and_resolve_references()
   # Measures speed with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
@@ -296,8 +311,10 @@ def _steps_in(
 def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
   """Returns seconds of the first (compiling) step and mean of later steps."""
   experiment = Experiment(CheckedConfig(config), facts_of(config, source))
+  params = experiment.new_params()
   fixed = experiment.place(experiment.objective.fixed())
-  state = experiment.start(experiment.new_params())
+  fixed = experiment.all_fixed(fixed, params)
+  state = experiment.start(params)
   part, parts = sharding.batch_share(experiment.mesh)
   batches = loader.train_batches(
     source,

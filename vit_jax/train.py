@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -62,9 +64,10 @@ def train(
     Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """
   dashboards.check(config)
+  workdir = os.path.expanduser(workdir)
   from_init.resolve(config)
   workdir_lock.check(workdir)
-  own.resolve(config, workdir)
+  keep_choices = own.resolve(config, workdir)
   checked = CheckedConfig(config)
   build.check(config)
   shown = build.shown(config)
@@ -90,8 +93,9 @@ def train(
     source = bad_images.open_checked(config.data, config.data.split)
     experiment = Experiment(checked, facts_of(config, source))
     if experiment.facts.several_labels:
-      config.best_metric = several_labels.metric_for(config.best_metric)
-      shown = {several_labels.metric_for(k): best for k, best in shown.items()}
+      rename = functools.partial(several_labels.metric_for, config.evaluators)
+      config.best_metric = rename(config.best_metric)
+      shown = {rename(name): best for name, best in shown.items()}
     fixed = experiment.place(experiment.objective.fixed())
     parts = Parts(
       config, experiment.objective, experiment.mesh, experiment.facts
@@ -114,8 +118,20 @@ def train(
       )
     ) as checkpoints,
   ):
+    meta = _new_meta(experiment, source, fixed, shown[config.best_metric])
+    if (saved_meta := checkpoints.latest_meta()) is not None:
+      config_lib.check_resumable(saved_meta, meta)
+    keep_choices()
     return _train(
-      experiment, source, fixed, evaluators, params, shown, workdir, checkpoints
+      experiment,
+      source,
+      fixed,
+      evaluators,
+      params,
+      shown,
+      meta,
+      workdir,
+      checkpoints,
     )
 
 
@@ -138,15 +154,13 @@ def _train(
   evaluators: list[Evaluator],
   params: Params | None,
   shown: dict[str, Best],
+  meta: dict[str, Any],
   workdir: str,
   checkpoints: saving.Checkpoints,
 ) -> dict[str, float]:
   """Trains or resumes in a workdir whose lock is held."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
-  meta = _new_meta(experiment, source, fixed, shown[config.best_metric])
-  if (saved_meta := checkpoints.latest_meta()) is not None:
-    config_lib.check_resumable(saved_meta, meta)
   is_first = jax.process_index() == 0
   if is_first:
     print('building the model and its state ...', flush=True)
@@ -160,6 +174,8 @@ def _train(
   # damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
+    if saved_meta['config'].get('best_metric') != config.best_metric:
+      names -= {'evaluated'}  # it has values of the former metric
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
   all_params = jax.jit(experiment.all_params)
@@ -265,6 +281,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     OSError: if the checkpoint or data are missing.
     ImportError: if the config needs a package that is not installed.
   """
+  workdir = os.path.expanduser(workdir)
   own.resolve(config, workdir, measure=False)
   build.check(config)
   checkpoint = opening.open_checkpoint(config.init or workdir)

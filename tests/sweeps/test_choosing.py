@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from tests.sweeps.small_sweep import fake_training, small, with_grids
+from vit_jax.checkpoints import saving
 from vit_jax.sweeps import axes, choosing, running
 
 # The way in which config_flags loads a config file.
@@ -70,9 +71,9 @@ def test_candidates_are_all_combinations():
 
 def test_a_candidate_without_any_right_beats_one_that_diverged():
   nan = float('nan')
-  assert choosing.best({0: nan, 1: 0.0}, 'highest') == 1
-  assert choosing.best({0: 2.0, 1: nan, 2: 1.0, 3: 1.0}, 'lowest') == 2
-  assert choosing.best({0: nan}, 'highest') is None
+  assert saving.best_index([nan, 0.0], 'highest') == 1
+  assert saving.best_index([2.0, nan, 1.0, 1.0], 'lowest') == 2
+  assert saving.best_index([nan], 'highest') is None
 
 
 def test_parts_of_their_own():

@@ -18,7 +18,8 @@ from tests.sweeps.small_sweep import (
   with_grids,
 )
 from vit_jax import config as config_lib
-from vit_jax.sweeps import axes, choosing, running, stages
+from vit_jax.checkpoints import saving
+from vit_jax.sweeps import axes, running, stages
 from vit_jax.training import metric_log, preemption, run
 
 # The way in which config_flags loads a config file.
@@ -147,8 +148,8 @@ def test_the_first_of_equal_candidates_is_taken(fake, tmp_path, capfd):
   assert 'chosen for all runs: lr=0.3, the best of 2' in capfd.readouterr().out
   accuracies = [r['val/accuracy'] for r in table(tmp_path / 'tune.csv')]
   assert accuracies[0][:4] == accuracies[1][:4] == '0.70'
-  assert choosing.best({0: 0.2, 1: 0.7, 2: 0.7}, 'highest') == 1
-  assert choosing.best({0: 0.7, 1: 0.7, 2: 0.2}, 'highest') == 0
+  assert saving.best_index([0.2, 0.7, 0.7], 'highest') == 1
+  assert saving.best_index([0.7, 0.7, 0.2], 'highest') == 0
 
 
 def test_several_labels_are_compared_by_average_precision(

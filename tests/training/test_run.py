@@ -1,6 +1,7 @@
 """The books of a run, and what is waited for at its end, and how long."""
 
 import contextlib
+import math
 import types
 
 import numpy as np
@@ -307,6 +308,8 @@ def test_a_checkpoint_has_the_steps_that_no_row_has_yet(monkeypatch):
     ('highest', [0.3, 0.2, 0.4], False),
     ('lowest', [0.3, 0.4, 0.5], True),
     ('lowest', [0.3, 0.4, 0.2], False),
+    ('highest', [math.nan, 0.1, 0.2], False),
+    ('lowest', [math.nan, 0.2, 0.3, 0.4], True),
   ],
 )
 def test_patience_counts_evaluations_without_a_better_one(

@@ -136,6 +136,7 @@ class Checkpoints:
     """
     if step in self._manager.all_steps():
       return
+    self._metrics[step] = metrics  # `save` asks which step is the best
     trees = {name: tree for name, tree in state.items() if tree}
     trees[CHECKSUMS] = {name: checksums(tree) for name, tree in trees.items()}
     self._manager.save(
@@ -147,14 +148,18 @@ class Checkpoints:
       ),
       force=True,
     )
-    self._metrics[step] = metrics
 
-  def add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Adds metrics to a checkpoint whose evaluation was interrupted."""
+  def add_metrics(
+    self, step: int, metrics: dict[str, float], more: dict[str, Any]
+  ) -> None:
+    """Adds metrics to a checkpoint whose evaluation was interrupted.
+
+    `more` has values of `meta` that the evaluation changed.
+    """
     self._metrics[step] = metrics
     if jax.process_index() == 0:
       folder = self.directory / str(step)
-      new = {'metrics': metrics, 'evaluation_due': False}
+      new = more | {'metrics': metrics, 'evaluation_due': False}
       text = json.dumps(_meta_args(read_meta(folder) | new).item)
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
@@ -473,10 +478,19 @@ def best_step(
 
   Steps without a value, or with NaN, do not count. Ties go to the first step.
   """
-  values = {step: x.get(name, math.nan) for step, x in metrics.items()}
-  measured = [step for step, value in values.items() if not math.isnan(value)]
+  steps = [*metrics]
+  i = best_index([metrics[step].get(name, math.nan) for step in steps], best)
+  return None if i is None else steps[i]
+
+
+def best_index(values: Sequence[float], best: str) -> int | None:
+  """Returns the first index of the 'highest' or 'lowest' value.
+
+  NaN does not count. Returns None if there is no other value.
+  """
+  known = [i for i, value in enumerate(values) if not math.isnan(value)]
   choose = min if best == 'lowest' else max
-  return choose(measured, key=values.__getitem__, default=None)
+  return choose(known, key=values.__getitem__, default=None)
 
 
 def _digest(meta: dict[str, Any]) -> str:

@@ -43,8 +43,8 @@ class FoundRun(NamedTuple):
   @property
   def best(self) -> float:
     """The best value of the metric; NaN if all values are NaN."""
-    numbers = (x for x in self.values if not math.isnan(x))
-    return min(numbers, key=lambda x: self.sign * x, default=self.values[-1])
+    good = self.meta.get('best', 'highest')
+    return self.values[saving.best_index(self.values, good) or 0]
 
 
 def find(folder: str, metric: str = '') -> list[FoundRun]:

@@ -1,5 +1,6 @@
 """Average precision and F1 for several labels per image, by scikit-learn."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,10 +57,13 @@ def measures(
   )
 
 
-def metric_for(name: str) -> str:
+def metric_for(evaluators: Mapping[str, Any], name: str) -> str:
   """Returns the multi-label counterpart of a single-label metric.
 
-  If most images lack most classes, predicting no class at all has a high
-  accuracy, so mean average precision replaces accuracy.
+  `evaluators` is `config.evaluators`. If most images lack most classes,
+  predicting no class at all has a high accuracy, so in evaluators of type
+  'mean', mean average precision replaces accuracy.
   """
-  return name.replace('accuracy', 'map')
+  evaluator, _, metric = name.partition('/')
+  replaced = metric == 'accuracy' and evaluators[evaluator].type == 'mean'
+  return f'{evaluator}/map' if replaced else name

@@ -8,7 +8,6 @@ combinations of values, a group runs a trial of each. A trial trains on
 
 import collections
 import dataclasses
-import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -167,13 +166,6 @@ def _shared(first: str, second: str, count: Callable[[str], int]) -> int | None:
     known[name] = range(start, start := start + count(name))
   rows, others = (splits.select(s, known, 'data') for s in (first, second))
   return len(np.intersect1d(rows, others))
-
-
-def best(values: Mapping[int, float], good: Best) -> int | None:
-  """Returns the first key with the best value; None if all values are NaN."""
-  known = [key for key, value in values.items() if not math.isnan(value)]
-  choose = max if good == 'highest' else min
-  return choose(known, key=values.__getitem__, default=None)
 
 
 def csv_text(

@@ -20,8 +20,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints import from_init
-from vit_jax.checkpoints.saving import absolute
+from vit_jax.checkpoints import from_init, saving
 from vit_jax.data import atomic_files
 from vit_jax.evaluators import build
 from vit_jax.objectives import several_labels
@@ -77,7 +76,7 @@ class _Sweep:
     """Plans all runs and reads the results of finished runs."""
     self._config = config
     self._start_over = start_over
-    self._folder = absolute(workdir)
+    self._folder = saving.absolute(workdir)
     self._report = REPORTS.load(config.report)
     self._facts = refusing.KnownData()
     self._entries = choosing.entries(config, workdir)
@@ -115,7 +114,9 @@ class _Sweep:
     """Returns the metric in metrics.csv that `best_metric` stands for."""
     name = config.best_metric
     several = self._facts.split(config, config.data.split).several_labels
-    return several_labels.metric_for(name) if several else name
+    if several:
+      return several_labels.metric_for(config.evaluators, name)
+    return name
 
   def _chosen(self, entry: choosing.PlannedRun) -> Cell | None:
     """Returns the run with the chosen candidate, or None if none is chosen."""
@@ -146,8 +147,8 @@ class _Sweep:
       config = group.trials[0].config
       metric, (_, good) = self._metric(config), choosing.metric_of(config)
       found = [self._results[x.workdir]['metrics'] for x in group.trials]
-      values = {i: x.get(metric, math.nan) for i, x in enumerate(found)}
-      choice = choosing.best(values, good)
+      values = [x.get(metric, math.nan) for x in found]
+      choice = saving.best_index(values, good)
       sent = np.int32(-1 if choice is None else choice)
       received = int(multihost_utils.broadcast_one_to_all(sent))
       choice = None if received < 0 else received
@@ -256,10 +257,10 @@ def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
     return {'metrics': {}, 'steps': steps}
   found = {'steps': steps}
   if cell.config.early_stopping:
-    values = {s: float(row.get(metric, 'nan')) for s, row in rows.items()}
+    values = [float(row.get(metric, 'nan')) for row in rows.values()]
     good = build.shown(cell.config)[cell.config.best_metric]
-    best = choosing.best(values, good)
-    found['best_step'] = steps if best is None else best
+    best = saving.best_index(values, good)
+    found['best_step'] = steps if best is None else [*rows][best]
   evaluators = tuple(f'{name}/' for name in cell.config.evaluators)
   metrics = {
     name: float(text)

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import tqdm
 
+from vit_jax.checkpoints import saving
 from vit_jax.data import atomic_files
 from vit_jax.training import metric_log, plots
 
@@ -158,8 +159,7 @@ class Progress:
     for name in log.columns:
       steps, values = log.points(name)
       if name in metrics and steps:
-        choose = max if metrics[name] == 'highest' else min
-        best = choose(range(len(steps)), key=lambda i: values[i])
+        best = saving.best_index(values, metrics[name]) or 0
         form = '.2%' if name.endswith('accuracy') else '.4f'
         for which, i in (('best', best), ('final', -1)):
           lines.append(

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import jax
 from clu import profiler
 
+from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models.model import Params
 from vit_jax.training import (
@@ -235,14 +236,15 @@ class Run:
     patience, found = self.meta['config']['patience'], self._evaluated
     if not patience or len(found) <= patience:
       return False
-    best = min if self.meta['best'] == 'lowest' else max
-    # Among equal values the first one is the best.
-    return found.index(best(found)) < len(found) - patience
+    best = saving.best_index(found, self.meta['best']) or 0
+    return best < len(found) - patience
 
   def evaluate_again(self, step: int, state: Any) -> None:
     """Repeats the interrupted evaluation of a saved step."""
     self.evaluate(step, state)
-    self.checkpoints.add_metrics(step, self._eval_metrics)
+    self.checkpoints.add_metrics(
+      step, self._eval_metrics, {'evaluated': self._evaluated}
+    )
 
   def save(self, step: int, state: Any, evaluation_due: bool = False) -> None:
     """Saves a checkpoint; raises Diverged if a metric is not finite."""
