@@ -124,7 +124,7 @@ def small(config, data):
 
 
 def large(config, data):
-  """Sets the fields of table 3 that all models share; returns the models."""
+  """Sets the fields of table 3 that all models share."""
   config.batch_size = 4096
   config.data.update(name=data, image_size='224', workers=8)
   config.optimizer.update(decay='linear', weight_decay=0.1)
@@ -138,7 +138,6 @@ def large(config, data):
     config.optimizer.warmup = '10%'
     if data == 'imagenet2012':
       config.evaluators.test.split = 'validation'
-  return large_models(config.loss.name)
 
 
 def get_config(argument='digits'):
@@ -153,6 +152,8 @@ def get_config(argument='digits'):
   config.eval_every = '100%' if is_small else '10%'
   config.checkpoint_every = '50%' if is_small else '1000 steps'
   config_lib.override(config, pairs)
+  # The bias of the head depends on the loss.
+  models = models or large_models(config.loss.name)
   seeds = ('0', '1', '2') if data == 'digits' else ('0',)
   config.sweep = (
     ('Model', tuple(models.items())),

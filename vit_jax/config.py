@@ -405,6 +405,9 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     | {'objective.fixed': meta.get('fixed', [])}
     for meta in (saved, given)
   )
+  learned = str(new.get('objective.name'))
+  if learned in OBJECTIVES:
+    defaults |= flatten({'objective': dict(OBJECTIVES.load(learned).defaults)})
   # Paths of stages are saved as absolute paths, and the workdir may have moved.
   for fields in (old, new):
     for key in ('init', 'teacher', 'objective.labels'):
@@ -445,7 +448,6 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
       f'{steps:,}',
     )
     old['total'] = new['total']
-  learned = str(new.get('objective.name'))
   # Unused fields may be reset to their off value when resuming.
   unused = OBJECTIVES.load(learned).unused if learned in OBJECTIVES else {}
   changes = [

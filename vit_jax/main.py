@@ -158,8 +158,10 @@ def _run() -> None:
       running.run(config, workdir, _START_OVER.value)
     elif config.eval_only:
       last, place = stages.runs(config, workdir)[-1]
-      for name, value in evaluate_only(last, place).items():
-        print(f'{name} {value:.4f}')
+      metrics = evaluate_only(last, place)
+      if jax.process_index() == 0:
+        for name, value in metrics.items():
+          print(f'{name} {value:.4f}')
     else:
       stages.train(config, workdir, _START_OVER.value)
       if jax.process_count() == 1:

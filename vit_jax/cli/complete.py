@@ -14,6 +14,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from etils import epath
+
 from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
 from vit_jax.cli import flags
 from vit_jax.projects.igpt import completion
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
   folder, name = os.path.split(args.out)
   # Sampling takes minutes, so a folder that cannot be made is an error before.
-  os.makedirs(folder or '.', exist_ok=True)
+  epath.Path(folder).mkdir(parents=True, exist_ok=True)
   names = 'keep', 'samples', 'temperature', 'seed'
   options = {name: getattr(args, name) for name in names}
   found: list[completion.Completed] = []

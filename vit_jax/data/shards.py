@@ -9,6 +9,7 @@ positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`
 (or under `$XDG_CACHE_HOME`).
 """
 
+import glob
 import hashlib
 import io
 import logging
@@ -203,7 +204,7 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
       f'{name}: {e}. gs:// needs gcsfs: pip install -c requirements.txt gcsfs'
     ) from None
   if fs.isdir(place):
-    place = f'{place.rstrip("/")}/*{KINDS[kind]}'
+    place = f'{glob.escape(place.rstrip("/"))}/*{KINDS[kind]}'
   local = 'file' in fs.protocol
   paths = sorted(x for x in fs.glob(place) if posixpath.basename(x)[:1] != '.')
   if not paths:
@@ -238,10 +239,9 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
     if fs.exists(place):
       lines = text_files.decoded(fs.cat_file(place), place).splitlines()
       names = tuple(line.strip() for line in lines if line.strip())
-      if twice := [x for x in names if names.count(x) > 1]:
-        raise ValueError(
-          f'{place} has {twice[0]!r} twice: name each class once'
-        )
+      if len({*names}) < len(names):
+        twice = next(x for x in names if names.count(x) > 1)
+        raise ValueError(f'{place} has {twice!r} twice: name each class once')
       return names
   return ()
 

@@ -116,6 +116,11 @@ class TfdsSource(Source):
     return {'image': image, 'label': self._label.classify(record), 'name': name}
 
   def labels(self) -> np.ndarray:
+    return self._labels
+
+  @functools.cached_property
+  def _labels(self) -> np.ndarray:
+    # Kept, because reading the labels reads the images as well.
     labels = np.empty(len(self), np.int32)
     with cores.progress('Reading labels', len(self), 'records') as bar:
       for i, record in enumerate(shards.read_all(self._records)):

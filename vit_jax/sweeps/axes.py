@@ -81,12 +81,12 @@ def _extended(
   values: dict[str, list[str]] = {}
   for text in texts:
     field, _, listed = (part.strip() for part in text.partition('='))
-    if not listed:
+    if not (new := config_lib.split_commas(listed)):
       raise ValueError(
         f'--{flag}={text} lacks values. Write a field and its values, as in '
         f'--{flag}=optimizer.lr=0.001,0.003.'
       )
-    values.setdefault(field, []).extend(config_lib.split_commas(listed))
+    values.setdefault(field, []).extend(new)
   given = {name: axis(config, name, values[name]) for name in values}
   extended = []
   for old in axes:

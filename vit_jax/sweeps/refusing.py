@@ -1,7 +1,7 @@
 """Check a sweep before its first run, and read results of finished runs."""
 
+import functools
 import json
-from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -52,9 +52,9 @@ class KnownData:
       self._by_split[key] = facts_of(config, sources.open_config(data, name))
     return self._by_split[key]
 
-  def counter(self, config: ConfigDict) -> Callable[[str], int]:
-    """Returns a function that counts the examples of a split."""
-    return lambda name: self.split(config, name).examples
+  def examples(self, config: ConfigDict, name: str) -> int:
+    """Returns the number of examples of a split of the config's data."""
+    return self.split(config, name).examples
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
@@ -66,7 +66,8 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
       facts.of(trial)
     if group.trials:
       with axes.naming(group.name):
-        choosing.check_held_out(config, facts.counter(config))
+        count = functools.partial(facts.examples, config)
+        choosing.check_held_out(config, count)
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:

@@ -33,6 +33,10 @@ class Detection(Objective):
     'data.augment': '',
     'data.balance': 0.0,
     'data.crop_resize': 0.0,
+    'data.interpolation': 'bilinear',
+    'data.resize_like': 'vit_jax',
+    'data.resize_small': 0,
+    'data.squash': False,
   }
   trained = DETR
   classes = 1

@@ -70,7 +70,9 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   """Returns the fields that tune the learning rate on one dataset."""
   benchmark = benchmarks.BENCHMARKS.get(name)
   rates = benchmark.learning_rates if benchmark else LEARNING_RATES
-  convolutional = config.model.name == 'resnet' or config.model.stem_width
+  convolutional = config.model.name == 'resnet' or config.model.get(
+    'stem_width'
+  )
   if config.model.name == from_init.NAME:  # the checkpoint is not opened yet
     name_of_init = os.path.basename(config.init.rstrip('/')).lower()
     convolutional = re.search(r'r\d\d|resnet|bit', name_of_init)
