@@ -174,7 +174,8 @@ def draw(axes: Any, curves: Sequence[Curve]) -> None:
         curve.probe.accuracy, color=style['color'], ls='--', label=label
       )
     if curve.knn is not None:
-      label = f'{_NEIGHBOURS}\n(all examples)'
+      is_first = curve is next(c for c in curves if c.knn is not None)
+      label = f'{_NEIGHBOURS}\n(all examples)' if is_first else ''
       axes.axhline(curve.knn, color=style['color'], ls=':', label=label)
   shots = sorted({result.shots for c in curves for result in c.results})
   axes.set_xticks(shots, shots)

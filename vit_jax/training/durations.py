@@ -93,7 +93,7 @@ def steps_of(
     ValueError: if the duration is invalid.
   """
   match = re.fullmatch(
-    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)s?\s*',
+    r'\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*(step|epoch|example|%|)(?:(?<=[a-z])s)?\s*',
     str(duration),
   )
   if (
