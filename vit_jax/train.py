@@ -118,10 +118,6 @@ def train(
       )
     ) as checkpoints,
   ):
-    meta = _new_meta(experiment, source, fixed, shown[config.best_metric])
-    if (saved_meta := checkpoints.latest_meta()) is not None:
-      config_lib.check_resumable(saved_meta, meta)
-    keep_choices()
     return _train(
       experiment,
       source,
@@ -129,9 +125,9 @@ def train(
       evaluators,
       params,
       shown,
-      meta,
       workdir,
       checkpoints,
+      keep_choices,
     )
 
 
@@ -154,13 +150,17 @@ def _train(
   evaluators: list[Evaluator],
   params: Params | None,
   shown: dict[str, Best],
-  meta: dict[str, Any],
   workdir: str,
   checkpoints: saving.Checkpoints,
+  keep_choices: Callable[[], None],
 ) -> dict[str, float]:
   """Trains or resumes in a workdir whose lock is held."""
   config, objective = experiment.config, experiment.objective
   durations = experiment.durations
+  meta = _new_meta(experiment, source, fixed, shown[config.best_metric])
+  if (saved_meta := checkpoints.latest_meta()) is not None:
+    config_lib.check_resumable(saved_meta, meta)
+  keep_choices()
   is_first = jax.process_index() == 0
   if is_first:
     print('building the model and its state ...', flush=True)

@@ -311,6 +311,10 @@ UNUSED = {
     'data.augment': '3augment',
     'data.balance': 0.5,
     'data.crop_resize': 1.2,
+    'data.interpolation': 'bicubic',
+    'data.resize_like': 'torchvision',
+    'data.resize_small': 16,
+    'data.squash': True,
   },
 }
 
