@@ -136,7 +136,6 @@ class Checkpoints:
     """
     if step in self._manager.all_steps():
       return
-    self._metrics[step] = metrics  # `save` asks which step is the best
     trees = {name: tree for name, tree in state.items() if tree}
     trees[CHECKSUMS] = {name: checksums(tree) for name, tree in trees.items()}
     self._manager.save(
@@ -148,6 +147,7 @@ class Checkpoints:
       ),
       force=True,
     )
+    self._metrics[step] = metrics
 
   def add_metrics(
     self, step: int, metrics: dict[str, float], more: dict[str, Any]

@@ -377,8 +377,8 @@ def _size_and_placed(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has neither position embeddings nor an image size. Give a '
-      'directory with a config.json.'
+      f'{path} has neither position embeddings ({key}) nor an image size. Give '
+      'a directory with a config.json.'
     )
   rows = arrays[POSITIONS].shape[1]
   registers = arrays['registers'].shape[1] if 'registers' in arrays else 0

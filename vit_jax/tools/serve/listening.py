@@ -35,14 +35,14 @@ def serve(
       f'server. Set --token or ${TOKEN} to require a secret.',
       file=sys.stderr,
     )
-  family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
-  listener = socket.create_server((args.host, args.port), family=family)
   _give_memory_back()
   opened = [ServedModel(path, args.threads) for path in paths]
   models = {model.name: model for model in opened}
   hosts = protection.LOOPBACK if is_local else None
   engine = Engine(models, explain)
   app = PageServer(engine, args.token or '', hosts).app()
+  family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
+  listener = socket.create_server((args.host, args.port), family=family)
   port = listener.getsockname()[1]
   host = f'[{args.host}]' if ':' in args.host else args.host
   print(f'serving   {", ".join(models)} at http://{host}:{port}', flush=True)
