@@ -22,7 +22,7 @@ The default is the paper's recipe:
   optimizer        Adam with betas 0.9 and 0.95, no weight decay, no dropout
   learning rate    0.003 (S, M) or 0.001 (L), warm-up of one epoch, cosine decay
 
-The images differ, and the palette unless you give one. The paper resizes the
+Images and the default palette differ from the paper. The paper resizes the
 short side to a random size from 256 to 384 pixels, crops 224 pixels and resizes
 the crop to 32. This config takes Inception crops of at least a third of the
 area and flips them at random.

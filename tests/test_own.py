@@ -79,7 +79,7 @@ def test_minutes_become_steps_once(photos, tmp_path, monkeypatch):
   assert resolved(5, total='3 epochs').total == '3 epochs'
   seconds.append(100.0)
   assert resolved(1).total == f'{own.LEAST_STEPS} steps'
-  # A run that may not use the workdir leaves the choices of its run.
+  # A run that may not use the workdir does not replace the saved choices.
   seconds.append(0.2)
   own.resolve(own.config(str(photos), '', 7), str(tmp_path / 'run'))
   assert resolved(1).total == f'{own.LEAST_STEPS} steps'

@@ -137,8 +137,8 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order, which is 'text' for folders. If that is 'text'
-        # and 'number' differs, training warns, and checkpoints without class
+        # the data's order, which is 'text' for folders. If that is 'text' but
+        # not also 'number', training warns, and checkpoints without these class
         # names are refused.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.

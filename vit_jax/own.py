@@ -72,8 +72,8 @@ def config(
 ) -> ConfigDict:
   """Returns a config for photos; `resolve` sets its None fields and `total`.
 
-  `folder` may be any value of `config.data.name`. `init` is a checkpoint, whose
-  model `from_init.resolve` copies first, or empty for new parameters.
+  `folder` may be any value of `config.data.name`. `init` is a checkpoint to
+  start from, or empty for new parameters.
 
   Raises:
     ValueError: if `minutes` is not a positive number.
@@ -178,7 +178,7 @@ def resolve(
   """Fills in the open fields of a config from WORKDIR/chosen.json.
 
   Chooses fields that the file lacks, and the length if `total` changed. Returns
-  the function that writes the choices, for the run that may use the workdir.
+  a function that writes the file. Call it once the run may use the workdir.
 
   Args:
     config: a config after `from_init.resolve`.
@@ -282,7 +282,7 @@ def _choose(
 def _steps_in(
   minutes: float, trial: ConfigDict, source: sources.Source, most: int
 ) -> int:
-  """Returns the steps that fit, from `LEAST_STEPS` to `most` steps."""
+  """Returns how many steps fit: at most `most`, but at least `LEAST_STEPS`."""
   if jax.process_index() == 0:
     print('measuring the speed of training ...', flush=True)
   compile_s, step_s = _speed(trial, source)

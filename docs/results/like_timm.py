@@ -1,10 +1,10 @@
-"""Trains timm's ViT on CIFAR-10 by a recipe that vit_jax trains as well.
+"""Trains timm's ViT on CIFAR-10 with a recipe that vit_jax supports too.
 
   python docs/results/like_timm.py ./cifar10 --seed=0
 
 Model, initialisation, weight average, mixup, optimizer and schedule are timm's.
-The crop and RandAugment are torchvision's. The default length is that of
-docs/results/training.md, which has the command for vit_jax and the accuracies.
+The crop and RandAugment are torchvision's. docs/results/training.md has the
+command for vit_jax, and the accuracies after the default number of epochs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TRAIN = [
   transforms.Resize((40, 40)),
   transforms.RandomCrop(32),
   transforms.RandomHorizontalFlip(),
-  # 9 of the magnitudes 0 to 30 is vit_jax's 3 of 10.
+  # torchvision's magnitude 9 of 30 equals vit_jax's magnitude 3 of 10.
   transforms.RandAugment(
     2, 9, interpolation=transforms.InterpolationMode.BILINEAR, fill=[128] * 3
   ),

@@ -34,7 +34,7 @@ def model_of(num_classes=10, **fields):
 
 
 def parts_of(source, extract, names=()):
-  """Returns parts whose only split is a source; see `features.Extractor`."""
+  """Returns a stand-in for `Parts` with one source and a given extractor."""
   return types.SimpleNamespace(
     config=digits.get_config(),
     objective=Classification(model_of(1000)[0], Images(SIZE)),

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
   folder, name = os.path.split(args.out)
-  # Sampling takes minutes, so a folder that cannot be made is an error before.
+  # If the folder cannot be made, fails before sampling, which takes minutes.
   epath.Path(folder).mkdir(parents=True, exist_ok=True)
   names = 'keep', 'samples', 'temperature', 'seed'
   options = {name: getattr(args, name) for name in names}

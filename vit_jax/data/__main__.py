@@ -4,7 +4,7 @@
   python -m vit_jax.data ./pennfudan --class=person
 
 With --shards, the command writes a dataset as ArrayRecord files to a new
-folder. An image has at most one class. Train on the folder with
+folder, with at most one class per image. Train on it with
 `--config.data.name=arrayrecord:./photos-shards`.
 
 Without --shards, the command writes COCO annotations to train DETR. The folder

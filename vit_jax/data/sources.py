@@ -81,7 +81,7 @@ def open_config(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`; sorts classes by `data.class_order`.
 
   Raises the errors of `open_source`, and ValueError if `data.class_order` is
-  unknown, or set for classes that are not numbers or images of several classes.
+  unknown; if set, it needs numbers as class names, and one class per image.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
@@ -142,8 +142,8 @@ def open_source(
   Args:
     name: One of
       - `digits`, or `digits_canvas` (digits with boxes);
-      - a folder: a path that starts with `.` or `~`, or has a slash (unless of
-        TFDS); see `folder`, `projects.detr.coco`, `projects.segmentation.data`;
+      - a folder: a path with `.` or `~` first, or with a slash and not known to
+        TFDS; see `folder`, `projects.detr.coco`, `projects.segmentation.data`;
       - a CSV file, see `folder.open_table`;
       - `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
         `hub_source`;

@@ -87,7 +87,7 @@ def splits(config: ConfigDict) -> list[str]:
 def shown(config: ConfigDict) -> dict[str, Best]:
   """Selects from `metrics`: `best_metric` and each evaluator's first metric.
 
-  Raises ValueError if no evaluator measures `best_metric`, or any metric.
+  Raises ValueError if the evaluators have no metrics, or lack `best_metric`.
   """
   known = metrics(config)
   if not known:

@@ -55,7 +55,8 @@ class Evaluator:
   def run(self, params: Params) -> Mapping[str, float | np.ndarray]:
     """Returns metrics by prefixed name, such as 'test/loss'.
 
-    Numbers are equal in all processes; pictures, uint8 HWC, are from the first.
+    Numbers are equal in all processes. Only the first process returns pictures,
+    uint8 HWC.
     """
     raise NotImplementedError
 

@@ -19,10 +19,9 @@ class PicturesEvaluator(Evaluator):
   def __post_init__(self) -> None:
     """Takes the first images of a split.
 
-    Raises ValueError if the model lacks attention between all tokens, or the
-    number of images is not between 1 and the size of the split, or as
-    `Parts.source` raises it. Raises ImportError if TensorBoard is missing and
-    W&B is off.
+    Raises the errors of `Parts.source`, ImportError if TensorBoard is missing
+    and W&B is off, and ValueError if the model lacks attention between all
+    tokens, or `entry.images` is not between 1 and the size of the split.
     """
     parts, name, count = self.parts, self.name, self.entry.images
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):

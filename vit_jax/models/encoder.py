@@ -87,7 +87,7 @@ class Encoder(nn.Module):
   def _add_positions(
     self, x_BLD: Array, grid: tuple[int, int]
   ) -> tuple[Array, Array | None]:
-    """Adds positions to the tokens, or returns them (XLD) for the layers."""
+    """Adds positions to the tokens, or returns positions XLD for the layers."""
     f = self.fields
     if f.posemb in ('none', 'relative'):
       return x_BLD, None

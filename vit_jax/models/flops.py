@@ -46,7 +46,7 @@ def count(function: Callable[..., Any], *shapes: Any) -> int:
 
   `shapes` are its arguments, arrays or `jax.ShapeDtypeStruct`.
   """
-  # The kernels that attention calls on GPUs do not show their products.
+  # On GPUs, attention calls kernels whose products a jaxpr does not contain.
   with attention.portable():
     return _count(jax.make_jaxpr(function)(*shapes).jaxpr)
 

@@ -82,7 +82,7 @@ def drop_branch(y_BLD: Array, rate: Array | None, key: Array | None) -> Array:
   """
   if rate is None or key is None:
     return y_BLD
-  # Folded, because dropout uses the key itself.
+  # Dropout uses the key itself, so this mask needs another key.
   key = jax.random.fold_in(key, 1)
   kept_B11 = jax.random.bernoulli(key, 1 - rate, (len(y_BLD), 1, 1))
   return y_BLD * (kept_B11 / (1 - rate)).astype(y_BLD.dtype)

@@ -260,7 +260,7 @@ class Objective:
   def measure_rows(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Returns metrics that are not means over examples.
 
-    `rows` has the `rows` of `evaluate` for all examples, NX, without `mask`.
+    `rows` has the `rows` of `evaluate` for all N examples, without `mask`.
     """
     return {}
 

@@ -42,7 +42,7 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
   Raises:
     ValueError: before any run starts, if a run cannot work or has finished with
-      another config, or another sweep uses workdir; later, as `train.train`.
+      another config, or another sweep uses the workdir. Also by `train.train`.
     Diverged: at the end, if all trials of a group have a NaN or missing metric.
     Preempted: after SIGTERM or Ctrl-C, once the state is saved.
   """

@@ -248,7 +248,7 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
 
 
 def evaluator_with(objects, **attributes):
-  """Returns an evaluator of objects that no split has."""
+  """Returns an evaluator of the given objects, without opening a split."""
   made = object.__new__(coco_ap.CocoEvaluator)
   vars(made).update(name='coco', objects=objects, **attributes)
   return made

@@ -254,7 +254,7 @@ def test_a_class_that_is_nowhere_does_not_count():
     'iou_a': pytest.approx(3 / 6),
     'iou_b': pytest.approx(4 / 7),
   }
-  # Two classes may have the same name, as in COCO's gaps.
+  # Several classes may have one name: COCO's unused ids are all 'N/A'.
   counts_CC = np.array([[1, 0, 1], [0, 3, 1], [0, 0, 4]])
   found = measures(counts_CC, ('x', 'N/A', 'N/A'))
   assert found['mean_iou'] == pytest.approx((1 / 2 + 3 / 4 + 4 / 6) / 3)

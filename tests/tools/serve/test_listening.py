@@ -61,8 +61,8 @@ def test_serving_everybody_is_warned_of(
   assert capsys.readouterr().err.count('--token') == warned
 
 
-# Prints how many arrays of 2 MiB are mapped, not taken from the heap, after an
-# array of 8 MiB was freed; and the number of heaps of 9 threads.
+# Frees 8 MiB, then allocates 2 MiB. Prints 1 if the 2 MiB are mapped, 0 if they
+# are on the heap. Then prints malloc_info, which lists the heaps of 9 threads.
 MEMORY = """
 import ctypes, threading
 from vit_jax.tools.serve import listening

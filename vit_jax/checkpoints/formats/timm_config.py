@@ -308,7 +308,7 @@ def _ask_timm(name: str, config: JsonConfig) -> dict[str, Any]:
 
 
 def _activation(mlp: Any) -> str | None:
-  """Returns `gelu` for an MLP ('exact' for SwiGLU); None if not supported."""
+  """Returns our field `gelu` ('exact' for SwiGLU), or None if unsupported."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
   return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))

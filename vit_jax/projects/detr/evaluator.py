@@ -64,9 +64,9 @@ class CocoEvaluator(Evaluator):
   def __post_init__(self) -> None:
     """Reads the objects of the split.
 
-    Raises ValueError if the model does not predict what the entry measures, if
-    the split has no boxes, only crowds, or no object of the size that
-    `best_metric` names, or as `Parts.source` does.
+    Raises ValueError if the model does not predict what the entry measures, or
+    if the split has no boxes, only crowds, or no object of the size that
+    `best_metric` names. Also raises the errors of `Parts.source`.
     """
     parts, name, entry = self.parts, self.name, self.entry
     objective = parts.objective

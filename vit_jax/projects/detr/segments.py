@@ -113,9 +113,8 @@ def in_pixels(
   """Resizes mask logits from the padded canvas to the original image.
 
   As in DETR's code (2005.12872), the float32 logits are interpolated bilinearly
-  to the canvas. The image covers the upper left part of the canvas, of this
-  `size`. It is then resized to `shown` by nearest neighbour. Sizes are (height,
-  width).
+  to the canvas. The image covers the upper left `size` of the canvas. This part
+  is then resized to `shown` by nearest neighbour. Sizes are (height, width).
   """
   fine_HW = cv2.resize(logits_hw, canvas[::-1], interpolation=cv2.INTER_LINEAR)
   rows, columns = map(nearest, size, shown)

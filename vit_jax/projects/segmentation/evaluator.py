@@ -29,8 +29,8 @@ class SegmentationEvaluator(Evaluator):
   def __post_init__(self) -> None:
     """Opens the split.
 
-    Raises ValueError if the objective is not segmentation, or as `Parts.source`
-    raises it.
+    Raises ValueError if the objective is not segmentation, and the errors of
+    `Parts.source`.
     """
     parts, name = self.parts, self.name
     objective = parts.objective
