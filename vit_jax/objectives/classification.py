@@ -17,7 +17,7 @@ from vit_jax.objectives import several_labels
 from vit_jax.objectives.objective import Facts, Objective, sums
 
 # Config fields that need `Classification.loss`, with their "off" values.
-OF_LOSS: Mapping[str, Any] = {'data.train_size': '', 'loss.class_weights': ''}
+_OF_LOSS = {'data.train_size': '', 'loss.class_weights': ''}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,13 @@ class Classification(Objective):
   several_labels: bool = False
   wrong_labels: float = 0.0
   class_weights: tuple[float, ...] = ()
+
+  def __init_subclass__(cls) -> None:
+    """Adds `_OF_LOSS` to `unused` of objectives with another loss."""
+    super().__init_subclass__()
+    losses = cls.loss, cls.loss_and_seen
+    if losses != (Classification.loss, Classification.loss_and_seen):
+      cls.unused = {**_OF_LOSS, **cls.unused}
 
   @classmethod
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:

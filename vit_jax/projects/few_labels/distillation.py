@@ -25,7 +25,7 @@ from vit_jax.checkpoints import classes, opening
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
-from vit_jax.objectives.classification import OF_LOSS, Classification
+from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.objective import ObjectiveState
 
 
@@ -40,7 +40,7 @@ class Distillation(Classification):
   """
 
   one_class = True
-  unused = {**OF_LOSS, 'loss.name': 'softmax'}
+  unused = {'loss.name': 'softmax'}
 
   kind: str = field(
     'hard',

@@ -52,7 +52,7 @@ class PseudoLabels(TwoStreams):
       of soft labels exists.
   """
 
-  unused = {**TwoStreams.unused, 'loss.name': 'softmax'}
+  unused = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
   threshold: float = field(

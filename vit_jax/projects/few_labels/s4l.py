@@ -130,7 +130,7 @@ class Exemplar(TwoStreams):
   """Learns labels, and representations that tell different images apart."""
 
   # A mixture of two images is not a copy of either.
-  unused = {**TwoStreams.unused, 'loss.mixup': 0.0, 'loss.cutmix': 0.0}
+  unused = {'loss.mixup': 0.0, 'loss.cutmix': 0.0}
 
   copies: int = field(8, 'K, copies of an image.', valid='[2, inf)')
   group: int = field(

@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.models.fields import field
-from vit_jax.objectives.classification import OF_LOSS, Classification
+from vit_jax.objectives.classification import Classification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,6 @@ class TwoStreams(Classification):
   """
 
   one_class = True
-  unused = OF_LOSS
 
   unlabelled: str = field('train', 'Split of the unlabelled images.')
   unlabelled_data: str = field(
