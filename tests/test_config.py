@@ -380,6 +380,17 @@ def meta(examples=10, class_names=('a', 'b'), fixed=(), **changes):
   }
 
 
+def test_a_field_that_an_objective_gained_has_its_default():
+  saved, given = meta(), meta()
+  for x in (saved, given):
+    x['config']['objective'] = {'name': 'mae', 'rate': 0.75, 'normalized': True}
+  del saved['config']['objective']['rate']
+  config_lib.check_resumable(saved, given)
+  given['config']['objective']['rate'] = 0.5
+  with pytest.raises(ValueError, match='objective.rate'):
+    config_lib.check_resumable(saved, given)
+
+
 @pytest.mark.parametrize(
   'changes',
   [

@@ -11,9 +11,12 @@ from PIL import Image
 
 import vit_jax
 from configs import own as own_config
+from tests.checkpoints.random_weights import random_checkpoint
 from vit_jax import config as config_lib
 from vit_jax import own
+from vit_jax.checkpoints import from_init
 from vit_jax.cli import evaluate
+from vit_jax.convert import orbax
 from vit_jax.data import sources
 from vit_jax.evaluators import final
 from vit_jax.experiment import CheckedConfig
@@ -123,6 +126,41 @@ def test_a_step_is_chosen_by_a_hundred_photos_or_not_at_all():
   assert few['data.split'] == 'train' and not few['early_stopping']
   assert many['data.split'] == 'train[:90%]' and many['early_stopping']
   assert many['best_metric'] == 'val/loss' and many['evaluators.val.on']
+
+
+@pytest.fixture
+def init(tmp_path):
+  """A small checkpoint of large patches."""
+  fields = dict(patch_size=16, width=16, depth=1, mlp_dim=16, heads=2)
+  checkpoint = random_checkpoint(None, (64, 64), **fields)
+  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
+  return str(tmp_path / 'init')
+
+
+def test_a_small_checkpoint_has_sizes_that_its_patches_tile(
+  photos, init, tmp_path, monkeypatch, capsys
+):
+  """And of 2,000 photos it learns from nine tenths."""
+  many = own.Photos(2000, (300, 400), 900, 1100)
+  monkeypatch.setattr(own, 'photos_of', lambda source: many)
+  made = own.config(str(photos), init)
+  made.total = '2 epochs'
+  from_init.resolve(made)
+  own.resolve(made, str(tmp_path / 'run'))
+  assert (made.data.image_size, made.data.train_size) == ('48', '48')
+  assert made.data.split == 'train[:90%]'
+  said = capsys.readouterr().out
+  assert 'photos  1,800 to learn from' in said and '(1.99 epochs)' in said
+
+
+@pytest.mark.slow
+def test_the_speed_of_adapters_is_measured(photos, init, tmp_path, monkeypatch):
+  monkeypatch.setattr(own, '_MEASURE_S', 0.0)
+  made = own.config(str(photos), init, 0.001)
+  made.optimizer.lora = 2
+  from_init.resolve(made)
+  own.resolve(made, str(tmp_path / 'run'))
+  assert made.total == f'{own.LEAST_STEPS} steps'
 
 
 @pytest.mark.slow

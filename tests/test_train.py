@@ -134,11 +134,25 @@ def test_sigterm_ends_an_evaluation_which_is_done_again(
   assert_equal(final_params(tmp_path), final_params(reference))
   for x in (6, 12):
     found, want = (
-      saving.read_metrics(epath.Path(place / f'checkpoints/{x}'))
+      saving.read_meta(epath.Path(place / f'checkpoints/{x}'))
       for place in (tmp_path, reference)
       if (place / f'checkpoints/{x}').exists()
     )
-    assert found == want
+    for name in ('metrics', 'evaluated'):
+      assert found[name] == want[name]
+
+
+@pytest.mark.slow
+def test_patience_forgets_values_of_another_metric(tmp_path, preempt_at):
+  config = small_config()
+  preempt_at(8)
+  with pytest.raises(preemption.Preempted, match='saved step 8'):
+    train.train(config, str(tmp_path))
+  preempt_at(None)
+  config.best_metric = 'test/loss'
+  train.train(config, str(tmp_path))
+  meta = saving.read_meta(epath.Path(tmp_path / 'checkpoints/12'))
+  assert meta['evaluated'] == [meta['metrics']['test/loss']]
 
 
 @pytest.mark.slow

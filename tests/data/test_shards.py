@@ -327,3 +327,15 @@ def test_large_splits_have_several_shards(tmp_path, photos, monkeypatch):
   got = sources.open_source(f'arrayrecord:{target}', 'train')
   for i in range(20):
     assert got[i]['image'] == want[i]['image']
+
+
+def test_files_are_found_in_any_case_and_folder(tmp_path, photos):
+  folder = tmp_path / '[1]'
+  folder.mkdir()
+  for name in ('TRAIN.tfrecord', 'Test.tfrecord', '.train.tfrecord'):
+    write_tfrecord(folder / name, rows_of(photos / 'test'))
+  _, found = shards.find(f'tfrecord:{folder}')
+  assert found == {
+    'test': [str(folder / 'Test.tfrecord')],
+    'train': [str(folder / 'TRAIN.tfrecord')],
+  }

@@ -384,6 +384,9 @@ def test_training_images_may_be_smaller_than_those_of_evaluation():
     plain.loss(small, batch, KEY)[0],
     rtol=1e-6,
   )
+  config.data.train_size = '14'
+  with pytest.raises(ValueError, match='14'):
+    classified(config, facts, (20, 20))
 
 
 @pytest.mark.parametrize(

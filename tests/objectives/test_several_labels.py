@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
+from vit_jax import config as config_lib
 from vit_jax.objectives import several_labels
 
 
@@ -34,3 +35,15 @@ def test_by_hand():
 def test_nothing_is_positive():
   found = several_labels.measures(np.zeros((3, 2)), np.ones((3, 2)), 2.0)
   assert found.mean_ap == found.micro_ap == found.mean_f1 == 0
+
+
+def test_only_means_over_images_have_map_for_accuracy():
+  evaluators = config_lib.base().evaluators
+  names = [
+    'test/accuracy',
+    'test/loss',
+    'knn/accuracy',
+    'fewshot/5shot_accuracy',
+  ]
+  got = [several_labels.metric_for(evaluators, name) for name in names]
+  assert got == ['test/map', *names[1:]]

@@ -143,6 +143,7 @@ def test_labels_become_folders(label, folder):
     (['optimizer.lrr=1'], "No config field 'optimizer.lrr'.*optimizer.lr"),
     (['seed=0,one'], "seed='one': expected a value of type int"),
     (['seed'], '--sweep=seed lacks values. Write a field and its values'),
+    (['seed=,'], '--sweep=seed=, lacks values'),
   ],
 )
 def test_axes_that_do_not_work_are_refused(sweeps, message):

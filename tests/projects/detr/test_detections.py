@@ -310,3 +310,13 @@ def test_a_picture_has_the_mask_where_it_is():
   # Half of each.
   inside = drawn[221:259, 121:159]
   assert close(inside, (255 + ink(1)) / 2)
+  # The likeliest object is on top.
+  both = detections.Detections(
+    np.array([1, 2]),
+    np.array([0.9, 0.5]),
+    np.repeat(found.boxes_N4, 2, axis=0),
+    np.repeat(masks_1HW, 2, axis=0),
+  )
+  drawn = draw.pixels(detections.picture(image, both, NAMES))
+  inside = drawn[221:259, 121:159]
+  assert close(inside, ((255 + ink(2)) / 2 + ink(1)) / 2)
