@@ -46,8 +46,8 @@ def train(
 
   Args:
     config: from a file in `configs/`.
-    workdir: receives checkpoints, metrics.csv, curves.png, parameters.txt and
-      TensorBoard logs.
+    workdir: receives checkpoints, metrics.csv, curves.png, parameters.txt and,
+      if TensorBoard is installed, its logs.
     start_over: whether to start from step 0 if all checkpoints of the workdir
       are damaged.
 
@@ -292,8 +292,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       size = 'x'.join(map(str, checkpoint.image_size))
       if size not in (asked := config.data.image_size, f'{asked}x{asked}'):
         _log.info(
-          'Images have %s pixels, the size that %s was trained on, instead of '
-          '%s.',
+          'Images have %s pixels, the size that %s takes, instead of %s.',
           *(size, checkpoint.path, asked),
         )
       config.data.image_size = size

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     '--output',
     default='compare.png',
-    help='picture to write; replaces an existing file (default: compare.png)',
+    help='PNG file to write; replaces an existing file (default: compare.png)',
   )
   return flags.command(_run, parser.parse_args(argv))
 

@@ -69,10 +69,9 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 
 
 def check(config: ConfigDict) -> None:
-  """Checks all entries before any data are opened.
+  """Runs `Evaluator.check` for all entries, before any data are opened.
 
-  Also raises FileNotFoundError or ImportError if an evaluator needs a file or a
-  library that is missing.
+  Also raises FileNotFoundError or ImportError, as `Evaluator.check` does.
   """
   for name, entry in entries(config).items():
     EVALUATORS.load(entry.type).check(name, entry)
@@ -106,7 +105,7 @@ def shown(config: ConfigDict) -> dict[str, Best]:
 
 
 def make_evaluators(parts: Parts) -> list[Evaluator]:
-  """Builds the evaluators of a config; also raises the errors of `check`."""
+  """Builds a config's evaluators; also raises errors of opening their data."""
   return [
     EVALUATORS.load(entry.type)(parts, name, entry)
     for name, entry in entries(parts.config).items()

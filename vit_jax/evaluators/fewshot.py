@@ -26,7 +26,7 @@ from vit_jax.training import sharding
 _log = logging.getLogger(__name__)
 
 SHOTS, SEEDS = (1, 5, 10, 25), 5
-# Small enough for the memory of any device that can train the model.
+# Small enough for the memory of most devices that can train the model.
 BATCH_PER_DEVICE = 64
 
 

@@ -1,4 +1,4 @@
-"""Averages an objective's metrics over all examples of a split."""
+"""Measures an objective's metrics on all examples of a split."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from vit_jax.objectives.objective import Best, Objective
 
 
 class MeanEvaluator(Evaluator):
-  """Divides the sums of an objective's `evaluate` by the number of examples."""
+  """Turns the sums of `evaluate` into means; adds `measure_rows`."""
 
   def __post_init__(self) -> None:
     self._evaluate = self.parts.compiled(self.parts.objective.evaluate)

@@ -8,15 +8,16 @@
 
 `--params` prints a table (never CSV) of the given models' parameters, with
 shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
-given models, with their defaults and valid values. `--pretrained` lists the
-published checkpoints: the name that every command takes, the model, the image
-size, the training data, the top-1 accuracy and its source, and the file.
+given models, except dtype, with defaults and valid values. `--pretrained` lists
+the published checkpoints: the name that every command takes, the model, the
+image size, the training data, the top-1 accuracy and its source, and the size
+and address of the file.
 
 GFLOPs count one image's forward pass. A multiply-add counts as two operations;
 products with a convolution's padding do not count. The compute in the paper's
-table 6 is 3 * forward * images. Tokens count the encoder's input, including the
-class token. Names that are not listed work too, such as s7, r101x2, r26+l16 and
-axial_l32.
+table 6 is 3 * forward * images. Tokens count the encoder's input, including
+class and register tokens. Names that are not listed work too, such as s7,
+r101x2, r26+l16 and axial_l32.
 """
 
 import argparse
@@ -107,7 +108,7 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field of the models, or of ViT.
+  """Returns a row for each config field, except dtype, of the models or of ViT.
 
   Raises ValueError for an unknown model.
   """
@@ -179,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if args.params and (others or not args.models):
     parser.error(
       '--params needs model names, as in l16 --params, and excludes '
-      '--pretrained, --fields and --format.'
+      '--pretrained, --fields and --format=csv.'
     )
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):

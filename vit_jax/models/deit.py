@@ -38,7 +38,7 @@ class DistilledViT(ViT):
     )
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
-    """Returns the mean logits BC, and `aux` with each token's logits added."""
+    """Returns the mean logits BC, and `aux` extended by each token's logits."""
     C, bias = self.num_classes, self.head_bias
     cls_BC = heads.classifier(aux['pre_logits'], C, bias)
     dist_BC = heads.classifier(aux['tokens'][:, 1], C, bias, 'head_dist')

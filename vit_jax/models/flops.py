@@ -28,7 +28,6 @@ def forward_flops(model: Model, image_size: tuple[int, int]) -> int:
   intermediates of `Model.flop_capture`.
   """
   model = _looped(model)
-  # Some models' `__call__` does not take `capture`.
   captured: dict[str, Any] = {}
   if model.flop_capture:
     captured['capture'] = model.flop_capture
@@ -90,7 +89,7 @@ def _count(jaxpr: Any) -> int:
 
 
 def _conv_multiply_adds(eqn: Any) -> int:
-  """Returns the multiply-adds of a convolution, without products of padding."""
+  """Returns the multiply-adds of a convolution, except those with padding."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape

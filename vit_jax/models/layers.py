@@ -2,8 +2,8 @@
 
 Dimension letters in this package: `B` batch, `H W` pixels, `h w` patch grid,
 `L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP, `C` classes,
-`X` any other dimension, such as layers. Parameters have the names of the
-published .npz files.
+`X` any other dimension, such as layers. Parameters of the original ViT have
+the names of its .npz files.
 """
 
 import functools
@@ -110,7 +110,7 @@ class GroupNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x_BhwC: Array) -> Array:
-    """Normalises in float32. Returns the shape and dtype of the input."""
+    """Normalises in float32; the result has the input's shape and dtype."""
     C = x_BhwC.shape[-1]
     scale_C = self.param('scale', self.scale_init, (C,))
     bias_C = self.param('bias', nn.initializers.zeros, (C,))
@@ -160,8 +160,8 @@ def repeated(
 ) -> tuple[Array, dict[str, Any]]:
   """Applies layers of equal shapes; returns tokens BLD and intermediates.
 
-  Call this function in a compact method, which then owns the parameters. The
-  intermediates of all layers are stacked along a first axis.
+  Call this function in a compact method of the module that owns the parameters.
+  The intermediates of all layers are stacked along a first axis.
 
   Args:
     block: class of a layer, which takes tokens, one layer's part of `inputs`,
@@ -217,8 +217,8 @@ class LayerScale(nn.Module):
 class MlpBlock(nn.Module):
   """The MLP of equation 3: two dense layers with a GELU between them.
 
-  With `swiglu` (2002.05202) the first layer is twice as wide, and silu(a) b of
-  its two halves a, b replaces the GELU. `norm` has the fields of an additional
+  With `swiglu` (2002.05202) the first layer is twice as wide. With its halves
+  a and b, silu(a) * b replaces the GELU. `norm` has the fields of an additional
   norm before the second layer (NormFormer, 2110.09456); None disables it.
   """
 

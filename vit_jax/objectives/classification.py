@@ -65,7 +65,8 @@ class Classification(Objective):
     if (task := made.model.task) != 'classes':
       raise ValueError(
         f'model.name is {config.model.name!r}, which predicts {task} and does '
-        'not classify images. Choose another variant, or configs/detr.py.'
+        'not classify images. Choose another variant, or its own config, such '
+        'as configs/detr.py.'
       )
     if train_size := made.images.train_size:
       made.model.check(train_size)

@@ -60,7 +60,7 @@ def layer(model: Model, name: str, patches: bool = False) -> Function:
   patches or over the feature map.
 
   With `patches`, the function computes each patch's representation, BhwD.
-  'pre_logits' then means the tokens after the final norm.
+  'pre_logits' then means the last tokens or feature map.
 
   Raises:
     ValueError: if the layer is unknown, or is 'logits' with `patches`.
@@ -169,8 +169,9 @@ class Extractor:
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
-    The row of an unreadable image is filled with -inf, or with -1 if values are
-    integers. If `description` is not empty, a progress bar is shown.
+    The row of a skipped image is filled with -inf, or with -1 if values are
+    integers. If `description` is not empty, a progress bar is shown. Raises the
+    errors of `global_batches`.
     """
     rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):
@@ -187,7 +188,7 @@ class Extractor:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields rows BX and image indices B; the index is negative for padding.
 
-    An unreadable image counts as padding.
+    A skipped image counts as padding.
     """
     shown = cores.progress(
       description,
