@@ -191,7 +191,7 @@ REFUSED = {
       (1, 1, 1, 1),
       [(0, 0), (0, 0), (0, 0), (0, 1)],
     ),
-    'pooling windows of',
+    'this pooling, with windows of',
   ),
   'padding between': (
     lambda w, x, y: lax.pad(x, 0.0, ((0, 0, 0), (0, 0, 1), *[(0, 0, 0)] * 2)),

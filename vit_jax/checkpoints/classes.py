@@ -20,9 +20,9 @@ def same_classes(
   `config.data`.
 
   Raises:
-    ValueError: if the checkpoint has no head; if it lacks a name, or has it
-      twice; if it has no names and the numbers of classes differ; or if the
-      order of the classes is ambiguous.
+    ValueError: if the checkpoint has no head; if its names lack a class of the
+      data or contain it twice; if it has no names and the numbers of classes
+      differ; or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes

@@ -17,7 +17,7 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Fields that are not copied, because fine-tuning replaces the head and
+# Like `compute_fields`, these are not copied: fine-tuning replaces the head and
 # `config.data` determines the image size.
 _NOT_COPIED = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
@@ -48,9 +48,9 @@ def choose(config: ConfigDict, path: str) -> None:
 def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
-  Rounds square image sizes by `nearest_size`. Raises the errors of
-  `opening.open_checkpoint`, and ValueError if the config sets a field that the
-  checkpoint's model lacks.
+  Rounds sizes such as '384' (not '384x384') by `nearest_size`, also in sweeps.
+  Raises the errors of `opening.open_checkpoint`, and ValueError if the config
+  sets a field that the checkpoint's model lacks.
   """
   if config.model.name != NAME:
     return

@@ -37,7 +37,7 @@ class Checkpoint:
     model: the model.
     params: the model's parameters, float32 NumPy arrays. Layers are stacked if
       `model.scan` is set, else unrolled.
-    image_size: (H, W) in pixels for which the model has position embeddings.
+    image_size: (H, W) of input images in pixels.
     preprocessing: how to resize and normalise images.
     class_names: a name for each class; empty if they are unknown.
     loss: training loss of the head, 'softmax' or 'sigmoid'.
@@ -133,9 +133,10 @@ class Checkpoint:
       )
 
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
-    """Returns logits [B, C], or the representation [B, D] without a head.
+    """Returns the main output of the model, such as logits [B, C].
 
-    The images are RGB images of `image_size`, with values from 0 to 255.
+    Without a head, a ViT or ResNet returns the representation [B, D]. Images
+    are RGB, of `image_size`, with values from 0 to 255.
     """
     return self._apply(self.on_device, images_BHWC)
 
@@ -228,8 +229,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 def _step_of(folder: epath.Path) -> int:
   """Returns the step whose checkpoint is the result of a run.
 
-  Does not use `Checkpoints`, which would rename checkpoints that look damaged
-  because a run is still writing them.
+  `Checkpoints` would delete a checkpoint that a run is still writing.
   """
   kept = saving.steps(folder)
   newest = kept[-1]

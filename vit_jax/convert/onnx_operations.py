@@ -47,7 +47,7 @@ def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
     )
     or set(params['base_dilation']) | set(params['window_dilation']) != {1}
   ):
-    raise NotImplementedError(f'pooling windows of {window}')
+    raise NotImplementedError(f'this pooling, with windows of {window},')
   more = {'count_include_pad': 1} if op == 'AveragePool' else {}
   y: Value = graph.node(
     op,

@@ -69,7 +69,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     {k: jax.ShapeDtypeStruct(x.shape, jnp.float32) for k, x in params.items()},
     jax.ShapeDtypeStruct((batch, *checkpoint.image_size, 3), jnp.float32),
   )
-  # The program stores the precision, because TPUs round products to bfloat16 by
+  # The program stores the precision, because TPUs multiply in bfloat16 by
   # default.
   precision = 'float32' if dtype == 'float32' else None
   with jax.default_matmul_precision(precision), attention.portable():

@@ -13,7 +13,7 @@ _T = TypeVar('_T')
 
 def usable_cores() -> int:
   """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # only on Linux
+  if hasattr(os, 'sched_getaffinity'):  # missing on macOS
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 

@@ -106,7 +106,7 @@ def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
   )
   if len(images) != 1 or len(labels) != 1:
     raise ValueError(
-      f'{name} must have one column of images and one of classes; its columns '
-      f'are {", ".join(features)}'
+      f'{name} must have one column of images (image, img or jpg) and one of '
+      f'classes (label, class or cls); its columns are {", ".join(features)}'
     )
   return images[0], labels[0]

@@ -20,8 +20,7 @@ MAX_SIDE = 1 << 16
 INTERPOLATIONS = ('bilinear', 'bicubic')
 # 'dinov3' is DINOv3's processor in transformers, which resizes floats.
 RESIZE_LIKE = ('vit_jax', 'torchvision', 'transformers', 'dinov3')
-# Valid values of fields. Outside these ranges of mean and std, float32 could no
-# longer distinguish pixels.
+# Valid values of fields. With a mean of 1e8, float32 pixels would all be equal.
 _VALID: dict[str, Valid] = {
   'resize_small': f'[0, {MAX_SIDE}]',
   'mean': '[-1e6, 1e6]',
@@ -48,7 +47,7 @@ class Preprocessing:
 
   Attributes:
     resize_small: 0 to resize the whole image to the model's size. Otherwise the
-      shorter side is resized to this many pixels, and the centre is cut out.
+      shorter side is resized to this many pixels, and the centre is kept.
     mean: the mean of each channel (RGB), for pixels in [0, 1].
     std: the standard deviation of each channel, for pixels in [0, 1].
     interpolation: 'bilinear' or 'bicubic', antialiased.
@@ -88,7 +87,7 @@ class Preprocessing:
 
   def describe(self) -> str:
     """Describes the resizing in words, such as 'the whole image, bilinear'."""
-    sides = 'both sides' if self.squash else 'the shorter side'
+    sides = 'the squashed shorter side' if self.squash else 'the shorter side'
     part = f'{sides} to {self.resize_small} pixels, then the centre'
     way = part if self.resize_small else 'the whole image'
     return f'{way}, {self.interpolation}'
@@ -167,8 +166,8 @@ class Preprocessing:
 def _central(height: int, width: int, longest: int) -> Box:
   """Returns a central box, at most `longest` times as long as it is wide.
 
-  A central crop uses no pixels outside it. Without this limit, resizing a strip
-  of 30,000 x 1 pixels would fill the memory.
+  A central crop uses no pixels outside this box. Without the limit, resizing a
+  strip of 30,000 x 1 pixels would fill the memory.
   """
   most = longest * min(height, width)
   # Both ends lose the same number of pixels, which keeps the centre.

@@ -93,7 +93,7 @@ class TfdsSource(Source):
       )
       raise ValueError(
         f'split {split!r} of {builder.name} cannot be read; it has the splits '
-        f'{sizes}, and slices such as train[:98%]. TFDS says: {error}'
+        f'{sizes}, and slices such as train[:98%]. Reason: {error}'
       ) from None
 
   def __len__(self) -> int:
@@ -153,7 +153,7 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises FileNotFoundError if it is not so prepared, ValueError if unknown.
+  Raises FileNotFoundError if it is not in this format, ValueError if unknown.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

@@ -28,7 +28,7 @@ CONTRADICTIONS = {
   'heads': ({'model_args__num_heads': 5}, 'width 48 is not a multiple .* 5'),
   'pool': (
     {'model_args__global_pool': 'map'},
-    "global_pool means pool 'map', but the arrays need 'cls' or 'gap'",
+    "architecture means pool 'map', but the arrays need 'cls' or 'gap'",
   ),
   'other pool': (
     {'model_args__global_pool': 'max'},

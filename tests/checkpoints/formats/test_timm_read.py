@@ -81,7 +81,7 @@ def test_what_models_here_lack_is_named(folder, tmp_path, key, what):
       {'blocks.1.attn.qkv.bias': None},
       'lacks the array .*encoderblock_1/.*bias',
     ),
-    ({'attn_pool.latent': ONE}, "global_pool means pool 'cls', .* need 'map'"),
+    ({'attn_pool.latent': ONE}, "architecture means pool 'cls', .* need 'map'"),
     ({'blocks.1.ls1.gamma': ONE}, "has the array 'blocks.1.ls1.gamma', which"),
     ({'more': ONE}, "has the array 'more', which"),
     (

@@ -39,7 +39,7 @@ _TIMM = {
   'mean': _IMAGENET['image_mean'],
   'std': _IMAGENET['image_std'],
 }
-# Defaults of all image processors of transformers.
+# Defaults that the image processors below share.
 _RESCALES = {'do_rescale': True, 'rescale_factor': 1 / 255}
 _COMMON = _RESCALES | {'do_normalize': True, 'do_resize': True}
 
@@ -67,8 +67,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# By prefix of model_type: the image processor if preprocessor_config.json does
-# not name it, and the published models' preprocessing if the file is missing.
+# Maps prefixes of model_type to the image processor, for files that do not name
+# it, and to the published models' mean, std and resample, for a missing file.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -115,8 +115,8 @@ def of_hf(
   """Reads the preprocessing of a directory of transformers.
 
   `model_size` is (H, W) in pixels, or None if any size works. If the directory
-  does not describe the preprocessing, assumes the published models'
-  preprocessing, or ViT's for 224 x 224 pixels if any size works.
+  does not describe the preprocessing, assumes no crop and the published models'
+  mean, std and interpolation, or ViT's for 224 x 224 pixels if any size works.
 
   Returns the preprocessing, the size (H, W) of its images, and warnings about
   assumptions and unsupported values. Raises ValueError if a value is invalid.
@@ -146,7 +146,7 @@ def of_hf(
     kind, assumed = 'ViT', '224x224 pixels'
     if model_size:
       file.update({'size': list(model_size)} | published)
-      assumed = 'the preprocessing of the published models'
+      assumed = 'no crop, and the published mean, std and interpolation'
     if published or not model_size:
       file.warnings.append(f'{path} has no {FILE}. vit_jax assumes {assumed}.')
   for key, default in (_COMMON | _KINDS[kind]).items():

@@ -42,7 +42,7 @@ def read(path: str) -> File:
   """Reads a file or directory in any foreign format.
 
   Raises the errors of `read` in `table`; FileNotFoundError if a directory lacks
-  its weights; ValueError if it is damaged or its format is unknown.
+  its weights; ValueError if the data is damaged or the format is unknown.
   """
   if os.path.isdir(path):
     return _read_folder(path)

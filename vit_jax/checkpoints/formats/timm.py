@@ -26,10 +26,10 @@ from vit_jax.models.variants import SIZES
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 _CORRECT_IT = (
-  'If any of this is wrong, so are the logits. In that case, run `python -m '
-  'vit_jax.convert FILE DIRECTORY --to=timm`, correct config.json '
-  '(model_args.global_pool, model_args.act_layer, pretrained_cfg.mean ...) and '
-  'give the directory.'
+  'If any of this is wrong, so are the logits. In that case, give the '
+  'model as timm://NAME.TAG, or run `python -m vit_jax.convert FILE DIRECTORY '
+  '--to=timm`, correct config.json (model_args.global_pool, '
+  'model_args.act_layer, pretrained_cfg.mean ...) and give the directory.'
 )
 # Matches arrays of models that may have rotary embeddings. Only a config.json
 # can tell whether they do.
@@ -84,7 +84,7 @@ def read(
     full.warnings.append(
       f'{path} does not store its preprocessing. vit_jax assumes mean '
       f'{preprocessing.mean} and standard deviation {preprocessing.std}. '
-      f'DINOv3 of satellite images (SAT-493M) has other values. {_CORRECT_IT}'
+      'DINOv3 of satellite images (SAT-493M) has others: use timm://NAME.TAG.'
     )
   else:
     fields = _vit_fields(named, full, preprocessing)
@@ -238,7 +238,7 @@ def _pool(
     possible = ['cls', 'gap']
   if stated not in (None, *possible):
     raise ValueError(
-      f'{config.path}: global_pool means pool {stated!r}, but the arrays need '
-      f'{" or ".join(map(repr, possible))}.'
+      f'{config.path}: global_pool or architecture means pool {stated!r}, but '
+      f'the arrays need {" or ".join(map(repr, possible))}.'
     )
   return stated or possible[0]

@@ -11,7 +11,7 @@ from typing import Any
 from vit_jax.checkpoints.formats import archive, table, timm_config, torch_vit
 from vit_jax.checkpoints.formats.json_config import JsonConfig
 
-# Preprocessing of torchvision's models, for files without a config.json.
+# Preprocessing of torchvision's V1 weights, for files without a config.json.
 IMAGES = table.Preprocessing(
   256,
   mean=(0.485, 0.456, 0.406),
