@@ -11,24 +11,24 @@ itself. SUITE is one of:
               a group of VTAB's tasks
   NAME+...    one or more datasets: TFDS names, vtab/TASK or folders
 
-For each dataset, the run first tries the learning rates of table 4, if there
-are several: it trains on a part of the training set and measures accuracy on
-the rest. Then it trains on the whole training set with the best rate and three
-seeds. The table has the mean and the standard deviation over seeds, beside the
-published numbers. The same command resumes. table.md, results.csv and tune.csv
-grow with every run. Examples of MODEL,SUITE with more fields:
+For each dataset, the command first tries the learning rates of table 4, if
+there are several: it trains on a part of the training set and measures accuracy
+on the rest. Then it trains on the whole training set with the best rate and
+three seeds. The same command resumes. Every run updates table.md, results.csv
+and, if rates are tried, tune.csv. table.md has the mean and the standard
+deviation over seeds, beside the published numbers. Examples with more fields:
 
     l16,table2,evaluators.real.on=True,evaluators.real.labels=real.json
     l16,imagenet2012,evaluators.objectnet.on=True,evaluators.objectnet.data=DIR
     runs/mine,./data,data.image_size=64,total=200 steps,batch_size=64
 
 table2 fine-tunes on ImageNet at 512 pixels (518 for patches of 14) with Polyak
-averaging of 0.9999, as the paper did for its table 2. All other datasets have
-384 pixels (378 for patches of 14).
+averaging of 0.9999, as the paper did for its table 2. Other datasets, and
+ImageNet in other suites, have 384 pixels (378 for patches of 14).
 
-Published accuracy of L/16 pre-trained on ImageNet-21k: ImageNet 85.30 %, VTAB
-72.72 %. Not measured here. docs/guides/fine_tune.md has a small example on
-CIFAR-10.
+Published accuracy of L/16 pre-trained on ImageNet-21k, which this project has
+not measured: ImageNet 85.30 %, VTAB 72.72 %. docs/guides/fine_tune.md has a
+small example on CIFAR-10.
 """
 
 from vit_jax import config as config_lib

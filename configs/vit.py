@@ -9,21 +9,21 @@
 VARIANT is a ViT, named by size (ti, s, b, l, h, g, G) and patch size, such as
 l16 (the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or
 an axial model such as axial_b16. `python -m vit_jax.models` lists the published
-variants. The second value is the data, which selects the row of table 3:
+variants. The second value is the data, which selects the row of table 3. All
+rows have Adam 0.9/0.999, 10,000 steps of warm-up and batch size 4096.
 
-  jft           (default) the row of JFT-300M: Adam 0.9/0.999, weight decay 0.1,
-                10,000 steps of warm-up, linear decay, batch size 4096, 7 or 14
-                epochs. JFT is not public, so the data are ImageNet-21k.
-  imagenet21k   the row of ImageNet-21k: 90 epochs, weight decay 0.03, dropout.
+  jft           (default) the row of JFT-300M: 7 or 14 epochs, linear decay,
+                weight decay 0.1. The data are ImageNet-21k: JFT is not public.
+  imagenet21k   90 epochs, linear decay, weight decay 0.03, dropout.
   imagenet2012  the row of ImageNet: 300 epochs, cosine decay, weight decay 0.3,
                 dropout, gradient clipping.
   NAME          any TFDS name or folder: the row of ImageNet, with a warm-up of
                 10 % of the run instead of 10,000 steps.
 
 The third value is adam (default) or sgd. sgd is the setting of appendix D.1,
-which is from BiT: momentum 0.9, learning rate 0.48 (0.03 per 256 images), 5,000
-steps of warm-up, L2 penalty 1e-4. The learning rate is divided by ten after
-10/40, 23/40, 30/40 and 37/40 of the run.
+which is from BiT: momentum 0.9, learning rate 0.48 (for another batch size, set
+0.03 per 256 images), L2 penalty 1e-4, 5,000 steps of warm-up (10 % for NAME).
+The rate is divided by ten after 10/40, 23/40, 30/40 and 37/40 of the run.
 
 TFDS cannot prepare ImageNet-21k. Registered users can download its images from
 https://image-net.org. Give a folder with train/CLASS/ sub-folders as

@@ -1,4 +1,4 @@
-"""Measure few-shot accuracy of any checkpoint on frozen features.
+"""Measure few-shot accuracy of a checkpoint on frozen features.
 
   python -m vit_jax.fewshot CHECKPOINT DATASET --shots=1,5,10,25 --seeds=5
 
@@ -8,9 +8,9 @@ and measures accuracy on the whole test split. The model itself is not trained.
 The command prints a table and writes fewshot.csv and fewshot.png.
 
 --probe also fits a logistic regression to all training examples. --knn also
-measures k-NN on all training examples, with 20 neighbours. --probe --layers=all
-measures only a logistic regression, on the features of every layer, and writes
-accuracy by layer to layers.csv and layers.png.
+measures k-NN with 20 neighbours among all training examples. --probe
+--layers=all measures only a logistic regression, on the features of every
+layer, and writes accuracy by layer to layers.csv and layers.png.
 
 To plot the results of several checkpoints in one picture:
 
@@ -100,8 +100,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add(
     '--knn',
     action='store_true',
-    help='also measure k-NN on all training examples (k = 20, cosine '
-    'similarity, temperature 0.07)',
+    help='also measure k-NN with 20 neighbours among all training examples '
+    '(cosine similarity, temperature 0.07)',
   )
   add(
     '--layers',
@@ -113,8 +113,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
       f'--{kind}_split',
       default='',
-      help=f'default: {kind}, or the split that a benchmark such as vtab/dtd '
-      'defines',
+      help=f'{kind} split (default: {kind}, or the split that a benchmark such '
+      'as vtab/dtd defines)',
     )
   add(
     '--image_size',

@@ -85,7 +85,7 @@ class GridReport:
     return f'{self.metric} {self.when()}{unit}{self._counted(n)}.'
 
   def _counted(self, n: int) -> str:
-    """Describes the number of runs in a mean, and of ended runs."""
+    """Returns the number of runs per mean, and of ended runs, as text."""
     text = ''
     if n > 1:
       text += f', mean ± standard deviation of n = {n} runs'

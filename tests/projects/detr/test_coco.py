@@ -364,7 +364,7 @@ def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   write(tmp_path, annotated())
   sources.open_source(str(tmp_path), 'train[:8]')
   assert '8 images, ' in caplog.text and ' 2 classes' in caplog.text
-  assert 'objects per image' in caplog.text and 'a pixel' not in caplog.text
+  assert 'boxes per image' in caplog.text and 'a pixel' not in caplog.text
   found = annotated()
   for x in found['annotations']:
     x['bbox'][2] = 0.5
@@ -521,7 +521,7 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     (
       {'name': '</name><name>'},
-      'category_id is unknown: no <name>, which is not',
+      r'category_id is missing \(no <name>\), which is not',
     ),
     ({'width': 'w'}, "image c: is 'w40' wide"),
     ({'size': '<'}, 'c.xml is not valid XML in the enc'),

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _LISTED = 20  # maximum number of problems that a message lists
 _HIGHEST_ID = 10_000
-# Compared with type(x), because isinstance(True, int) is true.
+# Checks use type(x), because isinstance(True, int) is true.
 _IDS = (int, str)
 _ROBOFLOW = '_annotations.coco.json'
 # The class name of unused category ids, as in published DETR models.
@@ -42,8 +42,8 @@ def open_annotated(
 def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns annotation files by split; a file of all images has the key 'all'.
 
-  Names of splits in `annotations/` lose their year, unless two names differ
-  only in the year.
+  Names of splits in `annotations/` lose their last digits (the year), unless
+  two names differ only in them.
   """
   for name in ('instances.json', _ROBOFLOW, 'result.json'):
     # Other programs write result.json too, so images/ must exist beside it.
@@ -89,7 +89,7 @@ class CocoFolder(Source):
     If `files` has only 'all', a fifth of its images becomes the split `test`.
     `split_seed` draws the fifth and shuffles every split. A split with wrong
     annotations is skipped with a warning if `split` does not need it; other
-    problems raise ValueError.
+    problems, and invalid XML in any split, raise ValueError.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -109,7 +109,7 @@ class CocoFolder(Source):
         if (other := names.setdefault(i, category)) != category:
           raise ValueError(
             f'{path} names category {i} {category!r}, and another annotation '
-            f'file names it {other!r}. Give all files the same categories.'
+            f'file names it {other!r}. Use one name in all files.'
           )
       members[part] = list(range(len(every), len(every) + len(images)))
       every += images
@@ -140,7 +140,7 @@ class CocoFolder(Source):
     return image | {'masks': json.loads(image['masks'])}
 
   def fingerprint(self) -> str:
-    """Returns a hash of the files' paths, sizes and modification times."""
+    """Returns a hash that changes with the image and annotation files."""
     files = (image['name'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
 
@@ -155,7 +155,7 @@ def _log_counts(
   _log.info(
     f'{name}: {len(images)} images, {count - crowds} objects and {crowds} '
     f'crowds, {len(set(names.values()))} classes, {count / len(images):.1f} '
-    'objects per image'
+    'boxes per image'
   )
   tiny = np.sum(np.min(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1) < 1)
   for some, what in (
@@ -291,7 +291,7 @@ def _annotation_problem(
       return f'{key} is {x.get(key)}, which is not in the file'
   box, area, crowd = x.get('bbox'), x.get('area', 0), x.get('iscrowd', 0)
   if not segments.are_numbers(box) or len(box) != 4 or min(box[2:]) < 0:
-    return f'bbox {box} is not x, y, width, height'
+    return f'bbox {box} is not x, y, width, height with sides of 0 or more'
   H, W = size = sizes[x['image_id']]
   left, top, width, height = box
   if left + width < 0 or top + height < 0 or left > W or top > H:
@@ -346,7 +346,7 @@ def _image(
 ) -> dict[str, Any]:
   """Returns `name` and the entries of `BoxedSource.objects`; `masks` is JSON.
 
-  Python lists would take five times as much memory in every worker process.
+  Python lists would take five times the memory of JSON in each worker process.
   """
   boxes_N4 = np.array([x['bbox'] for x in annotations], np.float32)
   boxes_N4 = boxes_N4.reshape(-1, 4)

@@ -50,7 +50,7 @@ class Detector:
 
     Raises:
       UnreadableImage: if the file cannot be read or decoded.
-      ValueError: if the outputs of the model are not finite.
+      ValueError: if scores are not finite.
     """
     data = decode.read_file(path)
     shown_HWC = decode.open_image(data, path).read()

@@ -40,7 +40,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
     found, counts = segmentation.get('size'), segmentation.get('counts')
     if found != list(size):
       return f'segmentation is RLE of size {found}; its image has {list(size)}'
-    if isinstance(counts, str):
+    if isinstance(counts, str):  # compressed; not checked
       return ''
     if not isinstance(counts, list) or not all(
       isinstance(x, int) and x >= 0 for x in counts
@@ -146,8 +146,7 @@ class Segments(NamedTuple):
 def wanted(objects: Mapping[str, Any]) -> Segments:
   """Returns the annotated segments; where they overlap, the smaller one wins.
 
-  `objects` are from `BoxedSource.objects`. Without a mask, a crowd gets no
-  pixels.
+  `objects` are from `BoxedSource.objects`; without a mask, they get no pixels.
   """
   size = objects['size']
   masks = [mask(x, size) for x in objects['masks']]
@@ -166,9 +165,9 @@ def found(
   """Assigns each pixel to the query with the highest positive logit.
 
   Unlikely objects and tiny segments are dropped, as in DETR's code. Unlike in
-  that code, pixels without a positive logit stay background. `logits_of`
-  returns the logits HW of one query, because the logits of all queries would
-  take gigabytes for a photograph.
+  that code, pixels of tiny segments and pixels without a positive logit become
+  background. `logits_of` returns the logits HW of one query. For a photograph,
+  the logits of all queries would take gigabytes.
   """
   index_HW, best_HW = np.full(size, -1), np.zeros(size, np.float32)
   for i in np.flatnonzero(scores_N > _LIKELY):
@@ -205,7 +204,7 @@ def written(x: Segments, *, background: bool = False) -> Written:
 
 
 def quality(images: Sequence[tuple[Written, Written]]) -> dict[str, float]:
-  """Returns PQ, SQ and RQ, from 0 to 1; {} if there are no objects.
+  """Returns PQ, SQ and RQ, from 0 to 1; {} if no object is annotated or found.
 
   For each image, `images` has the annotated segments, with background, and the
   detected segments.

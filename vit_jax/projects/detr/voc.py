@@ -54,7 +54,7 @@ def image_folder(root: pathlib.Path) -> pathlib.Path:
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the annotation files by stem, sorted.
 
-  If they lie in `root`, XML files without an image of the same stem are
+  If they lie in `root`, XML files without an image of the same stem there are
   ignored, because they may not be annotations.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
@@ -108,7 +108,7 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
       {
         'id': f'{i} of {stem}.xml',
         'image_id': stem,
-        'category_id': categories.get(_text(x, 'name'), 'unknown: no <name>'),
+        'category_id': categories.get(_text(x, 'name'), 'missing (no <name>)'),
         'iscrowd': int(_text(x, 'difficult') == '1'),
         'bbox': _box(x),
       }

@@ -5,7 +5,7 @@ accuracies in percent, named as in `data.benchmarks`. The columns 'real' (ReaL
 labels), 'objectnet' and 'objectnet/top5' (appendix D.9) are for models
 fine-tuned on imagenet2012. 'vtab' is the unweighted mean of VTAB's 19 tasks.
 Noisy Student's 88.4 on ImageNet is from its own paper; the ViT paper also
-prints 88.5.
+prints 88.5, from Touvron et al. (2020).
 """
 
 import csv

@@ -30,8 +30,8 @@ class Point(NamedTuple):
 def exaflops(result: Mapping[str, Any]) -> float:
   """Returns the compute of a run in exaFLOPs, as in table 6 of the paper.
 
-  It is 3 x forward FLOPs x images, because the backward pass costs twice as
-  much as the forward pass.
+  It is 3 x forward FLOPs x examples, because the backward pass costs twice as
+  much as the forward pass. Further views of an example do not count.
   """
   images = result['steps'] * result['config']['batch_size']
   return 3 * result['gflops'] * images / 1e9

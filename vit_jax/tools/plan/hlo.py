@@ -59,8 +59,9 @@ class Collective(NamedTuple):
   def sent_bytes(self) -> float:
     """Returns the minimal number of bytes that each device sends.
 
-    With a ring of n devices, each device sends (n - 1) / n of the array. An
-    all-reduce is a reduce-scatter and an all-gather, so it sends twice as much.
+    In a ring of n devices, each sends (n - 1) / n of the array. An all-reduce
+    sends twice as much: a reduce-scatter and an all-gather. A permutation sends
+    the whole array.
     """
     share = (self.devices - 1) / self.devices
     if self.kind == 'all-reduce':
@@ -85,7 +86,7 @@ class Start(NamedTuple):
 
 
 class Done(NamedTuple):
-  """The wait for the end of a collective."""
+  """The wait for the end of a collective, or of a copy (without a `Start`)."""
 
   name: str
 
