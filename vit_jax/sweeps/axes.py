@@ -186,7 +186,7 @@ def sets_only(found: Axis, field: str) -> bool:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Prefixes errors with `what`; FileNotFoundError becomes ValueError."""
+  """Raises ValueError and FileNotFoundError as ValueErrors that name `what`."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:

@@ -44,7 +44,7 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
     ValueError: before any run starts, if a run cannot work or has finished with
       another config, or another sweep uses the workdir. Also by `train.train`.
     Diverged: at the end, if all trials of a group have a NaN or missing metric.
-    Preempted: after SIGTERM or Ctrl-C, once the state is saved.
+    Preempted: after SIGTERM, or Ctrl-C in a run, once the state is saved.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
     if config[field]:

@@ -28,7 +28,7 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
 
   Raises:
     ImportError: hotcoco is not installed.
-    UnreadableImage: an image or a mask cannot be decoded.
+    UnreadableImage: an image cannot be opened, or a mask cannot be decoded.
     ValueError: images or masks are missing, a mask is invalid or not of its
       image's size, or two files have the same stem.
   """

@@ -18,7 +18,7 @@ def matches(arrays: table.Flat) -> bool:
 
 
 def read(path: str, arrays: table.Flat, config: Any = None) -> table.File:
-  """Describes a file; raises ValueError if arrays are missing or misshapen."""
+  """Describes a file; raises ValueError as `Lookup.shape` does."""
   lookup, prefix = hf_format.lookup_of(path, arrays, hf_format.ORIGINAL)
   dilation, heads = 'dc5' in os.path.basename(path).lower(), hf_format.HEADS
   if lookup.has(hf_format.MASKS):

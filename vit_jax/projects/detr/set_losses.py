@@ -1,8 +1,8 @@
 """Box utilities, bipartite matching and set losses (2005.12872).
 
 Boxes are (centre x, centre y, width, height), or corners (x0, y0, x1, y1).
-Each loss is a sum over the queries or objects of an image. The caller divides
-by the counts of the whole batch, so that microbatches do not change the loss.
+Each loss is a sum over the queries or objects of an image. In training, the
+caller divides by counts of the batch, so microbatches do not change the loss.
 """
 
 import functools

@@ -90,7 +90,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=20
   )
   with warnings.catch_warnings():
-    # scikit-learn warns if there are fewer pixels than `_STEP`.
+    # On Windows with MKL, scikit-learn may warn of a memory leak.
     warnings.simplefilter('ignore')
     kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
