@@ -150,7 +150,7 @@ def base() -> ConfigDict:
         # Minimum area of the Inception crop, as a fraction of the image.
         'crop_min_area': 0.05,
         # 0 for the Inception crop. Otherwise BiT's crop: resize the image to
-        # this many times the image size, then crop at random.
+        # this many times the size of training images, then crop at random.
         'crop_resize': 0.0,
         'flip': True,
         # Empty, or 3augment(JITTER) or randaugment(LAYERS, MAGNITUDE), as in

@@ -162,8 +162,8 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Foreign formats need these. Converts learned 2-D, fixed and missing embeddings
-  if `posemb_at` is 'input'; the outputs stay the same. Returns other
+  Most foreign formats store no others. Converts learned 2-D, fixed and missing
+  embeddings if `posemb_at` is 'input'; the outputs stay the same. Returns other
   checkpoints unchanged.
   """
   model = checkpoint.model

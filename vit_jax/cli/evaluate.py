@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     '--split',
     default='',
     help='split to evaluate (default: test, or the test split that a benchmark '
-    'such as vtab/dtd defines)',
+    'such as imagenet2012 defines)',
   )
   add(
     '--output',

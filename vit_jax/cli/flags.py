@@ -365,8 +365,8 @@ def command(
 ) -> int:
   """Runs a command without a config; returns its exit status.
 
-  If `run` returns None, the status is 0. Errors of `ENDINGS` are printed; see
-  `status`.
+  If `run` returns None, the status is 0. Errors of `ENDINGS`, except for
+  BrokenPipeError, are printed; see `status`.
   """
   _calm_libtpu()
   # force=True replaces handlers that libraries have installed.

@@ -109,7 +109,7 @@ def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of a saved config; missing fields get defaults.
+  """Adds defaults to a saved config's fields, except in `objective`.
 
   A run that is older than a field behaves as with the field's default.
   """

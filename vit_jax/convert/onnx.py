@@ -15,10 +15,10 @@ metadata. All outputs are float32:
 The attention weights and `read` exist only with `served`, for models in which
 every token attends to all tokens.
 
-DETR outputs `logits` [batch, Q, C + 1] and `boxes` [batch, Q, 4] of its last
-layer. With `served`, it has a second input `sizes`, int32 [batch, 2]: height
-and width of each image without padding. Without `served`, images must not be
-padded, and a model that predicts masks also outputs `mask_logits`.
+DETR outputs the last layer's `boxes` [batch, Q, 4] and `logits` [batch, Q,
+C + 1], or `pre_logits` [batch, Q, D] without a head. `served` adds the input
+`sizes`, int32 [batch, 2]: height and width of each image without padding.
+Without `served`, images have no padding, and `model.masks` adds `mask_logits`.
 """
 
 import dataclasses

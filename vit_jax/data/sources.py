@@ -142,8 +142,8 @@ def open_source(
   Args:
     name: One of
       - `digits`, or `digits_canvas` (digits with boxes);
-      - a folder: a path with `.` or `~` first, or with a slash and not known to
-        TFDS; see `folder`, `projects.detr.coco`, `projects.segmentation.data`;
+      - a folder: a path with `.` or `~` first, or with a slash if it exists or
+        TFDS lacks it; see `folder`, `detr.coco` and `segmentation.data`;
       - a CSV file, see `folder.open_table`;
       - `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
         `hub_source`;
