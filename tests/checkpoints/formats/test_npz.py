@@ -393,7 +393,7 @@ def test_what_a_file_cannot_hold_is_said(tmp_path):
     lines,
     [
       'class names',
-      'shorter side to 40 pixels, .* assume the whole image, bilinear',
+      'shorter side to 40 pixels, .* assumes the whole image, bilinear',
       r'mean \(0.4, 0.5, 0.6\) and std \(0.2',
       'exact GELU. .* 1e-3',
       'epsilon is 1e-12.* use 1e-6',

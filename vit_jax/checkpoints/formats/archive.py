@@ -157,7 +157,7 @@ class Lookup:
 def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   """Lists settings that readers of an .npz file cannot know, as sentences.
 
-  `assumed` is the preprocessing that readers assume (None: `Preprocessing()`).
+  `assumed` is the original code's preprocessing (None: `Preprocessing()`).
   """
   fields, actual = weights.fields, weights.preprocessing
   assumed = assumed or Preprocessing()
@@ -166,8 +166,8 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
     lines.append('The file does not store class names.')
   if actual.describe() != assumed.describe():
     lines.append(
-      f'Images are resized as follows: {actual.describe()}. Readers of the '
-      f'file assume {assumed.describe()}.'
+      f'Images are resized as follows: {actual.describe()}. The original code '
+      f'assumes {assumed.describe()}; timm has other defaults.'
     )
   if (actual.mean, actual.std) != (assumed.mean, assumed.std):
     lines.append(
@@ -177,8 +177,8 @@ def notes(weights: Weights, assumed: Preprocessing | None = None) -> list[str]:
   if (gelu := fields.get('gelu', 'tanh')) != 'tanh':
     effect = ', which changes logits by about 1e-3' if gelu == 'exact' else ''
     lines.append(
-      f'The model has the {gelu} GELU. Readers of the file compute the tanh '
-      f'approximation{effect}.'
+      f'The model has the {gelu} GELU. The original code computes the tanh '
+      f'approximation{effect}; timm by default computes the exact GELU.'
     )
   if (epsilon := fields.get('layer_norm_epsilon', 1e-6)) != 1e-6:
     lines.append(

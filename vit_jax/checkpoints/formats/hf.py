@@ -1,7 +1,7 @@
 """Reads and writes directories of transformers, which have a config.json.
 
-Reads the model types in `FAMILIES` and `PROJECTS`, and timm_wrapper. Writes
-ViT, DeiT, BiT and `PROJECTS`; a ViT without a class token becomes an I-JEPA.
+Reads the model types in `FAMILIES` and `PROJECTS`; `timm` reads timm_wrapper.
+Writes ViT, DeiT, BiT and `PROJECTS`; a ViT without class token becomes I-JEPA.
 Reads SigLIP 2 as a model for square images, one patch per position embedding.
 """
 

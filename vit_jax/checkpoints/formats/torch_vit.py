@@ -24,8 +24,8 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules in timm and transformers ('-' if the library lacks the
-# module), then names for reading only: from transformers 5, CLIP, SigLIP, DINO
+# Names of our modules in timm and transformers ('-' for modules that are not
+# written), then names for reading only: from transformers 5, CLIP, SigLIP, DINO
 # and torchvision.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
