@@ -66,7 +66,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 
 
 class CheckedConfig:
-  """A config that passed all checks that do not need its data.
+  """A config whose ranges, mesh, batch size and objective are checked.
 
   These checks run first, because opening and checking data can take long.
   """
@@ -172,10 +172,9 @@ class Experiment:
     return new_state(params)
 
   def all_fixed(self, fixed: Params, params: Params | None) -> Params:
-    """Returns all parameters that a training step uses and does not change.
+    """Returns the parameters that a training step takes besides the state.
 
-    `fixed` has the objective's fixed parameters. With adapters, the body of the
-    model's parameters `params` is fixed too.
+    The objective has `fixed`; adapters add the body of the model's `params`.
     """
     if not self.has_adapters:
       return fixed

@@ -25,7 +25,7 @@ def finetune(
       `config.data.name`.
     init: checkpoint to start from, such as 'augreg/s16-224'; empty for new
       parameters.
-    minutes: length of training.
+    minutes: wanted length of training; `own` limits its steps and epochs.
     workdir: folder of the run; by default runs/NAME-OF-THE-FOLDER. A second
       call with the same workdir resumes the run.
     fields: config fields to set, by dotted names, as in {'data.flip': False}.

@@ -26,8 +26,9 @@ training set. Then it trains with the best learning rate on the whole training
 set, with every seed. If the sweep has axes besides the seed, each of their
 combinations is tuned separately. tune.csv lists the trials.
 
-WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt, for
-classifiers report.txt and, with the extra `tensorboard`, TensorBoard's files.
+WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, with
+the extra `tensorboard`, TensorBoard's files. A single run of a classifier in
+one process also writes report.txt.
 
 Exit status:
 

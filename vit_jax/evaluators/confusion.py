@@ -84,7 +84,7 @@ def evaluate(
     checkpoint: an open checkpoint, or an argument of `open_checkpoint`.
     data: see `sources.data_config`.
     split: the split; by default `test`, or the test split that a benchmark such
-      as `vtab/dtd` defines.
+      as `imagenet2012` defines.
 
   Raises:
     ValueError: if the data lack labels, if their classes cannot be matched with

@@ -11,7 +11,7 @@
 
 An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
 take one image, a list of images or an array BHWC, and apply the checkpoint's
-preprocessing. By default an unreadable image raises UnreadableImage.
+preprocessing. Methods raise UnreadableImage by default; `stream` yields it.
 """
 
 import os
@@ -124,8 +124,8 @@ class TrainedModel:
     """Returns the representation at a layer (see `features.layer`), float32 BD.
 
     With `patches`, returns the tokens of the patches, BhwD, without the class
-    token and registers. 'pre_logits' then means the normalised output of the
-    last layer, and 'logits' is invalid.
+    token and registers. 'pre_logits' then means the encoder's output or the
+    last feature map, and 'logits' is invalid.
 
     Raises:
       UnreadableImage: if an image is unreadable.

@@ -1,6 +1,6 @@
 """The interface of objectives.
 
-An objective is one file, here or in a project, with a line in `OBJECTIVES`. The
+An objective is a class, here or in a project, with a line in `OBJECTIVES`. The
 training loop and the data pipeline only use this interface.
 """
 
@@ -178,7 +178,7 @@ class Objective:
   def images_seen(self) -> float:
     """Number of images that the model processes per training example.
 
-    Smaller images and parts of images count as fractions, by their FLOPs.
+    Small or partial images and passes without gradients are fractions (FLOPs).
     """
     return 1
 
