@@ -2,8 +2,8 @@
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
 Parameters, optimizer state and averages are sharded over `fsdp`; in attention
-and MLP also over `tensor`. Each TPU slice holds a full copy of them, so only
-gradients and metrics cross the network between slices.
+and MLP also over `tensor`. Each TPU slice holds a full copy of them, so little
+besides gradients crosses the network between slices.
 
 Parameters sharded over `fsdp` are gathered before use: once per step (ZeRO-1,
 2004.13336) or in each layer (FSDP, ZeRO-3). Gradients are reduce-scattered, and

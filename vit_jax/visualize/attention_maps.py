@@ -32,7 +32,7 @@ class Layers:
       even if the model also reads the mean of the patches. Without class
       tokens, all patches share the weight equally. With attention pooling, it
       is the pooling's attention weight, averaged over heads.
-    logits_BC: logits of the batch.
+    logits_BC: main output of the model; logits BC of a classifier.
   """
 
   def __init__(self, model: Any, params: Any, images_BHWC: Array):

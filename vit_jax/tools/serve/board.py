@@ -42,7 +42,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   on some boards. Returns a sentence for each difference from the checkpoint.
 
   Raises:
-    FileExistsError: if the target exists.
+    OSError: if the target exists or cannot be written.
     ImportError, ValueError: as in `write_model`.
   """
   with atomic_files.new_folder(target) as folder:

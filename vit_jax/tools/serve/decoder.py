@@ -1,7 +1,8 @@
 """Decodes and preprocesses untrusted image files in a separate process.
 
-The pixels are the same as in `predict`, because both use the same functions.
-The process has limits of time and memory. If it hangs, the server replaces it.
+The pixels are the same as in `predict`, except for portrait images if the input
+of a DETR is landscape. The process has limits of time and memory. If it hangs,
+the server replaces it.
 """
 
 import json
@@ -43,8 +44,7 @@ class View(NamedTuple):
 
   size: tuple[int, int]  # height and width in pixels
   preprocessing: Preprocessing
-  # Keeps the aspect ratio: the image is resized to fit, and padded with black
-  # at the right or bottom.
+  # Resizes to fit, keeping the aspect ratio; pads right or bottom with black.
   keeps_shape: bool = False
 
 

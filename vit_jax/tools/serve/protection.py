@@ -54,11 +54,11 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Raises HTTPException for requests from other origins, except links.
+  """Raises HTTPException for a wrong host name or a page of another site.
 
-  `hosts` are the accepted host names, without ports; None accepts every name. A
-  list protects against DNS rebinding, a foreign name that resolves to this
-  machine.
+  Links pass, and so do requests without the header Sec-Fetch-Site. `hosts` are
+  the accepted names, without ports; None accepts every name. A list protects
+  against DNS rebinding, a foreign name that resolves to this machine.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
