@@ -342,7 +342,7 @@ def _collectives(program: hlo.CompiledProgram) -> list[str]:
 
 
 def profile(program: hlo.CompiledProgram, count: int) -> list[str]:
-  """Returns lines about the `count` slowest operations, summed over ViT layers."""
+  """Returns the `count` slowest operations, summed over the layers of a ViT."""
   cycles: collections.Counter[str] = collections.Counter()
   for name, number in program.cycles.items():
     cycles[re.sub(r'block_\d+', 'block_*', name)] += number
