@@ -242,8 +242,8 @@ def _choose(
     size = {'data.train_size': ''}
   if config.init:
     kept = _held_out(photos) | kept
-    if not config.data.split and kept['data.split'] == 'train[:90%]':
-      photos = dataclasses.replace(photos, count=photos.count * 9 // 10)
+    if not config.data.split and (split := kept['data.split']):
+      photos = photos_of(bad_images.open_checked(config.data, split))
     checkpoint = opening.open_checkpoint(config.init)
     H, W = checkpoint.image_size
     kind = 'small'

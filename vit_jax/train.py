@@ -282,6 +282,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     ImportError: if the config needs a package that is not installed.
   """
   workdir = os.path.expanduser(workdir)
+  from_init.resolve(config)
   own.resolve(config, workdir, measure=False)
   build.check(config)
   checkpoint = opening.open_checkpoint(config.init or workdir)
