@@ -75,7 +75,8 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   )
   if config.model.name == from_init.NAME:  # the checkpoint is not opened yet
     name_of_init = os.path.basename(config.init.rstrip('/')).lower()
-    convolutional = re.search(r'r\d\d|resnet|bit', name_of_init)
+    families = r'(?<![a-z])(r\d\d|resnet|bit)'  # not in lr03 or orbit
+    convolutional = re.search(families, name_of_init)
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES
   rate_axis = axes.axis(config, 'optimizer.lr', map(str, rates))
