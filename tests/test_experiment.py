@@ -134,6 +134,7 @@ def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
     ({'objective.name': 'clasification'}, 'Did you mean classification'),
     ({'model.heads': 5}, 'model.heads'),
     ({'batch_size': 12}, 'multiple of 8'),
+    ({'teacher': 'runs/big'}, "ignores teacher='runs/big'"),
     ({'data.crop_min_area': 0.0}, 'min_area'),
   ],
 )

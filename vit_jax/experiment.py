@@ -22,9 +22,10 @@ from vit_jax import config as config_lib
 from vit_jax.checkpoints import adapters, opening, transfer
 from vit_jax.data import images, sources
 from vit_jax.models import flops, variants
-from vit_jax.models.model import Batch, Metrics, Params
+from vit_jax.models.model import Batch, Metrics, Model, Params
 from vit_jax.objectives import objective_type
 from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.teachers import STAGES
 from vit_jax.training import hardware, optim, sharding
 from vit_jax.training.durations import durations_of
 
@@ -62,7 +63,9 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
   if config.loss.class_weights and isinstance(source, sources.LabelledSource):
     found_C = np.bincount(source.labels(), minlength=len(names))
     counts = tuple(found_C.tolist())
-  return Facts(names, len(source), source.several_labels, counts)
+  several = source.several_labels
+  of_images = several or isinstance(source, sources.LabelledSource)
+  return Facts(names, len(source), several, counts, of_images)
 
 
 class CheckedConfig:
@@ -86,9 +89,13 @@ class CheckedConfig:
     check_batch_size(config, self.mesh)
     self.image_size = images.size_of(config.data.image_size)
     kind = objective_type(config)
+    unused = {**kind.unused}
+    # Stages inherit the teacher that an earlier stage trains.
+    if not hasattr(kind, 'teacher') and STAGES not in config.teacher:
+      unused['teacher'] = ''
     if on := [
       f'{field}={value!r} (off: {off!r})'
-      for field, off in kind.unused.items()
+      for field, off in unused.items()
       if (value := operator.attrgetter(field)(config)) != off
     ]:
       raise ValueError(
@@ -147,6 +154,7 @@ class Experiment:
 
     Raises:
       ValueError: if the checkpoint's body differs; see `transfer.to_new_task`.
+        Also if it lacks a part of the body that adapters leave unchanged.
     """
     _log.info('Starting from %s with a new head.', checkpoint.path)
     theirs, data = checkpoint.preprocessing, self.config.data
@@ -160,7 +168,18 @@ class Experiment:
     params = transfer.to_new_task(
       checkpoint, self.objective.model, self.image_size, self.new_params()
     )
+    if self.has_adapters and not self._has_the_body_of(checkpoint.model):
+      raise ValueError(
+        f'{checkpoint.path} has only a part of the model. Adapters would leave '
+        'the other parts untrained: set optimizer.lora=0.'
+      )
     return self.place(params)
+
+  def _has_the_body_of(self, old: Model) -> bool:
+    model = self.objective.model
+    return type(old.body()) is type(model.body()) and all(
+      getattr(old, name) == getattr(model, name) for name in old.optional_params
+    )
 
   def start(self, params: Params) -> TrainState:
     """Returns the initial state; donates `params`, except with adapters."""

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -327,6 +328,16 @@ def test_fused_attention_is_an_output(tmp_path, fields):
       want = np.asarray(fuse(weights, name))
       found = got[f'attention_{name}'][:, i]
       assert relative_difference(found, want) < TOLERANCE
+
+
+def test_a_machine_with_a_gpu_writes_the_same_file(tmp_path, monkeypatch):
+  checkpoint = random_checkpoint(None, (16, 16), 3, **VIT)
+  paths = []
+  for name in ('cpu', 'gpu'):
+    monkeypatch.setattr(jax, 'default_backend', lambda name=name: name)
+    (tmp_path / name).mkdir()
+    paths.append(pathlib.Path(write(tmp_path / name, checkpoint)))
+  assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_the_file_says_how_to_use_it(tmp_path):

@@ -8,9 +8,6 @@ saved. The checkpoint `config.init` has the other parameters.
 import os
 from typing import Any
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax.checkpoints import opening, saving, transfer
@@ -51,9 +48,7 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   """
   config, size = meta['config'], tuple(meta['image_size'])
   item = 'average' if config['optimizer']['polyak'] else 'params'
-  trained = jax.tree.map(
-    np.asarray, ocp.PyTreeCheckpointer().restore(step_dir / item)
-  )
+  trained = saving.read_arrays(step_dir / item)
   saving.check_sums(trained, saving.read_checksums(step_dir, item), item)
   start = opening.open_checkpoint(os.fspath(config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}

@@ -438,8 +438,10 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
   return _verified(restored, int(step_dir.name))
 
 
-def read_arrays(item_dir: epath.Path, like: Any) -> Any:
-  """Reads those arrays of an item that `like` names, as NumPy arrays."""
+def read_arrays(item_dir: epath.Path, like: Any = None) -> Any:
+  """Reads all arrays of an item, or those that `like` names, into NumPy."""
+  if like is None:
+    like = ocp.PyTreeCheckpointHandler().metadata(item_dir).tree
   return ocp.PyTreeCheckpointer().restore(
     item_dir,
     args=ocp.args.PyTreeRestore(

@@ -38,6 +38,7 @@ from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert.convert import dtype_notes
 from vit_jax.data import atomic_files
+from vit_jax.models import attention
 from vit_jax.models.model import padding
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
@@ -192,12 +193,13 @@ def _to_model(
     return outputs
 
   try:
-    graph, outputs = onnx_trace.trace(
-      function,
-      checkpoint.model.unstack_layers(checkpoint.params),
-      inputs,
-      onnx_patterns.of(model),
-    )
+    with attention.portable():
+      graph, outputs = onnx_trace.trace(
+        function,
+        checkpoint.model.unstack_layers(checkpoint.params),
+        inputs,
+        onnx_patterns.of(model),
+      )
   except NotImplementedError as e:
     raise ValueError(
       f'{checkpoint.path} cannot be written as ONNX: {e} is not supported. Use '

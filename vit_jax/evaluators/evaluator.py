@@ -84,8 +84,8 @@ class Parts:
     """Opens a split of the training dataset, and checks its images.
 
     Raises the errors of `bad_images.open_checked`, and ValueError if the split
-    does not have the training split's classes, has objects although the model
-    learns one class per image, or is missing and `data.split` is a sum.
+    does not have the training split's classes, or is missing and `data.split`
+    is a sum.
     """
     data = self.config.data
     if '+' in data.split:
@@ -93,14 +93,6 @@ class Parts:
       # split in a sum. Alone, `test` could select `val`, which is trained on.
       sources.open_config(data, f'{data.split}+{split}')
     source = bad_images.open_checked(data, split)
-    o = self.objective
-    learns_one = o.class_names and o.model.task == 'classes'
-    if learns_one and isinstance(source, sources.BoxedSource):
-      raise ValueError(
-        f'{self.config.data.name} has classes of objects, and '
-        f'objective.name={self.config.objective.name} learns one class per '
-        'image. Use configs/detr.py, or sort the images into class folders.'
-      )
     sources.check_same_classes(
       data.name, (split, data.split), (source, self.facts)
     )

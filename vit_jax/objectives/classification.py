@@ -83,8 +83,9 @@ class Classification(Objective):
     """Returns the objective with the classes of the data.
 
     Raises:
-      ValueError: if the data have fewer than two classes, or several per image
-        although the objective or a field needs one.
+      ValueError: if the data have fewer than two classes, classes of objects or
+        pixels, or several per image although the objective or a field needs
+        one.
     """
     names, several = facts.class_names, facts.several_labels
     learned = config.objective.name
@@ -95,6 +96,13 @@ class Classification(Objective):
         f'objective.name={learned} needs at least two classes. Put the images '
         'of each class into a separate folder, or write the classes, such as '
         'yes and no, in the column label of a CSV file.'
+      )
+    if not facts.of_images:
+      raise ValueError(
+        f'{config.data.name} has classes of objects or pixels, but '
+        f'objective.name={learned} learns classes of images. Use '
+        'configs/detr.py or configs/segment.py, or sort the images into class '
+        'folders.'
       )
     if several and self.one_class:
       raise ValueError(

@@ -38,12 +38,14 @@ class Facts:
     several_labels: whether an image may have several classes, or no class.
     class_counts: number of examples of each class if `loss.class_weights` is
       set, else empty.
+    of_images: whether images, instead of their objects or pixels, have classes.
   """
 
   class_names: tuple[str, ...]
   examples: int
   several_labels: bool = False
   class_counts: tuple[int, ...] = ()
+  of_images: bool = True
 
 
 # Config fields that only objectives with class labels use, with their "off"

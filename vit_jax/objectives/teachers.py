@@ -1,7 +1,5 @@
 """Opens the checkpoint of an objective's teacher."""
 
-import functools
-
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
@@ -11,12 +9,16 @@ STAGES = 'stages/'
 
 
 def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
-  """Opens `config.teacher`; returns None if a stage of the run trains it first.
+  """Opens `config.teacher`; returns None if a stage trains it first.
+
+  Also returns None for `eval_only`, which needs no teacher.
 
   Raises:
     ValueError: if the field is empty or not the path of a checkpoint.
     FileNotFoundError: if the path does not exist.
   """
+  if config.eval_only:
+    return None
   if not config.teacher:
     raise ValueError(
       'teacher is empty: name the checkpoint to learn from with '
@@ -24,8 +26,4 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
     )
   if config.stages and config.teacher.startswith(STAGES):
     return None
-  return _opened(config.teacher)
-
-
-# Cached, because checks open a teacher before training does.
-_opened = functools.lru_cache(maxsize=1)(opening.open_checkpoint)
+  return opening.open_checkpoint(config.teacher)

@@ -38,6 +38,11 @@ def distilled(**changes):
   return config
 
 
+def test_evaluation_needs_no_teacher():
+  config = config_of(eval_only=True, teacher='')
+  assert CheckedConfig(config, jax.devices()[:1]).objective.teacher is None
+
+
 def softmax(x):
   return special.softmax(np.asarray(x, np.float64), -1)
 
