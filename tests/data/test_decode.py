@@ -183,6 +183,16 @@ def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
   np.testing.assert_array_equal(decoded[..., 0], expected)
 
 
+def test_12_bits_in_16_are_told_once_a_folder(encode, caplog):
+  image = encode(np.array([[0, 4095]], np.uint16), 'PNG')
+  for name in ('scans/a', 'scans/b', 'more/a'):
+    decode.decode(image, name)
+  assert [x.getMessage().split()[3] for x in caplog.records] == [
+    'scans',
+    'more',
+  ]
+
+
 def _tiff(values, bits=16, most=None, black=1):
   """A TIFF of one row of grey; `most` is its MaxSampleValue."""
   packed = ''.join(f'{x:0{bits}b}' for x in values)

@@ -116,6 +116,16 @@ def test_split_folders(tmp_path, png):
     _open(tmp_path, 'dev')
 
 
+@pytest.mark.parametrize('names', [('Training', 'Testing'), ('TRAIN', 'Val')])
+def test_split_folders_in_any_case(tmp_path, png, names):
+  for name, count in zip(names, (3, 2), strict=True):
+    _write(tmp_path / name / 'a', count, png)
+    _write(tmp_path / name / 'b', count, png)
+  assert len(_open(tmp_path, 'train')) == 6
+  source = _open(tmp_path, 'test')
+  assert (len(source), source.class_names) == (4, ('a', 'b'))
+
+
 def test_class_that_train_lacks(tmp_path, png):
   _write(tmp_path / 'train' / 'a', 1, png)
   _write(tmp_path / 'test' / 'zebra', 1, png)

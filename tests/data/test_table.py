@@ -193,6 +193,19 @@ def test_several_classes_an_image_are_learned(table, tmp_path):
   assert found['test/map'] == pytest.approx(precision)
 
 
+@pytest.mark.parametrize('column', ['label', 'labels'])
+def test_other_labels_are_other_data(table, column):
+  found = [
+    sources.open_source(table(f'file,{column}', line), 'train').identity()
+    for line in (
+      'images/{i}.png,{label}',
+      'images/{i}.png,{split}',
+      'images/{i}.png,{label}',
+    )
+  ]
+  assert found[0] == found[2] != found[1]
+
+
 def test_an_image_may_have_no_class(table, tmp_path):
   name = table('file,labels', 'images/{i}.png,{label}')
   text = pathlib.Path(name).read_text().replace(',a', ',')

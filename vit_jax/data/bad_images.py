@@ -222,7 +222,7 @@ def _examine(source: Source, index: int) -> BadImage | None:
   if annotated != (height, width):
     reason = (
       f'the image has {width}x{height} pixels, but its annotation says '
-      f'{annotated[1]}x{annotated[0]}, so its boxes may be wrong'
+      f'{annotated[1]}x{annotated[0]}, so boxes or masks may be wrong'
     )
     return BadImage(index, record['name'], reason)
   return None

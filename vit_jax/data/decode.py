@@ -387,10 +387,9 @@ def _decode_with_pillow(
     pixels = from_pillow(image)
   if image.mode.startswith('I') and 0 < pixels.max() <= _WHITE_OF_12_BITS:
     _warn_once(
-      f'16-bit images in {os.path.dirname(name)} are nearly black, such as '
-      f'{name}: their values are below 4096, so they may have 12 bits. Write '
-      'them with 8 bits, or as TIFF with BitsPerSample=12 or '
-      'MaxSampleValue=4095.'
+      f'16-bit images in {os.path.dirname(name)} are nearly black. All values '
+      'are below 4096, so they may have 12 bits. Write them with 8 bits, or as '
+      'TIFF with BitsPerSample=12 or MaxSampleValue=4095.'
     )
   return pixels
 

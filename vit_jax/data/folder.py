@@ -68,19 +68,20 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or a dataset '
       'name without a slash'
     )
-  inside = set(sub_folders(root))
-  found = {name: root / name for name in splits.NAMES if name in inside}
+  # Archives name folders of splits train, Train or TRAIN.
+  inside = {name.lower(): name for name in sub_folders(root)}
+  found = {x: root / inside[x] for x in splits.NAMES if x in inside}
   # A lone folder `training` may be a class.
   has_train = 'train' in found or ('training' in found and len(found) > 1)
-  if found and not has_train and inside <= set(found):
+  if found and not has_train and inside.keys() <= found.keys():
     raise ValueError(
       f'{root} has {", ".join(found)} but no train: rename the folder of '
       'training images to train, or give a folder whose sub-folders are classes'
     )
-  if (beside := inside - set(found)) and has_train:
+  if (beside := sorted(inside.keys() - found.keys())) and has_train:
     _log.warning(
       f'{root} has the splits {", ".join(found)}; its other folders are left '
-      f'out: {", ".join(sorted(beside)[:5])}'
+      f'out: {", ".join(inside[x] for x in beside[:5])}'
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
@@ -171,8 +172,24 @@ def _warn_of_few(
       )
 
 
+def identity(paths: Sequence[str], annotations: bytes, parts: int) -> str:
+  """Hashes annotations, files' sizes and the last `parts` of their paths."""
+  digest = hashlib.sha256(annotations)
+  for path in paths:
+    name = '/'.join(path.split('/')[-parts:])
+    try:
+      size = os.stat(path).st_size
+    except OSError:  # as in `decode.state_of`
+      size = -1
+    digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
+  return digest.hexdigest()
+
+
 class Files(Source):
   """A source of image files, without labels."""
+
+  # Annotations that `identity` hashes, if paths do not tell the labels.
+  annotations = b''
 
   def __init__(
     self,
@@ -191,16 +208,8 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def identity(self) -> str:
-    """Returns a hash of files' sizes and the last two parts of their paths."""
-    digest = hashlib.sha256()
-    for path in self.paths:
-      name = '/'.join(path.split('/')[-2:])
-      try:
-        size = os.stat(path).st_size
-      except OSError:  # as in `decode.state_of`
-        size = -1
-      digest.update(f'{name}\0{size}\n'.encode(errors='surrogateescape'))
-    return digest.hexdigest()
+    # The last folder is the class. Without classes, it may be renamed.
+    return identity(self.paths, self.annotations, 2 if self.class_names else 1)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
     # With the source's type, because ObjectNet reads other pixels of a file.
@@ -267,9 +276,13 @@ def open_table(name: str, split: str, split_seed: int) -> Files:
   members = splits.permuted(members, split_seed)
   chosen = splits.select(split, members, f'table {path}')
   paths = [paths[i] for i in chosen]
-  if several:
-    return MultiLabelFiles(paths, [labels[i] for i in chosen], class_names)
-  return LabelledFiles(paths, [strata[i] for i in chosen], class_names)
+  found = (
+    MultiLabelFiles(paths, [labels[i] for i in chosen], class_names)
+    if several
+    else LabelledFiles(paths, [strata[i] for i in chosen], class_names)
+  )
+  found.annotations = repr([sorted(labels[i]) for i in chosen]).encode()
+  return found
 
 
 def _read_table(path: pathlib.Path) -> tuple[list[Row], str]:

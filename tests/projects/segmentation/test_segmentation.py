@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import pathlib
+import shutil
 import sys
 
 import jax
@@ -13,16 +15,17 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from configs import segment
+from configs import small as small_config
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
 from vit_jax.cli import predict
 from vit_jax.convert import orbax
-from vit_jax.data import sources, write_shards
+from vit_jax.data import bad_images, sources, write_shards
 from vit_jax.evaluators import pretrained
 from vit_jax.evaluators.evaluator import Parts
-from vit_jax.experiment import CheckedConfig, Experiment
+from vit_jax.experiment import CheckedConfig, Experiment, facts_of
 from vit_jax.objectives.objective import Facts
 from vit_jax.projects.segmentation import data, objective, painting
 from vit_jax.projects.segmentation.evaluator import (
@@ -406,6 +409,34 @@ def test_masks_that_do_not_fit_are_named(root):
     sources.open_source(f'{root}/', 'all')
   with pytest.raises(ValueError, match='digits/.* has no mask. Give a folder'):
     transform(sources.open_source('digits', 'test')[0])
+
+
+def test_bad_masks_are_found_before_training(root):
+  source = sources.open_source(f'{root}/', 'all')
+  before = [*source.states(range(10))], source.identity()
+  names = [pathlib.Path(source[i]['name']).stem for i in range(10)]
+  wide = root / 'masks' / f'{names[2]}.png'
+  Image.fromarray(np.zeros((30, 41), np.uint8)).save(wide)
+  torn = root / 'masks' / f'{names[5]}.png'
+  torn.write_bytes(torn.read_bytes()[:60])
+  after = sources.open_source(f'{root}/', 'all')
+  states = [*after.states(range(10))]
+  changed = [i for i in range(10) if states[i] != before[0][i]]
+  assert changed == [2, 5] and after.identity() != before[1]
+  with pytest.raises(ValueError, match='2 of 10 images') as e:
+    bad_images.checked(after, 'error')
+  assert '40x30 pixels, but its annotation says 41x30' in str(e.value)
+  assert len(bad_images.checked(after, 'skip')) == 8
+
+
+def test_pixels_and_objects_do_not_make_a_class_of_an_image(root):
+  made = CheckedConfig(small_config.get_config(f'{root}/'), jax.devices()[:1])
+  for _ in range(2):  # masks, then objects
+    source = sources.open_source(f'{root}/', 'all')
+    with pytest.raises(ValueError, match='has classes of objects or pixels'):
+      Experiment(made, facts_of(made.config, source))
+    annotate(root)
+    shutil.rmtree(root / 'masks', ignore_errors=True)
 
 
 def test_splits_may_have_folders(root):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import decode, image_files, splits
+from vit_jax.data import decode, folder, image_files, splits
 from vit_jax.data.source import Source
 from vit_jax.projects.detr import segments, voc
 
@@ -138,6 +138,11 @@ class CocoFolder(Source):
     """Returns the objects of a record; see `BoxedSource`."""
     image = self._images[index]
     return image | {'masks': json.loads(image['masks'])}
+
+  def identity(self) -> str:
+    columns = [x[key] for key in ('boxes', 'labels') for x in self._images]
+    names = [x['name'] for x in self._images]
+    return folder.identity(names, np.concatenate(columns, None).tobytes(), 2)
 
   def fingerprint(self) -> str:
     """Returns a hash that changes with the image and annotation files."""

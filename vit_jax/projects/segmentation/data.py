@@ -11,6 +11,7 @@ crowds has a mask.
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,17 @@ class MaskFiles(folder.Files):
         f'first missing file is {lacking[0]}. Add masks or remove images.'
       )
 
+    sizes = [x.stat().st_size for x in self._masks]
+    self.annotations = repr(sizes).encode()
+
   def __getitem__(self, index: int) -> Record:
-    return super().__getitem__(index) | {'mask': self._masks[index]}
+    mask_HW = mask_files.numbers(self._masks[index])
+    extent = {'mask': mask_HW, 'size': mask_HW.shape}
+    return super().__getitem__(index) | extent
+
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
+    masks = [decode.state_of(str(self._masks[i])) for i in indices]
+    return map(' '.join, zip(super().states(indices), masks, strict=True))
 
 
 def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
@@ -86,7 +96,7 @@ class MaskTransform:
     """Returns `image`, uint8 HWC, and `classes`, uint8 HW.
 
     Raises:
-      UnreadableImage: The image or its mask file cannot be decoded.
+      UnreadableImage: The image cannot be decoded.
       ValueError: The record lacks masks, or they do not fit the image or the
         classes.
       ImportError: The masks are COCO's, and hotcoco is not installed.
@@ -129,12 +139,11 @@ def classes_of(record: Record) -> np.ndarray:
   Where objects overlap, the smaller one wins. Pixels of crowds get `IGNORED`.
 
   Raises:
-    UnreadableImage: The mask file cannot be decoded.
-    ValueError: The record lacks masks, or its mask file has a wrong format.
+    ValueError: The record lacks masks.
     ImportError: The masks are COCO's, and hotcoco is not installed.
   """
   if 'mask' in record:
-    return mask_files.numbers(record['mask'])
+    return record['mask']
   if 'labels' not in record:
     raise ValueError(
       f'{record["name"]} has no mask. Give a folder with images/, masks/ and '
