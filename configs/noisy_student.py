@@ -109,8 +109,7 @@ def generations(config):
     {'teacher': f'stages/{name}', 'objective.labels': f'stages/{name}.npz'}
     for name in names
   ]
-  flat = config_lib.flatten(config)
-  first = {field: flat[field] for field in NOISE} | supervised(config)
+  first = supervised(config)
   config.stages = tuple(zip(names, [first, *taught[:-1]], strict=True))
   config.teacher = taught[-1]['teacher']
   config.objective.labels = taught[-1]['objective.labels']
@@ -126,9 +125,12 @@ def supervised(config):
 
 
 def compare(config):
+  (name, first), *others = config.stages
+  # The first teacher always has noise.
+  with_noise = ((name, NOISE | first), *others)
   methods = (
     ('noisy student', NOISE),
-    ('without noise', WITHOUT_NOISE),
+    ('without noise', WITHOUT_NOISE | {'stages': with_noise}),
     ('supervised', {'stages': (), **supervised(config)}),
   )
   seeds = tuple((f'seed={seed}', {'seed': seed}) for seed in range(3))

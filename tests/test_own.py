@@ -141,16 +141,22 @@ def test_a_small_checkpoint_has_sizes_that_its_patches_tile(
   photos, init, tmp_path, monkeypatch, capsys
 ):
   """And of 2,000 photos it learns from nine tenths."""
-  many = own.Photos(2000, (300, 400), 900, 1100)
-  monkeypatch.setattr(own, 'photos_of', lambda source: many)
   made = own.config(str(photos), init)
+  whole = len(sources.open_config(made.data, 'train'))
+
+  def photos_of(source):
+    count, *classes = (n * len(source) // whole for n in (2000, 900, 1100))
+    return own.Photos(count, (300, 400), *classes)
+
+  monkeypatch.setattr(own, 'photos_of', photos_of)
   made.total = '2 epochs'
   from_init.resolve(made)
   own.resolve(made, str(tmp_path / 'run'))
   assert (made.data.image_size, made.data.train_size) == ('48', '48')
   assert made.data.split == 'train[:90%]'
   said = capsys.readouterr().out
-  assert 'photos  1,800 to learn from' in said and '(1.99 epochs)' in said
+  assert 'photos  1,800 to learn from, 810 to 990 a class' in said
+  assert '(1.99 epochs)' in said
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def finetune(
   folder = os.path.expanduser(os.fspath(photos))
   if os.path.isdir(folder) and not folder.startswith(('.', '/')):
     folder = os.path.join('.', folder)
-  config = own.config(folder, init, minutes)
+  config = own.config(folder, os.fspath(init), minutes)
   config.lock()
   config_lib.override(config, {k: str(v) for k, v in (fields or {}).items()})
   name = os.path.basename(os.path.abspath(folder))

@@ -156,14 +156,14 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   }
 
 
-def _held_out(photos: Photos) -> dict[str, Any]:
+def _held_out(photos: Photos, split: str = '') -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
   With 1,000 photos or more, a tenth becomes the validation split. The best step
   has the lowest validation loss, because accuracy is often equal at many steps.
   With fewer photos this loss is too noisy, so the result is the last step.
   """
-  enough = photos.count >= 1000
+  enough = photos.count >= 1000 and not split
   return {
     'data.split': 'train[:90%]' if enough else 'train',
     'evaluators.val.on': enough,
@@ -241,7 +241,7 @@ def _choose(
   if config.data.image_size is not None or 'data.image_size' in kept:
     size = {'data.train_size': ''}
   if config.init:
-    kept = _held_out(photos) | kept
+    kept = _held_out(photos, config.data.split) | kept
     if not config.data.split and (split := kept['data.split']):
       photos = photos_of(bad_images.open_checked(config.data, split))
     checkpoint = opening.open_checkpoint(config.init)
@@ -328,13 +328,17 @@ def _speed(config: ConfigDict, source: sources.Source) -> tuple[float, float]:
   step = experiment.train_step()
   times: list[float] = []
   with contextlib.closing(batches):
-    while len(times) < 4 or (sum(times[1:]) < _MEASURE_S and len(times) < 50):
+    more = True
+    while more:
       began_s = time.monotonic()
       batch = sharding.global_batch(next(batches), experiment.mesh)
       taken = sharding.replicate(np.int32(len(times)), experiment.mesh)
       state, metrics = step(state, fixed, batch, taken)
       jax.block_until_ready(metrics)
       times.append(time.monotonic() - began_s)
+      more = len(times) < 4 or (sum(times[1:]) < _MEASURE_S and len(times) < 50)
+      # Process 0 decides, because all must take the same number of steps.
+      more = bool(multihost_utils.broadcast_one_to_all(np.int32(more)))
   return times[0], statistics.mean(times[1:])
 
 

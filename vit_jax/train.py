@@ -186,9 +186,11 @@ def _train(
     return lambda trained: evaluator.run(all_params(trained, fixed))
 
   part, parts = sharding.batch_share(experiment.mesh)
+  with bad_images.kept_in(workdir):
+    transform = objective.train_transform()
   batches = loader.train_batches(
     source,
-    objective.train_transform(),
+    transform,
     batch_size=config.batch_size,
     seed=config.seed,
     start_step=start_step,

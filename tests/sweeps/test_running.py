@@ -59,6 +59,19 @@ def test_what_cannot_work_is_found_before_anything_runs(
   assert not (tmp_path / 'w').exists()
 
 
+def test_a_missing_checkpoint_is_found_before_anything_runs(fake, tmp_path):
+  with pytest.raises(ValueError, match='init=./gone: No checkpoint at '):
+    running.run(small('init=,./gone'), str(tmp_path / 'w'))
+  assert fake == []
+
+
+def test_the_data_of_the_first_run_give_the_metric(fake, tmp_path):
+  config = small('data.name=digits')
+  config.data.name = './no-such-folder'
+  running.run(config, str(tmp_path))
+  assert 'n/a' not in (tmp_path / 'table.md').read_text()
+
+
 @pytest.mark.parametrize(
   ('field', 'does'), [('eval_only', 'measures'), ('extend', 'continues')]
 )

@@ -59,11 +59,10 @@ def small(argument='digits'):
 
 
 def test_what_is_given_holds_for_the_teacher_too():
-  config = noisy_student.get_config(
-    'digits,batch_size=8,model.dropout=0.3,objective.ratio=4'
-  )
-  (_, teacher), *_ = config.stages
-  assert (teacher['batch_size'], teacher['model.dropout']) == (40, 0.3)
+  config = noisy_student.get_config('digits,batch_size=8,objective.ratio=4')
+  config.model.dropout = 0.3  # a flag
+  (teacher, _), *_ = stages.runs(config, 'runs')
+  assert (teacher.batch_size, teacher.model.dropout) == (40, 0.3)
   with pytest.raises(ValueError, match='model.dropout is set by the axis'):
     noisy_student.get_config('digits,compare,model.dropout=0.3')
 

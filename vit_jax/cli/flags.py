@@ -379,6 +379,9 @@ def command(
   ours = logging.getLogger('vit_jax')
   ours.setLevel(logging.INFO)
   ours.handlers = [progress]
+  for name in ('out', 'output', 'shards'):  # shells do not expand --out=~/x
+    if value := vars(args).get(name):
+      setattr(args, name, os.path.expanduser(value))
   try:
     return run(args) or 0
   except BrokenPipeError:  # the reader of a pipe, such as `head`, has ended

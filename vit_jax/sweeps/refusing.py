@@ -7,10 +7,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
+from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
+from vit_jax.objectives.teachers import STAGES
 from vit_jax.sweeps import axes, choosing, stages
 from vit_jax.sweeps.axes import Cell
 
@@ -25,6 +27,7 @@ class KnownData:
     # Caches, since the runs of a sweep share most facts.
     self._by_config: dict[str, dict[str, Any]] = {}
     self._by_split: dict[tuple, Facts] = {}
+    self._opened = {''}
 
   def of(self, cell: Cell) -> dict[str, Any]:
     """Returns the facts; raises ValueError if the run cannot work."""
@@ -33,6 +36,10 @@ class KnownData:
     if key not in self._by_config:
       with axes.naming(cell.name):
         checked = stages.check(config)
+        init = config.init
+        if init not in self._opened and not init.startswith(STAGES):
+          opening.open_checkpoint(init)
+          self._opened.add(init)
         facts = self.split(config, config.data.split)
         experiment = Experiment(checked, facts)
       model, size = experiment.objective.model, experiment.image_size

@@ -200,7 +200,7 @@ class _Sweep:
     return self._report(
       axes={n: [v[0] for v in values] for n, values in self._config.sweep},
       averaged=axes.seed_axes(self._config),
-      metric=self._metric(self._config),
+      metric=self._metric(self._entries[0].runs[0].config),
       runs=runs,
     )
 

@@ -446,6 +446,22 @@ def test_all_images_that_the_model_sees_of_an_example_count():
   assert float(total[1]) == pytest.approx(20 * 16 * 12 * forward / 1e18, 1e-3)
 
 
+def test_what_counts_is_the_size_of_training_images():
+  config = test_every.config_of('classification')
+  config.data.train_size = '8'
+  experiment = Experiment(
+    CheckedConfig(config), costs.facts_given(config, 10, 1437)
+  )
+  program = hlo.CompiledProgram((hlo.Compute(1000, 'a'),))
+  step = costs.Step(program, 1, 1, 1, 1.0)
+  cost = costs.Cost(
+    experiment, program, devices(8, 'TPU v3', 2), hardware.TPU_CHIPS['v3']
+  )
+  forward = flops.forward_flops(experiment.objective.model, (8, 8))
+  assert cost.flops == cost.images * 3 * forward
+  assert 'averaged' not in costs.report(experiment, step, cost)
+
+
 def test_data_at_hand_may_have_several_classes_an_image(tmp_path):
   (tmp_path / 'a.csv').write_text(
     'file,labels\n' + ''.join(f'{i}.png,a;b\n' for i in range(5))

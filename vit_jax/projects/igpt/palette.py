@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import pathlib
 import warnings
 from collections.abc import Mapping
@@ -121,6 +122,7 @@ def read(path: str) -> tuple[float, ...]:
   Raises FileNotFoundError if the file is missing, and ValueError if it has no
   such array, or fewer than two colours.
   """
+  path = os.path.expanduser(path)
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
       f'No palette at {path}. Make one with: '

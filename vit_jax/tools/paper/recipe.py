@@ -30,7 +30,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   try:
     config_lib.choose_model(config, model)
   except ValueError as e:
-    if not (os.path.exists(model) or fetch.is_name(model)):
+    if not (os.path.exists(os.path.expanduser(model)) or fetch.is_name(model)):
       raise ValueError(f'{e} No checkpoint {model!r} exists.') from None
     from_init.choose(config, model)
   config.model.dtype = 'bfloat16'

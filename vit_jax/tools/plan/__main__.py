@@ -82,12 +82,13 @@ def run(argv: list[str]) -> None:
   try:
     from_init.resolve(config)
     devices, chip = costs.devices_of(_TOPOLOGY.value, _SLICES.value)
+    checked = CheckedConfig(config, devices)
     facts = costs.facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
     print(
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
       f'{facts.examples:,} examples; batch {config.batch_size:,}'
     )
-    experiment = Experiment(CheckedConfig(config, devices), facts)
+    experiment = Experiment(checked, facts)
     print(
       f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
       f'accum_steps {config.accum_steps}',

@@ -257,9 +257,8 @@ class Cost:
       self.computing_s + self.sent_bytes * per_chip / speed + self.network_s
     )
     self.images = experiment.config.batch_size
-    size, objective = experiment.image_size, experiment.objective
-    image_flops = flops.forward_flops(objective.model, size)
-    self.flops = 3 * self.images * objective.images_seen * image_flops
+    seen = self.images * experiment.objective.images_seen
+    self.flops = 3 * seen * _compiled_flops(experiment)
 
   def rate(self, step_s: float) -> float:
     """Returns images/s per core."""
@@ -270,12 +269,18 @@ class Cost:
     return mfu_text(self.flops / step_s / self.peak_flops)
 
 
+def _compiled_flops(experiment: Experiment) -> int:
+  """Returns the forward FLOPs of an image of the compiled step."""
+  objective = experiment.objective
+  *_, H, W, _ = objective.batch_shapes(1)['image'].shape
+  return flops.forward_flops(objective.model, (H, W))
+
+
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   """Returns the costs of a step and of the run as text."""
   total = experiment.durations.total
-  size, objective = experiment.image_size, experiment.objective
   # FLOPs of the average step as a share of a step at the largest image size.
-  share = experiment.forward_flops / flops.forward_flops(objective.model, size)
+  share = experiment.forward_flops / _compiled_flops(experiment)
   a_core = cost.rate(cost.computing_s)
   bounds = (cost.least_s, cost.most_s)
   days = [total * share * s / 86_400 * cost.cores for s in bounds]
