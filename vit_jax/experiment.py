@@ -1,7 +1,7 @@
 """The parts of a training run. Building an `Experiment` allocates no arrays.
 
-Training, `plan`, `bench` and the checks of sweeps build the same experiment. So
-they make the same checks and compile the same step.
+Training, `plan`, `bench` and the checks of sweeps build the same experiment, so
+all of them have the same checks and the same training step.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
-  These checks run first, because opening and checking data can take long.
+  These checks need no data, because opening and checking data can take long.
   """
 
   def __init__(
@@ -82,6 +82,7 @@ class CheckedConfig:
     Raises:
       ValueError: if a field is invalid.
       FileNotFoundError: if the teacher's checkpoint is missing.
+      ImportError: if a package is missing.
     """
     config_lib.check_ranges(config)
     self.config = config
@@ -117,8 +118,7 @@ class Experiment:
     """Builds the experiment of a config on data.
 
     Raises:
-      ValueError: if the config does not fit the data, or an optimizer field is
-        invalid.
+      ValueError: if a field is invalid or does not fit the data.
     """
     self.config, self.mesh, self.facts = checked.config, checked.mesh, facts
     config = self.config
@@ -193,7 +193,7 @@ class Experiment:
   def all_fixed(self, fixed: Params, params: Params | None) -> Params:
     """Returns the parameters that a training step takes besides the state.
 
-    The objective has `fixed`; adapters add the body of the model's `params`.
+    `fixed` is from the objective. With adapters, adds the body of `params`.
     """
     if not self.has_adapters:
       return fixed

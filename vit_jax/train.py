@@ -61,7 +61,7 @@ def train(
     ImportError: if the config needs a package that is not installed.
     JaxRuntimeError: if a step does not fit into a device's memory.
     Diverged: if the loss, the gradient or the parameters are not finite.
-    Preempted: after SIGTERM or Ctrl-C, once the state is saved.
+    Preempted: after SIGTERM or Ctrl-C during training, once the state is saved.
   """
   dashboards.check(config)
   workdir = os.path.expanduser(workdir)
@@ -275,8 +275,8 @@ def _summarise(experiment: Experiment, workdir: str) -> None:
 def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   """Returns the metrics of `config.init` or, if that is empty, of the workdir.
 
-  Images are resized to the checkpoint's image size. DETR takes any size, so it
-  uses the config's image size.
+  The checkpoint determines the size and preprocessing of images. DETR takes any
+  size, so it uses the config's image size.
 
   Raises:
     ValueError: if the config or data are invalid, or do not fit the checkpoint.
@@ -308,8 +308,8 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     if field != 'num_classes' and known[field] != wanted.get(field):
       raise ValueError(
         f'{checkpoint.path} has model.{field} {known[field]!r}, but the config '
-        f'on {config.data.name} gives {wanted.get(field)!r}: use the config '
-        'that the checkpoint was trained with.'
+        f'gives {wanted.get(field)!r}: use the config that the checkpoint was '
+        'trained with.'
       )
   if objective.class_names:
     classes.check_same(

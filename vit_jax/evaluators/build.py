@@ -69,7 +69,7 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 
 
 def check(config: ConfigDict) -> None:
-  """Runs `Evaluator.check` for all entries, before any data are opened.
+  """Runs `Evaluator.check` for the entries that are on.
 
   Also raises FileNotFoundError or ImportError, as `Evaluator.check` does.
   """
@@ -105,7 +105,7 @@ def shown(config: ConfigDict) -> dict[str, Best]:
 
 
 def make_evaluators(parts: Parts) -> list[Evaluator]:
-  """Builds a config's evaluators; also raises errors of opening their data."""
+  """Builds a config's evaluators; also raises their constructors' errors."""
   return [
     EVALUATORS.load(entry.type)(parts, name, entry)
     for name, entry in entries(parts.config).items()

@@ -55,7 +55,7 @@ def measures(
 
 
 def most_confused(found: Measures) -> list[tuple[int, str]]:
-  """Returns the count and a description of the five most frequent confusions.
+  """Returns the most frequent confusions, at most five: count and description.
 
   A description is a text such as 'cat taken for dog, 3 times'.
   """
@@ -87,9 +87,9 @@ def evaluate(
       as `imagenet2012` defines.
 
   Raises:
-    ValueError: if the data lack labels, if their classes cannot be matched with
-      the checkpoint's, if logits are not finite, or if images are unreadable
-      and `on_bad_image` of `data` is 'error', the default.
+    ValueError: if the checkpoint is not a classifier, if the data lack
+      labels or have other classes, if logits are not finite, or if images are
+      unreadable and `on_bad_image` of `data` is 'error', the default.
     OSError: if the checkpoint or data are missing.
     ImportError: if the checkpoint or data need a package that is not installed.
   """

@@ -39,8 +39,9 @@ def accuracy(
 
   All processes must call it with the same arrays. The test images are sharded
   over the mesh's batch axes and compared with one block of training images at a
-  time. So all devices together hold about M (D + 2 k + R) numbers. `blocks` has
-  at least `k` training images. Raises ValueError if a feature is not finite.
+  time. So all devices together hold about M (D + 2 k + R) numbers; each also
+  holds a block. `blocks` must have at least `k` training images. Raises
+  ValueError if a feature is not finite.
   """
   ridge.check_finite('test', test_MD)
   queries_MD = spread(_unit(test_MD), mesh)

@@ -12,7 +12,7 @@ from vit_jax.objectives.objective import Best, Objective
 
 
 class MeanEvaluator(Evaluator):
-  """Turns the sums of `evaluate` into means; adds `measure_rows`."""
+  """Averages the sums of `evaluate`; adds the metrics of `measure_rows`."""
 
   def __post_init__(self) -> None:
     self._evaluate = self.parts.compiled(self.parts.objective.evaluate)

@@ -18,9 +18,7 @@ from vit_jax.data import cores
 from vit_jax.evaluators import ridge
 from vit_jax.training import sharding
 
-# Penalties to try, for standardised features and the mean loss. The lowest
-# hardly changes the weights. With the highest, the weights of a class are
-# almost proportional to the mean of its features.
+# Penalties to try, for standardised features and the mean loss.
 L2_GRID = tuple(2.0**power for power in range(-16, 1, 2))
 
 # A fit ends when no entry of the gradient is larger than this. Probabilities
@@ -73,10 +71,11 @@ def fit_probe(
     mean_n -log softmax(W' x_n + b)[label_n] + l2 / 2 |W|^2
 
   with standardised features x, by L-BFGS. This is scikit-learn's
-  `LogisticRegression` with C = 1 / (N l2). A held-out tenth of the training set
-  (see `hold_out`) chooses the penalty with the best accuracy, or the highest of
-  equally good penalties. Penalties are tried from high to low, and each trial
-  starts from the result of the previous trial.
+  `LogisticRegression` with C = 1 / (N l2), or 2 / (N l2) for two classes. A
+  held-out tenth of the training set (see `hold_out`) chooses the penalty with
+  the best accuracy, or the highest of equally good penalties. Penalties are
+  tried from high to low, and each trial starts from the result of the previous
+  trial.
 
   If examples have several classes, the labels are 0/1 NC. The loss is then the
   sum of the classes' binary cross-entropies, and the accuracy is the mean over

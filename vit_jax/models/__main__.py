@@ -9,15 +9,15 @@
 `--params` prints a table (never CSV) of the given models' parameters, with
 shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
 given models, except dtype, with defaults and valid values. `--pretrained` lists
-the published checkpoints: the name that every command takes, the model, the
+the published checkpoints: the name to pass as a checkpoint, the model, the
 image size, the training data, the top-1 accuracy and its source, and the size
 and address of the file.
 
-GFLOPs count one image's forward pass. A multiply-add counts as two operations;
-products with a convolution's padding do not count. The compute in the paper's
-table 6 is 3 * forward * images. Tokens count the encoder's input, including
-class and register tokens. Names that are not listed work too, such as s7,
-r101x2, r26+l16 and axial_l32.
+GFLOPs count matrix products and convolutions of one image's forward pass. A
+multiply-add counts as two operations; products with padding do not count. The
+compute in the paper's table 6 is 3 * forward * images. Tokens count the
+encoder's input, including class and register tokens. Names that are not listed
+work too, such as s7, r101x2, r26+l16 and axial_l32.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Pooling and classification heads (section 3.1, appendix D.3)."""
+"""Pooling and classification heads (ViT paper, section 3.1, appendix D.3)."""
 
 import flax.linen as nn
 import jax

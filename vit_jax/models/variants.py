@@ -35,7 +35,7 @@ ARCHITECTURES = Register(
 
 
 class Size(NamedTuple):
-  """A row of table 1: layers, width D, MLP width M and heads N."""
+  """Layers, width D, MLP width M and heads N, as in table 1."""
 
   depth: int
   width: int
@@ -86,8 +86,8 @@ STAGES: dict[int, tuple[int, ...]] = {
   200: (3, 24, 36, 3),
 }
 
-# Where each named model was published, in the order of `python -m
-# vit_jax.models`. `fields` accepts other patch sizes, widths and stems too.
+# Where each listed model was published, in the order of `python -m
+# vit_jax.models`. `fields` also accepts iGPT, other patch sizes, widths, stems.
 PUBLISHED = {
   'ti16': 'AugReg, arXiv 2106.10270',
   's32': 'AugReg, arXiv 2106.10270',
@@ -259,7 +259,7 @@ def build(
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
       f'model.name is {name!r}; this architecture does not have the field '
-      f'model.{strange[0]}. Do not change model.name alone. Choose a variant: '
+      f'model.{strange[0]}. Remove it. To change model.name, choose a variant: '
       'on the command line --config=FILE.py:b16, in a config file '
       'config_lib.choose_model.'
     )

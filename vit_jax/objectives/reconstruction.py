@@ -26,7 +26,7 @@ class Reconstruction(Objective):
     raise NotImplementedError
 
   def augment(self, batch: Batch, key: jax.Array) -> Batch:
-    """Flips images at random, and hides random parts of them."""
+    """Flips images at random if `flip` is set; hides random parts of them."""
     key_flip, key_hidden = jax.random.split(key)
     images_BHWC = self.images.flipped(batch['image'], key_flip)
     return self.hide(

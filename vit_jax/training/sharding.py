@@ -109,8 +109,8 @@ def _slices(
     return [found[index] for index in sorted(found)]
   if count < 1 or len(devices) % count or (len(found) > 1 and count > 1):
     raise ValueError(
-      f'mesh.slice is {count}, which does not fit {len(devices)} devices (TPU '
-      f'slices: {len(found)}). Set it to -1 to use all TPU slices.'
+      f'mesh.slice is {count}, which does not fit {len(devices)} devices '
+      f'(slices: {len(found)}). Set it to -1 to use all slices.'
     )
   size = len(devices) // count
   return [devices[i : i + size] for i in range(0, len(devices), size)]
