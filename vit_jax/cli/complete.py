@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
   folder, name = os.path.split(args.out)
-  # If the folder cannot be made, fails before sampling, which takes minutes.
+  # Make the folder first, because it may fail, and sampling takes minutes.
   epath.Path(folder).mkdir(parents=True, exist_ok=True)
   names = 'keep', 'samples', 'temperature', 'seed'
   options = {name: getattr(args, name) for name in names}

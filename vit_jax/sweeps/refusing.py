@@ -1,4 +1,4 @@
-"""Check a sweep before its first run, and read results of finished runs."""
+"""Check a sweep before its first run, and read the results of ended runs."""
 
 import functools
 import json
@@ -65,7 +65,7 @@ class KnownData:
 
 
 def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
-  """Raises ValueError for the first run or trial that cannot work."""
+  """Raises ValueError for an invalid run, trial or split of `tune`."""
   for entry in entries:
     facts.of(entry.runs[0])
   for group, config in {e.group: e.runs[0].config for e in entries}.items():
@@ -78,7 +78,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
 
 
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
-  """Returns the result of a run, or None if the run has not finished.
+  """Returns the result of a finished or diverged run; None for other runs.
 
   Raises:
     ValueError: if the result comes from an incompatible config.
@@ -95,7 +95,7 @@ def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
 
 
 def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
-  """Raises ValueError if a result's evaluation differs from the config's."""
+  """Raises ValueError if settings behind a result's metrics have changed."""
   old = result['config']
   # These fields choose the step whose metrics are reported.
   fields = ['early_stopping'] + ['best_metric'] * config['early_stopping']

@@ -27,11 +27,11 @@ class Layers:
 
   Attributes:
     grid: (h, w) of the patch grid.
-    read_BL: weight of each token of the last layer in the model's output. It is
-      1 for a class token (1/2 each for DeiT's class and distillation tokens),
-      even if the model also reads the mean of the patches. Without class
-      tokens, all patches share the weight equally. With attention pooling, it
-      is the pooling's attention weight, averaged over heads.
+    read_BL: weight of each token of the last layer in the image's
+      representation. It is 1 for a class token (1/2 each for DeiT's class and
+      distillation tokens), even if the model also reads the mean of the
+      patches. Without class tokens, all patches share it equally. With
+      attention pooling, it is the pooling's weight, averaged over heads.
     logits_BC: main output of the model; logits BC of a classifier.
   """
 
@@ -39,12 +39,12 @@ class Layers:
     """Runs the model once, on normalised images.
 
     Raises:
-      ValueError: if the model lacks attention between all tokens.
+      ValueError: if `model.attention` is not 'all'.
     """
     if model.attention != 'all':
       raise ValueError(
         f'This model is a {type(model).__name__}. Attention needs a model in '
-        'which every patch attends to every other. Use a ViT or a hybrid.'
+        'which every patch attends to every other: a non-axial ViT or hybrid.'
       )
     self._model = model.clone(scan=False, remat='none')
     self._params = model.unstack_layers(params)

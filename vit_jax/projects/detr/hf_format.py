@@ -239,7 +239,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   )
   if not fields['num_classes']:
     raise ValueError(
-      'transformers cannot store a DETR without a class head. Use --head=keep.'
+      'transformers cannot store a DETR without a class head. Give a '
+      'checkpoint that has it, and --head=keep.'
     )
   naming = TIMM if fields['dilation'] else OWN
   task = 'Segmentation' if fields['masks'] else 'ObjectDetection'

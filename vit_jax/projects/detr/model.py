@@ -149,9 +149,9 @@ class DETR(Model):
     if self.masks and any(C % min(8, C) if C else True for C in made):
       raise ValueError(
         f'With model.width {self.width} and model.heads {self.heads}, the '
-        f'layers of the mask head have {made} channels, which GroupNorm cannot '
-        'divide into 8 groups. Use a width that is a multiple of 128, and 8 '
-        'heads.'
+        f'layers of the mask head have {made} channels, and GroupNorm cannot '
+        'divide all of them into 8 groups. Use a width that is a multiple of '
+        '128, and 8 heads.'
       )
 
   @nn.compact

@@ -35,8 +35,8 @@ class Distillation(Classification):
 
   Attributes:
     teacher: a classifier of any architecture and image size. It sees the same
-      augmented images, resized and normalised for it. None if an earlier stage
-      of the run has yet to train it.
+      augmented images, resized and normalised for it. None for
+      `eval_only`, or if an earlier stage of the run has yet to train it.
   """
 
   one_class = True
@@ -44,7 +44,7 @@ class Distillation(Classification):
 
   kind: str = field(
     'hard',
-    "Target: the teacher's class or probabilities.",
+    "Target: the teacher's class (hard) or probabilities (soft).",
     valid=('hard', 'soft'),
   )
   weight: float = field(0.5, 'w, weight of distillation.', valid='[0, 1]')
@@ -69,7 +69,7 @@ class Distillation(Classification):
     """Returns the teacher's parameters as NumPy arrays in `teacher_dtype`.
 
     Raises:
-      ValueError: if the teacher's classes do not match the classes of the data.
+      ValueError: if the teacher's classes cannot be matched with the data's.
     """
     classes.check_same(self.teacher, self.class_names, self.class_order)
     return jax.tree.map(

@@ -22,9 +22,8 @@ def find(
   The largest share comes first; absent classes are left out. For an unreadable
   file, yields the error instead. With the folder `out`, writes per image:
 
-    painted-NAME.png: the image with all classes except 0 in colour.
-    classes-NAME.png: the class number of each pixel, with these colours as the
-      palette of the PNG.
+    painted-NAME.png: the image, tinted by class; class 0 is not tinted.
+    classes-NAME.png: class numbers, with the classes' colours as palette.
 
   Raises:
     ValueError: if the outputs of the model are not finite.
@@ -77,7 +76,7 @@ def likeliest(logits_hwC: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def painted(shown_HWC: np.ndarray, classes_HW: np.ndarray) -> np.ndarray:
-  """Returns an image, uint8 HWC, with all classes except 0 in colour."""
+  """Tints the pixels of an image, uint8 HWC, by class, except class 0."""
   mixed_HWC = shown_HWC // 2 + _palette()[classes_HW] // 2
   return np.where(classes_HW[..., None] > 0, mixed_HWC, shown_HWC)
 

@@ -121,7 +121,7 @@ class MAEViT(PatchViT):
 
     Returns:
       Predicted pixels BLX in float32, where X is (row, column, RGB) of a patch,
-      flattened; and the same dict as `ViT`.
+      flattened; and the dict of `ViT`, whose `tokens` lack hidden patches.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

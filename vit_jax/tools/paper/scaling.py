@@ -1,4 +1,4 @@
-"""Plots accuracy over pre-training compute: figure 5 of the ViT paper."""
+"""Plots a metric over pre-training compute: figure 5 of the ViT paper."""
 
 import dataclasses
 import math

@@ -53,7 +53,7 @@ class Collective(NamedTuple):
 
   kind: str  # name of the operation in HLO, such as 'all-reduce'
   devices: int  # devices in each group, or slices if `between_slices`
-  bytes: int  # size of the whole array that is gathered or reduced
+  bytes: int  # size of the whole array that is communicated
   between_slices: bool = False
 
   def sent_bytes(self) -> float:

@@ -8,7 +8,7 @@ from vit_jax.tools.serve.decoder import TOKEN
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags that `vit_jax.serve` and a board's serve.py share."""
+  """Adds the flags of `vit_jax.serve` and of serve.py from --to=board."""
   parser.add_argument(
     '--host',
     default='127.0.0.1',
@@ -26,8 +26,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     type=_token,
     default=os.environ.get(TOKEN),
     help='secret that requests to the API must send (default: the environment '
-    f'variable {TOKEN}, which other users of this machine cannot see; if it is '
-    'not set, requests need no secret)',
+    f'variable {TOKEN}, which unlike a flag is hidden from other users of this '
+    'machine; if it is not set, requests need no secret)',
   )
   parser.add_argument(
     '--threads',
