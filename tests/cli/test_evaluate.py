@@ -126,7 +126,8 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
 
 def test_other_classes_are_refused(tmp_path, capsys, monkeypatch):
   message = (
-    "lacks 1 of the 10 classes ('9'). The first class of the checkpoint is '0'"
+    "lacks 1 of the 10 classes of the data ('9'). The first class of the "
+    "checkpoint is '0'"
   )
   save(tmp_path / 'x', **{'class_names': (*DIGITS[:9], 'cat')})
   monkeypatch.setattr(evaluate, 'MAX_CLASSES', 9)

@@ -229,7 +229,8 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
 @pytest.mark.parametrize('split', ['val', 'train[3:3]'])
 def test_wrong_splits(data_dir, split):
   with pytest.raises(
-    ValueError, match='pets cannot be read; it has the splits train: 7, test: 3'
+    ValueError,
+    match='pets cannot be read; the dataset has the splits train: 7, test: 3',
   ):
     _open('pets', split, data_dir)
 

@@ -20,8 +20,8 @@ def same_classes(
   `config.data`.
 
   Raises:
-    ValueError: if the checkpoint has no head; if its names lack a class of the
-      data or contain it twice; if it has no names and the numbers of classes
+    ValueError: if the checkpoint has no head; if a name to match is missing
+      or occurs twice; if the checkpoint has no names and the numbers of classes
       differ; or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
@@ -45,7 +45,7 @@ def same_classes(
   if missing := [name for name in names if name not in known]:
     raise ValueError(
       f'{checkpoint.path} lacks {len(missing):,} of the {len(names):,} classes '
-      f'({missing[0]!r}). The first class of the checkpoint is '
+      f'of the data ({missing[0]!r}). The first class of the checkpoint is '
       f'{checkpoint.class_names[0]!r}. Fine-tune the checkpoint on the data, '
       'or give images of its classes.'
     )

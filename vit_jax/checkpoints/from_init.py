@@ -48,9 +48,9 @@ def choose(config: ConfigDict, path: str) -> None:
 def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
-  Rounds sizes such as '384' (not '384x384') by `nearest_size`, also in sweeps.
-  Raises the errors of `opening.open_checkpoint`, and ValueError if the config
-  sets a field that the checkpoint's model lacks.
+  Rounds image sizes such as '384' (not '384x384') by `nearest_size`, also in
+  `config.sweep`, but not in `--sweep`. Raises ValueError if the config sets a
+  field that the model lacks, and the errors of `open_checkpoint`.
   """
   if config.model.name != NAME:
     return

@@ -33,9 +33,9 @@ META = 'meta'
 CHECKSUMS = 'checksums'
 # Items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
-# Each device saves a slice of replicated arrays that have at least this many
-# bytes. Smaller arrays are not sliced, because slicing compiles a program for
-# every shape and device, which delays the first checkpoint.
+# Each device saves a slice of a replicated array if a slice has at least this
+# many bytes. Other arrays are not sliced, because slicing compiles a program
+# for every shape and device, which delays the first checkpoint.
 _LEAST_SLICE = 2**20
 
 # TensorStore's error codes for missing or wrong bytes. Other codes, such as
@@ -130,9 +130,9 @@ class Checkpoints:
   ) -> None:
     """Starts saving, and returns once the arrays are copied from the devices.
 
-    Does nothing if a checkpoint of this step exists. `state` maps item names to
-    trees of arrays. `meta` holds values that JSON can store. `metrics` is empty
-    if no evaluator ran at this step.
+    First waits for the previous save. Does nothing if a checkpoint of this step
+    exists. `state` maps item names to trees of arrays. `meta` holds values that
+    JSON can store. `metrics` is empty if no evaluator ran at this step.
     """
     if step in self._manager.all_steps():
       return
@@ -164,7 +164,7 @@ class Checkpoints:
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
   def latest_meta(self) -> dict[str, Any] | None:
-    """Like `restore`, but returns only `meta` of the checkpoint, or None."""
+    """Like `restore`, but reads and returns only `meta`, or None."""
     args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
     found = self._newest(args, lambda step, got: _verified(got[META], step))
     return found and found[1][META]['meta']

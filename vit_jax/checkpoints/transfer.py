@@ -102,11 +102,11 @@ def at_size(
   """Converts parameters from one image size (H, W) to another.
 
   Interpolates position embeddings (section 3.2 of the ViT paper). With JAX
-  arrays, works under `jax.jit` and `jax.grad`. Raises the ValueError of
-  `posemb.resize_all`, and one if other parameters depend on the image size.
+  arrays, works under `jax.jit` and `jax.grad`. Raises ValueError if other
+  parameters depend on the image size, and the errors of `posemb.resize_all`.
   """
   like = flops.param_shapes(model, new)
-  # By default, TPUs round matrix products to bfloat16.
+  # By default, TPUs multiply matrices in bfloat16.
   with jax.default_matmul_precision('float32'):
     found = posemb.resize_all(params, like, model.grid(old), model.grid(new))
   if jax.tree.map(jnp.shape, found) != jax.tree.map(jnp.shape, like):
@@ -162,9 +162,9 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Most foreign formats store no others. Converts learned 2-D, fixed and missing
-  embeddings if `posemb_at` is 'input'; the outputs stay the same. Returns other
-  checkpoints unchanged.
+  Most foreign formats store no other kind. Converts learned 2-D, fixed and
+  missing embeddings if `posemb_at` is 'input'; the outputs stay the same.
+  Returns other checkpoints unchanged.
   """
   model = checkpoint.model
   if (

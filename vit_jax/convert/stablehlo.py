@@ -48,8 +48,9 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
   model.json. The output is float32: logits [batch, C] ([batch, h, w, C] for
   segmentation), predicted patches [batch, patches, ...], or the representation
   [batch, D] of a model without a head. DETR takes images without padding. Its
-  output is a dictionary of the last layer's `logits` [batch, Q, C + 1] and
-  `boxes` [batch, Q, 4]. It also has `mask_logits` if the model predicts masks.
+  output is a dictionary: the last layer's `boxes` [batch, Q, 4]; `logits`
+  [batch, Q, C + 1], or `pre_logits` [batch, Q, D] without a head; and, if the
+  model predicts masks, `mask_logits`.
 
   The program computes in `dtype`; parameters are float32. Returns the notes of
   `dtype_notes`.
@@ -91,7 +92,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 
 
 def open_peer(path: str) -> Peer:
-  """Opens a directory of `write`, without building the model.
+  """Opens a directory that `write` wrote, without building the model.
 
   Raises:
     ValueError: if a file is missing or damaged, or the files do not match.

@@ -3,8 +3,8 @@
 The content decides the format; the file extension is ignored. libjpeg-turbo
 (simplejpeg) decodes JPEGs, at 1/2, 1/4 or 1/8 of the size if that is enough. In
 most JPEGs, it stops below the last row that the caller needs. Pillow decodes
-all other formats, and JPEGs in CMYK. At full size and with `exact`, both decode
-a JPEG to the same pixels.
+all other formats, JPEGs in CMYK, and JPEGs with faults that may be harmless. At
+full size and with `exact`, both decode a JPEG to the same pixels.
 
 Every image becomes uint8 RGB of shape [H, W, 3]:
   - the EXIF orientation is applied, or the XMP orientation if EXIF has none;
@@ -316,9 +316,9 @@ class _JpegPicture(Picture):
 @contextlib.contextmanager
 def naming_errors(name: str):
   """Turns any error into UnreadableImage for the file `name`."""
-  # This module handles everything that Pillow warns of: decompression bombs and
-  # damaged metadata. `catch_warnings` is not thread-safe, and the threads of
-  # the loader run this code.
+  # Pillow's warnings are ignored in the whole process, because `catch_warnings`
+  # is not thread-safe. This module itself handles what Pillow warns of:
+  # decompression bombs and damaged metadata.
   if _PILLOW_FILTER not in warnings.filters:
     warnings.filterwarnings('ignore', module=r'PIL\.')
   try:
@@ -387,9 +387,9 @@ def _decode_with_pillow(
     pixels = from_pillow(image)
   if image.mode.startswith('I') and 0 < pixels.max() <= _WHITE_OF_12_BITS:
     _warn_once(
-      f'16-bit images in {os.path.dirname(name)} are nearly black. All values '
-      'are below 4096, so they may have 12 bits. Write them with 8 bits, or as '
-      'TIFF with BitsPerSample=12 or MaxSampleValue=4095.'
+      f'A 16-bit image in {os.path.dirname(name)} is nearly black. If its '
+      'values have 12 bits, write such images with 8 bits, or as TIFF with '
+      'BitsPerSample=12 or MaxSampleValue=4095.'
     )
   return pixels
 

@@ -1,4 +1,4 @@
-"""Opens folders and tables of images, with or without classes."""
+"""Opens tables of images, and folders with or without classes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  The folder has `train/`, and optionally `val/` and `test/` (see `splits.SAME`
-  for other names). Without `train/`, the folder itself holds the images, and a
-  fifth of each class becomes `test`. Images have labels if the folder of
-  training images has sub-folders, one for each class.
+  The folder has `train/`, and optionally `val/` and `test/`, in upper or lower
+  case (`splits.SAME` lists other names). Without `train/`, the folder itself
+  holds the images, and a fifth of each class becomes `test`. Images have labels
+  if the folder of training images has sub-folders, one for each class.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -68,7 +68,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       f'no folder {root}; give a folder of images ({_LAYOUTS}), or a dataset '
       'name without a slash'
     )
-  # Archives name folders of splits train, Train or TRAIN.
+  # Some archives write Train or TRAIN.
   inside = {name.lower(): name for name in sub_folders(root)}
   found = {x: root / inside[x] for x in splits.NAMES if x in inside}
   # A lone folder `training` may be a class.
@@ -212,7 +212,7 @@ class Files(Source):
     return identity(self.paths, self.annotations, 2 if self.class_names else 1)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # With the source's type, because ObjectNet reads other pixels of a file.
+    # With the source's type, because ObjectNet cuts off the border of images.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

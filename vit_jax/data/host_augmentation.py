@@ -103,7 +103,7 @@ def _shifted(image: Image.Image, *matrix: float) -> Image.Image:
 
 
 def _blends(start: Callable[[Image.Image], Image.Image]) -> Operation:
-  """Blends `start(image)` and the image, which has a weight of 0.1 to 1.9."""
+  """Blends with `start(image)`; the weight of the image is 0.1 to 1.9."""
   return Operation(
     lambda image, v: Image.blend(start(image), image, 0.1 + v),
     1.8,

@@ -196,10 +196,10 @@ def eval_batches(
   """Yields every example exactly once over all processes, in order.
 
   All processes yield the same number of full batches, padded with examples of
-  mask 0. A skipped image counts as padding. Raises UnreadableImage
-  as `train_batches` does. The transform takes only a record. Batches have two
-  more arrays: 'mask', float32 [b] of 1 and 0; and 'index', int32 [b], the
-  position in `source`, or -1 for padding.
+  mask 0. A skipped image counts as padding. Raises UnreadableImage as
+  `train_batches` does. The transform takes only a record. Batches also have
+  'mask', float32 [b] of 1 and 0; and 'index', int32 [b], the position in
+  `source`, or -1 for padding.
   """
   padded_size = -(-len(source) // batch_size) * batch_size
   examples = grain.MapDataset.range(padded_size).map(

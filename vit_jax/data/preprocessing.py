@@ -114,8 +114,7 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # With longest=2, the sides of wide photographs would be rounded
-      # differently than in other libraries.
+      # Other libraries cut no box, so longest=2 would round sides differently.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (
@@ -164,7 +163,7 @@ class Preprocessing:
 
 
 def _central(height: int, width: int, longest: int) -> Box:
-  """Returns a central box, at most `longest` times as long as it is wide.
+  """Returns a central box, at most about `longest` times as long as wide.
 
   A central crop uses no pixels outside this box. Without the limit, resizing a
   strip of 30,000 x 1 pixels would fill the memory.

@@ -92,8 +92,8 @@ class TfdsSource(Source):
         for key, info in builder.info.splits.items()
       )
       raise ValueError(
-        f'split {split!r} of {builder.name} cannot be read; it has the splits '
-        f'{sizes}, and slices such as train[:98%]. Reason: {error}'
+        f'split {split!r} of {builder.name} cannot be read; the dataset has '
+        f'the splits {sizes}, and slices such as train[:98%]. Reason: {error}'
       ) from None
 
   def __len__(self) -> int:
@@ -153,7 +153,7 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises FileNotFoundError if it is not in this format, ValueError if unknown.
+  Raises FileNotFoundError if it is not, ValueError if TFDS does not know it.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

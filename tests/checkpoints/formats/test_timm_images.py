@@ -99,7 +99,7 @@ def test_images_that_timm_prepares_otherwise_are_warned_about(
   ('crop_pct', 'resize_small', 'how'),
   [
     (0.875, 0, 'resizes images as a whole'),
-    (0.4, 80, 'to a shorter side of 80 pixels, then cropped'),
+    (0.4, 80, 'to a shorter side of 80 pixels and crops them'),
   ],
 )
 def test_the_centre_is_taken_where_it_is_large_enough(

@@ -1,7 +1,7 @@
 """Tables of the keys in transformers' config.json, for each model type.
 
-Reading and writing use the same tables. Reading takes sizes from the arrays and
-raises an error if config.json contradicts them.
+Reading and writing use the same tables. Reading raises an error if config.json
+contradicts a field that the arrays determine.
 """
 
 import dataclasses
@@ -101,7 +101,7 @@ _TEXT = r'^text_|^logit_|position_ids$'
 _CLIP = Family(
   _config('quick_gelu', 1e-5, _MLP),
   _POSITIONS | {'pre_norm': True},
-  # CLIP's classifier averages the tokens without the final norm.
+  # CLIP's classifier averages the patches without the final norm.
   {'pool': 'gap', 'final_norm': False},
   _TEXT,
   'Transformer/encoder_norm/',
@@ -161,7 +161,7 @@ def class_names(
 ) -> tuple[str, ...]:
   """Returns the class names of a config.json; () if missing or 'LABEL_0' etc.
 
-  Raises ValueError if id2label does not name each class.
+  Raises ValueError if the keys of id2label are not the class indices.
   """
   names = config.get('id2label')
   if not num_classes or names is None:

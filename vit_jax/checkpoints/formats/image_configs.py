@@ -61,14 +61,14 @@ _KINDS: dict[str, dict[str, Any]] = {
   # Below 384 pixels, resizes to 1 / crop_pct of the size, then crops.
   'ConvNext': _kind(_HALF, 384, 3) | {'crop_pct': 224 / 256},
   'Siglip': _kind(_HALF, 224, 3),
-  # Siglip2 has no default size. `of_hf` replaces 256 by the model's size.
+  # Siglip2 has no default size. `of_hf` sets the model's size.
   'Siglip2': _kind(_HALF, 256, 2),
   'DINOv3ViT': _kind(_IMAGENET, 224, 2),
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# Maps prefixes of model_type to the image processor, for files that do not name
-# it, and to the published models' mean, std and resample, for a missing file.
+# Maps prefixes of model_type to the image processor, if the file does not name
+# it, and to the values that replace ViT's if the file is missing.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -94,8 +94,8 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     'size': height_width,
   }
   if p.resize_small:
-    # ViT's processor cannot crop. The processors of BiT and DeiT can, and they
-    # work with any model.
+    # ViT's processor crops only in some versions of transformers. The
+    # processors of BiT and DeiT always do, and they work with any model.
     kind, edge = 'Bit', {'shortest_edge': p.resize_small}
     if p.squash:
       kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
@@ -115,8 +115,8 @@ def of_hf(
   """Reads the preprocessing of a directory of transformers.
 
   `model_size` is (H, W) in pixels, or None if any size works. If the directory
-  does not describe the preprocessing, assumes no crop and the published models'
-  mean, std and interpolation, or ViT's for 224 x 224 pixels if any size works.
+  does not describe the preprocessing, assumes the published models' values
+  without a crop. If any size works, assumes ViT's values for 224 x 224 pixels.
 
   Returns the preprocessing, the size (H, W) of its images, and warnings about
   assumptions and unsupported values. Raises ValueError if a value is invalid.
@@ -234,7 +234,7 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
       resize_small = 0
     how = 'as a whole'
     if resize_small:
-      how = f'to a shorter side of {resize_small} pixels, then cropped'
+      how = f'to a shorter side of {resize_small} pixels and crops them'
     found.warn(
       f'with crop_mode {mode!r}, timm resizes both sides to at least '
       f'{1 / share:.3g} times {height}x{width} pixels; vit_jax resizes images '
