@@ -198,6 +198,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 
   Also raises the errors of `fetch.local` and `recognise.read`.
   """
+  path = getattr(path, 'checkpoint', path)  # of a `TrainedModel`
   if isinstance(path, Checkpoint):
     return path
   path = os.fspath(path)

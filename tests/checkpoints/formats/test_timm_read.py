@@ -24,8 +24,8 @@ from tests.checkpoints.random_weights import (
   relative_difference,
 )
 from vit_jax.checkpoints import opening
+from vit_jax.checkpoints.formats import npz, recognise, timm_config
 from vit_jax.checkpoints.formats import timm as convert
-from vit_jax.checkpoints.formats import timm_config
 
 TOLERANCE = 1e-5
 
@@ -460,6 +460,29 @@ def test_torchvisions_vit_is_read(
   assert ours.model.heads == 3
   assert ours.preprocessing.mean == (0.485, 0.456, 0.406)
   assert "pool 'cls'" in caplog.text
+
+
+def test_torchvisions_larger_images_are_not_cut_from_smaller(tmp_path, torch):
+  from torchvision.models import vision_transformer
+
+  model = vision_transformer.VisionTransformer(320, 64, 1, 3, 192, 64)
+  torch.save(model.state_dict(), tmp_path / 'x.pth')
+  ours = opening.open_checkpoint(str(tmp_path / 'x.pth'))
+  assert ours.preprocessing.resize_small == 320
+  record = {'image': np.zeros((400, 500, 3), np.uint8), 'name': 'x'}
+  assert ours.transform()(record)['image'].shape == (320, 320, 3)
+
+
+def test_a_format_may_be_registered(tmp_path, monkeypatch):
+  monkeypatch.setitem(recognise.ARCHIVES, 'mine', __name__)
+  assert (
+    recognise.format_of({'x': ONE}, recognise.ARCHIVES).__name__ == __name__
+  )
+  assert recognise.format_of({'y': ONE}, recognise.ARCHIVES) is npz
+
+
+def matches(arrays):
+  return 'x' in arrays
 
 
 @pytest.mark.fast('vit_small_patch16_dinov3_qkvb-64')

@@ -141,9 +141,12 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 
 
 def format_of(arrays: Flat, register: Register) -> Any:
-  """Returns the first module whose `matches` accepts the arrays, or the last.
+  """Returns the first module whose `matches` accepts the arrays.
 
-  The last module of `ARCHIVES` needs no `matches`.
+  If none does, returns timm's module of `TENSORS`, or npz of `ARCHIVES`, which
+  has no `matches`.
   """
-  *modules, last = map(register.load, register)
-  return next((x for x in modules if x.matches(arrays)), last)
+  usual = 'npz' if register is ARCHIVES else 'timm'
+  others = (register.load(name) for name in register if name != usual)
+  found = next((x for x in others if x.matches(arrays)), None)
+  return found or register.load(usual)

@@ -87,7 +87,7 @@ def read(
       'DINOv3 of satellite images (SAT-493M) has others: use timm://NAME.TAG.'
     )
   else:
-    fields = _vit_fields(named, full, preprocessing)
+    fields, preprocessing = _vit_fields(named, full, preprocessing)
   attributes = timm_config.file_attributes(full, fields, preprocessing)
   return named.file(fields, **attributes)
 
@@ -143,7 +143,7 @@ def _check_alone(path: str, arrays: table.Flat) -> None:
 
 def _vit_fields(
   named: torch_vit.Arrays, config: JsonConfig, images: table.Preprocessing
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], table.Preprocessing]:
   lookup = named.lookup('timm')
   found, channels, stride = torch_vit.fields(lookup)
   known = timm_config.architecture_facts(config)
@@ -163,6 +163,9 @@ def _vit_fields(
   }
   read = ('cls', 'dist') if pool == 'cls' else ()
   image_size, placed = named.convert_tokens(read, stride, size, config)
+  if images.resize_small:
+    small = max(images.resize_small, *image_size)
+    images = dataclasses.replace(images, resize_small=small)
   args['grid_only'] = grid_only = has_cls and not placed
   found |= {
     'name': 'deit' if is_deit else 'vit',
@@ -192,7 +195,7 @@ def _vit_fields(
     )
   if known['rotation']:
     named.reorder_channels(found['width'] // facts['heads'], *known['rotation'])
-  return found | facts
+  return found | facts, images
 
 
 def _dinov3_fields(
