@@ -419,14 +419,21 @@ def test_bad_masks_are_found_before_training(root):
   Image.fromarray(np.zeros((30, 41), np.uint8)).save(wide)
   torn = root / 'masks' / f'{names[5]}.png'
   torn.write_bytes(torn.read_bytes()[:60])
+  seven = root / 'masks' / f'{names[7]}.png'
+  Image.fromarray(np.full((30, 40), 7, np.uint8)).save(seven)
   after = sources.open_source(f'{root}/', 'all')
   states = [*after.states(range(10))]
   changed = [i for i in range(10) if states[i] != before[0][i]]
-  assert changed == [2, 5] and after.identity() != before[1]
-  with pytest.raises(ValueError, match='2 of 10 images') as e:
+  assert changed == [2, 5, 7] and after.identity() != before[1]
+  with pytest.raises(ValueError, match='3 of 10 images') as e:
     bad_images.checked(after, 'error')
   assert '40x30 pixels, but its annotation says 41x30' in str(e.value)
-  assert len(bad_images.checked(after, 'skip')) == 8
+  assert 'has the class 7, and classes are 0 to 2' in str(e.value)
+  assert len(bad_images.checked(after, 'skip')) == 7
+  for path in (root / 'masks').iterdir():  # as many tools write them
+    Image.fromarray(255 * np.eye(30, 40, dtype=np.uint8)).save(path)
+  with pytest.raises(ValueError, match='have no classes: .* 255 .ignored'):
+    sources.open_source(f'{root}/', 'all')
 
 
 def test_pixels_and_objects_do_not_make_a_class_of_an_image(root):

@@ -9,6 +9,7 @@ A folder that `projects.detr.coco` reads can be used too if each object except
 crowds has a mask.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,10 @@ class MaskFiles(folder.Files):
   def __init__(
     self, root: pathlib.Path, paths: list[str], class_names: tuple[str, ...]
   ):
-    """Finds the masks; raises ValueError if an image lacks its mask."""
+    """Finds the masks.
+
+    Raises ValueError if an image lacks its mask, or no mask has a class.
+    """
     super().__init__(paths, class_names=class_names)
     inside = [pathlib.Path(x).relative_to(root / 'images') for x in paths]
     self._masks = [root / 'masks' / x.with_suffix('.png') for x in inside]
@@ -45,15 +49,33 @@ class MaskFiles(folder.Files):
 
     sizes = [x.stat().st_size for x in self._masks]
     self.annotations = repr(sizes).encode()
+    numbers: set[int] = set()
+    for path in self._masks[:: len(paths) // 20 + 1]:
+      with contextlib.suppress(ValueError):  # the image check names the file
+        numbers |= {*np.unique(mask_files.numbers(path)).tolist()}
+    if IGNORED in numbers and numbers <= {0, IGNORED}:
+      raise ValueError(
+        f'The masks of {root} have no classes: all values are 0 (background) '
+        f'or {IGNORED} (ignored). Write the numbers of classes as 1, 2, ...'
+      )
 
   def __getitem__(self, index: int) -> Record:
     mask_HW = mask_files.numbers(self._masks[index])
+    most = len(self.class_names)
+    wrong = mask_HW[(mask_HW > most) & (mask_HW != IGNORED)]
+    if wrong.size:
+      raise decode.UnreadableImage(
+        str(self._masks[index]),
+        f'the mask has the class {wrong[0]}, and classes are 0 to {most}. Name '
+        f'all classes in classes.txt, or use {IGNORED} for pixels to ignore.',
+      )
     extent = {'mask': mask_HW, 'size': mask_HW.shape}
     return super().__getitem__(index) | extent
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
     masks = [decode.state_of(str(self._masks[i])) for i in indices]
-    return map(' '.join, zip(super().states(indices), masks, strict=True))
+    found = zip(super().states(indices), masks, strict=True)
+    return (f'{a} {b} {len(self.class_names)}' for a, b in found)
 
 
 def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
@@ -88,7 +110,6 @@ class MaskTransform:
 
   train: transforms.TrainTransform
   evaluation: transforms.EvalTransform  # must not crop
-  classes: int  # C, with the background
 
   def __call__(
     self, record: Record, rng: np.random.Generator | None = None
@@ -109,13 +130,6 @@ class MaskTransform:
       raise ValueError(
         f'{name} has {picture.width}x{picture.height} pixels and its mask '
         f'{width}x{height}. Give both the same size.'
-      )
-    known = (classes_HW < self.classes) | (classes_HW == IGNORED)
-    if not known.all():
-      raise ValueError(
-        f'The mask of {name} has the class {classes_HW[~known][0]}, and '
-        f'classes are 0 to {self.classes - 1}. Name all classes in '
-        f'classes.txt, or use {IGNORED} for pixels to ignore.'
       )
     size, box = self.train.image_size, Box(0, 0, *classes_HW.shape)
     if rng is None:

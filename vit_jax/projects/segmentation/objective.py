@@ -59,7 +59,6 @@ class Segmentation(Objective):
     return MaskTransform(
       self.images.train_transform(),
       self.images.eval_transform(),
-      self.model.num_classes,
     )
 
   # Evaluation calls the transform without a generator.
