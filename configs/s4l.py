@@ -21,6 +21,7 @@ occurs in four rotations or eight copies, so a step processes 8 or 16 times
 """
 
 from vit_jax import config as config_lib
+from vit_jax.data import benchmarks
 
 
 def get_config(argument='./cifar10'):
@@ -37,6 +38,7 @@ def get_config(argument='./cifar10'):
   config.data.update(
     name=data, split='train[:0.5%]', image_size='32', crop_min_area=0.8
   )
+  config.evaluators.test.split = benchmarks.usual_splits(data)[1]
   config.model.update(
     patch_size=4, width=128, depth=4, mlp_dim=256, heads=4, pool='gap'
   )

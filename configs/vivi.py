@@ -23,6 +23,7 @@ model=VARIANT selects another ViT. The paper uses a ResNet-50 v2.
 """
 
 from vit_jax import config as config_lib
+from vit_jax.data import benchmarks
 
 
 def get_config(argument='digits'):
@@ -62,6 +63,7 @@ def small(config, data):
   config.data.update(
     name=data, split='train[:0.5%]', image_size='32', crop_min_area=0.8
   )
+  config.evaluators.test.split = benchmarks.usual_splits(data)[1]
   config.data.augment = 'randaugment(2, 5)'
   config.model.update(width=128, depth=4, mlp_dim=256)
   config.optimizer.lr = 1e-3

@@ -285,6 +285,7 @@ def test_arguments_that_fit_nothing_are_refused(get_config, argument, message):
     (' a , b ', ['a', 'b'], {}),
     ('a,k = v=w ,', ['a', 'y'], {'k': 'v=w'}),
     ('a,train[:10%],k=', ['a', 'train[:10%]'], {'k': ''}),
+    ('runs/lr=1,k.l=./a=b', ['runs/lr=1', 'y'], {'k.l': './a=b'}),
   ],
 )
 def test_arguments_are_positional_values_and_pairs(argument, positional, pairs):
@@ -518,7 +519,7 @@ def _numbers(config):
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
   config = config_lib.base()
-  config_lib.check_ranges(config)
+  config_lib.check_fields(config)
   del config.model  # its fields declare theirs
   assert _numbers(config).keys() <= config_lib.VALID.keys()
 
@@ -538,7 +539,7 @@ def test_numbers_out_of_their_range_are_refused(field, value):
   config = config_lib.base()
   config.update_from_flattened_dict({field: value})
   with pytest.raises(ValueError, match=f'^{field} is .*; it must be '):
-    config_lib.check_ranges(config)
+    config_lib.check_fields(config)
 
 
 @pytest.mark.parametrize(
@@ -556,7 +557,7 @@ def test_unknown_choices_are_refused_with_the_known_ones(field):
   config.update_from_flattened_dict({field: 'lion'})
   known = ', '.join(config_lib.VALID[field])
   with pytest.raises(ValueError, match=f"^{field} is 'lion'; .* {known}"):
-    config_lib.check_ranges(config)
+    config_lib.check_fields(config)
 
 
 def test_texts_among_numbers_are_refused():
@@ -567,7 +568,7 @@ def test_texts_among_numbers_are_refused():
   with pytest.raises(
     ValueError, match=f"^{field} .*'{value[-1]}' is not a number"
   ):
-    config_lib.check_ranges(config)
+    config_lib.check_fields(config)
 
 
 @pytest.mark.parametrize('field', ['optimizer.b2', 'optimizer.layer_decay'])
@@ -583,10 +584,10 @@ def test_ends_of_ranges(field):
     for group in reversed(first.split('.') if first else []):
       config = ConfigDict({group: config})
     if bracket in '[]':
-      config_lib.check_ranges(config)
+      config_lib.check_fields(config)
     else:
       with pytest.raises(ValueError, match='must be'):
-        config_lib.check_ranges(config)
+        config_lib.check_fields(config)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,14 @@ def test_a_small_checkpoint_has_sizes_that_its_patches_tile(
   assert made.data.split == 'train[:90%]'
   said = capsys.readouterr().out
   assert 'photos  1,800 to learn from, 810 to 990 a class' in said
+  (tmp_path / 'run').mkdir()
+  chosen = {'data.image_size': {'asked': None, 'chosen': '56'}, 'init': ''}
+  (tmp_path / 'run' / own.FILE).write_text(json.dumps(chosen))
+  again = own.config(str(photos), init)  # chosen for another checkpoint
+  again.total = '2 epochs'
+  from_init.resolve(again)
+  own.resolve(again, str(tmp_path / 'run'))()
+  assert again.data.image_size == '48'
   assert '(1.99 epochs)' in said
 
 
@@ -221,7 +229,7 @@ def test_intervals_are_wilsons():
 
 
 def test_base_config_has_no_open_field():
-  config_lib.check_ranges(config_lib.base())
+  config_lib.check_fields(config_lib.base())
 
 
 def test_resuming_knows_data_by_what_they_are(photos):

@@ -723,6 +723,11 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
     ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
     ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
     ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),
+    (
+      {'eval_only': True},
+      'eval_only is set, and vit_jax.train trains',
+    ),
+    ({'stages': (('first', {}),)}, 'stages is set'),
     ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'patch_size 8; .* is 4'),
   ],
 )
@@ -730,6 +735,14 @@ def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     train.train(small_config(**overrides), str(tmp_path))
   assert not (tmp_path / 'metrics.csv').exists()
+
+
+def test_misspelt_fields_are_refused(tmp_path):
+  config = small_config()
+  with config.unlocked():
+    config.optimizer.learning_rate = 0.1
+  with pytest.raises(ValueError, match="No config field 'optimizer.learning_r"):
+    train.train(config, str(tmp_path))
 
 
 def test_a_step_copies_nothing_to_the_devices(tmp_path, monkeypatch):

@@ -182,7 +182,8 @@ def base() -> ConfigDict:
         # Mean and standard deviation per channel (RGB), of values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
         'std': (0.5, 0.5, 0.5),
-        # Processes per host that read and decode; 0 uses only threads.
+        # Processes that read and decode for each training process; 0 uses only
+        # threads.
         'workers': 0,
         # 'error' stops before training if images cannot be read; 'skip' logs
         # their number and trains without them.
@@ -359,9 +360,18 @@ def choose_objective(config: ConfigDict, name: str) -> None:
   config.objective = ConfigDict({'name': name, **defaults})
 
 
-def check_ranges(config: ConfigDict) -> None:
-  """Raises ValueError if a value is missing, or not allowed by `VALID`."""
-  known = flatten(config)
+def check_fields(config: ConfigDict) -> None:
+  """Checks a config without its data, models and objectives.
+
+  Raises ValueError if a field is unknown, lacks a value, or has a value that
+  `VALID` does not allow.
+  """
+  known, valid = flatten(config), flatten(base())
+  # Models, objectives and own evaluators have fields of their own.
+  own = ('model.', 'objective.', 'evaluators.')
+  for field in known.keys() - valid.keys():
+    if not field.startswith(own):
+      raise ValueError(unknown_field(field, valid))
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
       f'Config fields without a value: {", ".join(left_open)}. Only training '
@@ -491,12 +501,13 @@ def parse_argument(
     ValueError: if there are more positional values than defaults, or if a
       positional value is the name of a field.
   """
-  parts = split_commas(argument)
-  positional = [part for part in parts if '=' not in part]
-  pairs = {
-    key.strip(): value.strip()
-    for key, _, value in (part.partition('=') for part in parts if '=' in part)
-  }
+  positional, pairs = [], {}
+  for part in split_commas(argument):
+    key, equals, value = part.partition('=')
+    if equals and '/' not in key:  # a path may have =, as in runs/lr=0.1
+      pairs[key.strip()] = value.strip()
+    else:
+      positional.append(part)
   if len(positional) > len(defaults):
     raise ValueError(
       f'{argument!r} has {len(positional)} values without a key; at most '

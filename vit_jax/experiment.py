@@ -84,7 +84,7 @@ class CheckedConfig:
       FileNotFoundError: if the teacher's checkpoint is missing.
       ImportError: if a package is missing.
     """
-    config_lib.check_ranges(config)
+    config_lib.check_fields(config)
     self.config = config
     self.mesh = sharding.make_mesh(config.mesh, devices, config.model.width)
     check_batch_size(config, self.mesh)
@@ -141,7 +141,16 @@ class Experiment:
         'Adapters are for fine-tuning: set optimizer.lora=0.'
       )
     if o.frozen or o.lr_scales or o.lora:
-      _ = self.state_shapes  # raises for patterns that match no parameter
+      # Also raises for patterns that match no parameter.
+      trained = optim.first_match(self.state_shapes.params, o.frozen)
+      paths = jax.tree_util.tree_leaves_with_path(trained)
+      if o.lora and not any(
+        i == len(o.frozen) for path, i in paths if path[-1].key == adapters.A
+      ):
+        raise ValueError(
+          f'optimizer.frozen is {tuple(o.frozen)}, which matches all adapters '
+          f'of optimizer.lora={o.lora}: leave one of them out.'
+        )
 
   def new_params(self) -> Params:
     """Returns random initial parameters, sharded over the mesh."""
@@ -178,7 +187,7 @@ class Experiment:
   def _has_the_body_of(self, old: Model) -> bool:
     model = self.objective.model
     return type(old.body()) is type(model.body()) and all(
-      getattr(old, name) == getattr(model, name) for name in old.optional_params
+      getattr(old, x) or not getattr(model, x) for x in old.optional_params
     )
 
   def start(self, params: Params) -> TrainState:

@@ -199,6 +199,8 @@ def resolve(
     return lambda: None
   path = saving.absolute(workdir) / FILE
   kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+  if kept.get('init', config.init) != config.init:
+    kept = {}
   chosen = {
     field: kept[field]['chosen']
     for field, value in asked.items()
@@ -213,6 +215,7 @@ def resolve(
   def keep() -> None:
     if is_new and jax.process_index() == 0:
       new = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
+      new['init'] = config.init
       path.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(path, json.dumps(new, indent=1).encode())
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import logging
+import operator
 import os
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,8 @@ def train(
   """Trains the model of a config, or resumes the workdir's run.
 
   Args:
-    config: from a file in `configs/`.
+    config: from a file in `configs/`. Fields that it leaves open are filled in,
+      so pass a copy to train again with the same config.
     workdir: receives checkpoints, metrics.csv, curves.png, parameters.txt and,
       if TensorBoard is installed, its logs.
     start_over: whether to start from step 0 if all checkpoints of the workdir
@@ -63,6 +65,12 @@ def train(
     Diverged: if the loss, the gradient or the parameters are not finite.
     Preempted: after SIGTERM or Ctrl-C during training, once the state is saved.
   """
+  for field in ('eval_only', 'sweep', 'tune.axes', 'stages'):
+    if operator.attrgetter(field)(config):
+      raise ValueError(
+        f'{field} is set, and vit_jax.train trains a single run. Unset it, or '
+        'use python -m vit_jax.main. train.evaluate_only evaluates.'
+      )
   dashboards.check(config)
   workdir = os.path.expanduser(workdir)
   from_init.resolve(config)
@@ -244,12 +252,13 @@ def _new_meta(
 ) -> dict[str, Any]:
   """Returns the metadata that is saved with every checkpoint of a run."""
   config, objective = experiment.config, experiment.objective
+  is_first = jax.process_index() == 0  # it alone looks at all files
   return {
     'config': json.loads(config.to_json()),
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
-    'data': source.identity(),
+    'data': bad_images.gather([source.identity()] * is_first)[0],
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
@@ -284,6 +293,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
     ImportError: if the config needs a package that is not installed.
   """
   workdir = os.path.expanduser(workdir)
+  config = config.copy_and_resolve_references()
   from_init.resolve(config)
   own.resolve(config, workdir, measure=False)
   build.check(config)

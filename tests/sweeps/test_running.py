@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.sweeps.small_sweep import (
   SMALL,
@@ -63,6 +64,22 @@ def test_a_missing_checkpoint_is_found_before_anything_runs(fake, tmp_path):
   with pytest.raises(ValueError, match='init=./gone: No checkpoint at '):
     running.run(small('init=,./gone'), str(tmp_path / 'w'))
   assert fake == []
+
+
+def test_a_sweep_resumes_after_its_folder_moved(fake, tmp_path):
+  for i, name in enumerate(('a', 'b')):
+    (tmp_path / 'photos' / name).mkdir(parents=True)
+    for j in range(10):
+      pixels = np.full((8, 8, 3), 20 * i + j, np.uint8)
+      Image.fromarray(pixels).save(tmp_path / 'photos' / name / f'{j}.png')
+  config = small('seed=0,1')
+  config.data.name = str(tmp_path / 'photos')
+  running.run(config, str(tmp_path / 'w'))
+  (tmp_path / 'photos').rename(tmp_path / 'moved')
+  more = small('seed=0,1,2')
+  more.data.name = str(tmp_path / 'moved')
+  running.run(more, str(tmp_path / 'w'))
+  assert len(fake) == 3
 
 
 def test_the_data_of_the_first_run_give_the_metric(fake, tmp_path):

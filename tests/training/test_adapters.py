@@ -242,6 +242,11 @@ def test_adapters_are_planned_and_refused_where_they_cannot_work(
   )
   with pytest.raises(ValueError, match='base.* has only a part of the model'):
     experiment.params_from(base)
+  config = config_of(base, **{'optimizer.frozen': ('^(?!head/)',)})
+  with pytest.raises(ValueError, match='which matches all adapters'):
+    train.Experiment(
+      train.CheckedConfig(config), train.facts_of(config, _source())
+    )
   with pytest.raises(ValueError, match='lora is 2, but init is empty'):
     train.train(config_of(base, init=''), 'x')
 

@@ -380,7 +380,7 @@ def command(
   ours.setLevel(logging.INFO)
   ours.handlers = [progress]
   for name in ('out', 'output', 'shards'):  # shells do not expand --out=~/x
-    if value := vars(args).get(name):
+    if value := getattr(args, name, None):
       setattr(args, name, os.path.expanduser(value))
   try:
     return run(args) or 0

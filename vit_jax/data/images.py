@@ -35,7 +35,7 @@ class Images:
     """Returns the settings in `config.data`, for images of a size (H, W).
 
     Raises ValueError if a field is invalid, except for the ranges that
-    `config.check_ranges` checks.
+    `config.check_fields` checks.
     """
     text = data['train_size']
     train_size = size_of(text, 'data.train_size') if text else size

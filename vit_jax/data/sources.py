@@ -12,6 +12,7 @@ path 'mask'. Sources must be picklable for the loader's worker processes.
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import config as config_lib
 from vit_jax.data import folder, splits, vtab
 from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
 from vit_jax.register import Register
@@ -67,14 +69,19 @@ def all_labels(source: Source, name: str) -> np.ndarray:
   return labelled(source, name).labels()
 
 
-def data_config(data: str | Mapping[str, Any]) -> ConfigDict:
+def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 
-  `data` is the name of a dataset, or a dict with `name` and some of the fields.
+  `data` is the name of a dataset, the path of a folder or table, or a dict with
+  `name` and some of the fields. Raises ValueError for an unknown field.
   """
+  if isinstance(data, os.PathLike):
+    data = os.path.join('.', data)  # a name without a slash is a dataset
   given = {'name': data} if isinstance(data, str) else dict(data)
-  usual = {'dir': '', 'split_seed': 0, 'class_order': ''}
-  return ConfigDict(usual | {'on_bad_image': 'error'} | given)
+  usual = config_lib.base().data
+  for name in given.keys() - usual.keys():
+    raise ValueError(config_lib.unknown_field(f'data.{name}', usual))
+  return ConfigDict({**usual, **given})
 
 
 def open_config(data: ConfigDict, split: str) -> Source:

@@ -50,16 +50,15 @@ def report(config: ConfigDict, workdir: str) -> str:
   classifies = test.several_labels or isinstance(test, sources.LabelledSource)
   if not classifies or len(names) > 1000:
     return ''
-  data = {name: config.data[name] for name in sources.data_config('')}
-  found = confusion.evaluate(checkpoint, data, split)
+  found = confusion.evaluate(checkpoint, config.data, split)
   if isinstance(found, SeveralMeasures):
     lines = several_lines(found)
   else:
     accuracies = baselines(config.data, config.data.split, split)
     lines = _lines(found, accuracies)
-  text = '\n'.join(['', *lines])
-  atomic_files.replace(saving.absolute(workdir) / FILE, text.encode())
-  return text
+  text = '\n'.join(['', *lines]).encode(errors='backslashreplace')
+  atomic_files.replace(saving.absolute(workdir) / FILE, text)
+  return text.decode()
 
 
 def baselines(

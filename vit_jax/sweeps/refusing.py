@@ -27,6 +27,7 @@ class KnownData:
     # Caches, since the runs of a sweep share most facts.
     self._by_config: dict[str, dict[str, Any]] = {}
     self._by_split: dict[tuple, Facts] = {}
+    self._identities: dict[tuple, str | None] = {}
     self._opened = {''}
 
   def of(self, cell: Cell) -> dict[str, Any]:
@@ -48,16 +49,23 @@ class KnownData:
         'examples': facts.examples,
         'params': flops.count_params(model, size),
         'gflops': experiment.forward_flops / 1e9,
+        'data': self._identities[self._key(config, config.data.split)],
       }
     return self._by_config[key]
 
   def split(self, config: ConfigDict, name: str) -> Facts:
     """Returns the facts of a split of the config's data."""
-    data = config.data
-    key = name, data.name, data.dir, data.split_seed, data.class_order
+    key = self._key(config, name)
     if key not in self._by_split:
-      self._by_split[key] = facts_of(config, sources.open_config(data, name))
+      source = sources.open_config(config.data, name)
+      self._by_split[key] = facts_of(config, source)
+      self._identities[key] = source.identity()
     return self._by_split[key]
+
+  def _key(self, config: ConfigDict, name: str) -> tuple:
+    data, weights = config.data, config.loss.class_weights
+    names = name, data.name, data.class_order, weights
+    return *names, data.dir, data.split_seed
 
   def examples(self, config: ConfigDict, name: str) -> int:
     """Returns the number of examples of a split of the config's data."""

@@ -9,6 +9,7 @@ alive.
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -120,7 +121,7 @@ def failing_together() -> Iterator[None]:
 class Watch:
   """Ends the process after `timeout_s` without a step, evaluation or save."""
 
-  timeout_s: ClassVar[float] = 1800.0
+  timeout_s: ClassVar[float] = math.inf  # `main` sets it
 
   def __init__(self) -> None:
     """Starts watching."""
