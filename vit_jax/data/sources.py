@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
 from vit_jax.data import folder, splits, vtab
 from vit_jax.data.source import BoxedSource, LabelledSource, Record, Source
-from vit_jax.register import Register
+from vit_jax.register import Register, nearest
 
 # Maps a regular expression for `data.name` to a function of (name, split,
 # split_seed). The function opens a source, or returns None if the name is not
@@ -73,15 +72,17 @@ def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 
   `data` is the name of a dataset, the path of a folder or table, or a dict with
-  `name` and some of the fields. Raises ValueError for an unknown field.
+  `name` and some of the fields. Raises ValueError for another field of a dict.
   """
   if isinstance(data, os.PathLike):
     data = os.path.join('.', data)  # a name without a slash is a dataset
   given = {'name': data} if isinstance(data, str) else dict(data)
-  usual = config_lib.base().data
-  for name in given.keys() - usual.keys():
-    raise ValueError(config_lib.unknown_field(f'data.{name}', usual))
-  return ConfigDict({**usual, **given})
+  usual = {'name': '', 'dir': '', 'split_seed': 0, 'class_order': ''}
+  usual |= {'on_bad_image': 'error'}
+  if not isinstance(data, ConfigDict):
+    for name in given.keys() - usual.keys():
+      raise ValueError(f'No field {name!r} of data. {nearest(name, usual)}')
+  return ConfigDict({key: given.get(key, x) for key, x in usual.items()})
 
 
 def open_config(data: ConfigDict, split: str) -> Source:
