@@ -63,6 +63,7 @@ def taught(config, seed):
   return config
 
 
+@pytest.mark.slow
 def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   config.mesh.fsdp = 4
   config = taught(config, 0)
@@ -93,6 +94,7 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   assert opening.open_checkpoint(str(tmp_path)).class_names[3] == '3'
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   """Or all of them would drop out the same, which one batch does not."""
 

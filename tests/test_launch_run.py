@@ -302,6 +302,7 @@ def test_logs_are_in_the_workdir_that_training_takes(tools):
   assert (home / 'w/processes/0.log').exists()
 
 
+@pytest.mark.slow
 def test_processes_are_killed_when_one_fails(tools):
   failing = 2
   late = 'import time; time.sleep(100); print("alive")'

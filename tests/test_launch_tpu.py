@@ -34,6 +34,7 @@ def actions(tools):
 ATTEMPT = ['true', 'flock -n', 'scp', 'uv venv', 'nohup', 'tail', '/status']
 
 
+@pytest.mark.slow
 def test_tpu_up_does_it_all(tools):
   (tools.folder / 'plan').write_text('exit 0')
   # A host that has just come up refuses ssh for a while.

@@ -207,6 +207,7 @@ def trained(tmp_path_factory):
   return workdir, out.getvalue()
 
 
+@pytest.mark.slow
 def test_training_prints_progress_and_a_summary(trained):
   workdir, out = trained
   sizes = jax.tree.map(np.size, opening.open_checkpoint(str(workdir)).params)
@@ -251,6 +252,7 @@ def test_evaluates_a_workdir(command, trained):
   assert sorted(workdir.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
   """Against a plain loop over the test split; the config says 8 pixels."""
   path = GOLDEN / 'tiny_s7.npz'

@@ -195,6 +195,7 @@ def with_state(config):
   return config
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
 def test_its_state_is_resumed(with_state, tmp_path, preempt_at):
   """A run that forgot the teacher would learn something else."""
@@ -219,6 +220,7 @@ def test_its_state_is_resumed(with_state, tmp_path, preempt_at):
   jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
 
 
+@pytest.mark.slow
 def test_its_state_is_the_same_on_a_mesh_and_in_parts(with_state):
   images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8)
   with_state.mesh.update(data=2, fsdp=4)

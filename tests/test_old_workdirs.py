@@ -66,7 +66,7 @@ def test_they_open_as_they_did(name, unpacked):
       np.testing.assert_array_equal(got[key], want[key], err_msg=key)
 
 
-@pytest.mark.fast('vit')
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['vit', 'hybrid'])
 def test_they_resume_and_end_as_if_undisturbed(name, unpacked, capsys):
   workdir = unpacked(name)

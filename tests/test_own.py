@@ -97,6 +97,7 @@ def test_a_size_that_is_given_holds_in_training_too(photos, tmp_path):
   assert (made.data.image_size, made.data.train_size) == ('96', '')
 
 
+@pytest.mark.slow
 def test_a_run_from_before_train_size_keeps_one_size(photos, tmp_path):
   path = tmp_path / 'run' / own.FILE
   own.resolve(own.config(str(photos), '', 1), str(path.parent))()

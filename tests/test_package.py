@@ -39,7 +39,7 @@ def test_importing_is_quick_and_installs_nothing(tmp_path):
   run('', '-m', 'app', cwd=tmp_path)
 
 
-@pytest.mark.fast('train')
+@pytest.mark.slow
 @pytest.mark.parametrize('name', BOTH)
 def test_a_function_wins_over_the_module_of_its_name(name):
   """Whichever is imported first, and by whatever form."""

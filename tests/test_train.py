@@ -196,6 +196,7 @@ def test_a_pattern_that_matches_nothing_ends_before_the_first_step(tmp_path):
     train.train(config, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_finished_run_has_nothing_left_to_do(reference, tmp_path, capsys):
   shutil.copytree(reference, tmp_path / 'run')
   train.train(small_config(**STATEFUL), str(tmp_path / 'run'))
@@ -203,6 +204,7 @@ def test_finished_run_has_nothing_left_to_do(reference, tmp_path, capsys):
   assert read_metrics(tmp_path / 'run') == read_metrics(reference)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
   workdir = tmp_path / 'run'
   shutil.copytree(reference, workdir)
@@ -388,6 +390,7 @@ def begun(tmp_path, monkeypatch):
   return small_config(init=str(tmp_path / 'init')), got
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_another_checkpoint_or_goes_on(begun, tmp_path):
   """And does not keep what it began with for as long as it trains."""
   config, got = begun
@@ -487,6 +490,7 @@ def test_state_over_fsdp_and_data_trains_as_on_one_device(gather):
   assert not [x for x in sent if '48' in x.split(',')]
 
 
+@pytest.mark.slow
 def test_fsdp_shards_parameters_optimizer_state_and_average():
   _, state, _ = one_step_setup({'fsdp': 8}, jax.devices())
   kernel = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'
@@ -570,6 +574,7 @@ def test_fsdp_gathers_weights_and_sums_no_activations(gather, scan):
       assert '48' not in sizes, (kind, shape)
 
 
+@pytest.mark.slow
 def test_polyak_average_is_the_closed_form(one_device):
   history, state, _ = one_device
   want = history[0]
@@ -579,6 +584,7 @@ def test_polyak_average_is_the_closed_form(one_device):
   assert_close(state.average, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fine_tuning_keeps_the_body_and_replaces_the_head(tmp_path):
   """From the original's 32 px checkpoint to 48 px, at learning rate 0."""
   config = small_config(
@@ -745,6 +751,7 @@ def test_misspelt_fields_are_refused(tmp_path):
     train.train(config, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_step_copies_nothing_to_the_devices(tmp_path, monkeypatch):
   monkeypatch.setattr(train.sharding, 'replicate', lambda x, mesh: x)
   with pytest.raises(Exception, match='Disallowed host-to-device transfer'):

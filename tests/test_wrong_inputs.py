@@ -127,6 +127,16 @@ def files_in(folder):
   return sorted(pathlib.Path(folder).rglob('*'))
 
 
+@pytest.mark.fast(
+  'train --workdir=OUT --config=TEXT',
+  'data EMPTY',
+  'train --workdir=OUT',
+  'serve TEXT',
+  'convert GONE OUT --to=npz',
+  'predict TINY EMPTY',
+  'convert TINY TEXT --to=npz',
+  'predict TINY PHOTO --topk=0',
+)
 @pytest.mark.parametrize('line', WRONG.strip().splitlines())
 def test_it_is_one_message_and_nothing_is_left(run, tmp_path, line):
   before = files_in(tmp_path)

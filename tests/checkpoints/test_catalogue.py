@@ -37,6 +37,7 @@ def test_at_224_pixels_augregs_are_those_that_timm_names():
 SIZED = [name for name, entry in PUBLISHED.items() if entry.size_mib]
 
 
+@pytest.mark.fast('augreg/ti16')
 @pytest.mark.parametrize('name', SIZED)
 def test_published_sizes_are_those_of_the_parameters(name):
   """Four bytes a parameter, with the 21,843 classes of ImageNet-21k."""

@@ -62,6 +62,7 @@ def data(tmp_path_factory):
   return numbered(tmp_path_factory.mktemp('numbered'), '{}')
 
 
+@pytest.mark.slow
 def test_the_order_is_chosen_or_the_comparison_refused(
   nameless, data, tmp_path, caplog
 ):

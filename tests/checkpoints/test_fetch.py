@@ -371,6 +371,9 @@ def test_a_file_that_is_replaced_while_it_is_fetched(storage, monkeypatch):
   assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'b' * 300
 
 
+@pytest.mark.fast(
+  'change0-FileNotFoundError-message0', 'change1-ConnectionError-HTTP Error 503'
+)
 @pytest.mark.parametrize(
   ('change', 'error', 'message'),
   [

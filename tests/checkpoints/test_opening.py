@@ -44,6 +44,7 @@ def apply(model, params, images):
   return model.apply({'params': params}, images, capture=('blocks',))
 
 
+@pytest.mark.fast('tiny', 'tiny-gap')
 @pytest.mark.parametrize('name', NAMES)
 def test_outputs_are_those_of_the_original(name):
   checkpoint, golden = open_golden(name)
@@ -146,6 +147,7 @@ def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_workdir_opens_at_its_newest_step(workdir):
   folder, saved = workdir
   checkpoint = opening.open_checkpoint(str(folder))
@@ -170,6 +172,7 @@ def test_a_relative_path_opens_too(workdir, monkeypatch):
   assert_equal(opening.open_checkpoint(folder.name).params, saved[10])
 
 
+@pytest.mark.slow
 def test_without_an_average_the_parameters_open(tmp_path):
   saved = save_workdir(tmp_path, [3], polyak=0.0, scan=True)
   checkpoint = opening.open_checkpoint(str(tmp_path))
@@ -177,7 +180,7 @@ def test_without_an_average_the_parameters_open(tmp_path):
   assert_equal(checkpoint.params, saved[3])
 
 
-@pytest.mark.fast('accuracies2-lowest-4')
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('accuracies', 'best', 'opened'),
   [

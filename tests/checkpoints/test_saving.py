@@ -493,6 +493,7 @@ def edit_meta(step_dir, change):
   file.write_text(json.dumps({'meta': meta, 'sha256': saving._digest(meta)}))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
   """Whether `meta` has them or, of an earlier version, a file of their own."""
   store = open_checkpoints(tmp_path)
@@ -537,6 +538,7 @@ def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
   assert 'saved as step 2' in caplog.text and (folder / '40.damaged').is_dir()
 
 
+@pytest.mark.slow
 def test_keeps_the_last_and_the_best(tmp_path):
   store = open_checkpoints(tmp_path)
   for step, accuracy in enumerate([0.1, 0.9, 0.3, None, 0.5, None]):
@@ -548,6 +550,7 @@ def test_keeps_the_last_and_the_best(tmp_path):
   assert kept == [1, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_best_may_be_the_lowest_and_there_may_be_none(tmp_path):
   losses = [0.5, 0.1, 0.9, 0.7, 0.8]
   for name, values in (('lowest', losses), ('none', [None] * 5)):

@@ -200,13 +200,7 @@ RESIZED = {
 }
 
 
-@pytest.mark.fast(
-  'learned1d-input-scans0',
-  'learned1d-every_layer-scans1',
-  'learned2d-every_layer-scans1',
-  'sincos2d-scans1',
-  'axial-relative-scans1',
-)
+@pytest.mark.fast('learned1d-input-scans0', 'learned1d-every_layer-scans1')
 @pytest.mark.parametrize('scans', [(0, 0), (0, 1)])
 @pytest.mark.parametrize('kind', RESIZED)
 def test_transfer_stretches_position_tables_and_nothing_else(kind, scans):
@@ -289,12 +283,7 @@ BODIES = {
 
 
 @pytest.mark.fast(
-  'every_layer-scans1',
-  'learned2d-scans0',
-  'relative-scans1',
-  'map-scans0',
-  'hybrid-scans1',
-  'axial-resnet-scans0',
+  'every_layer-scans1', 'learned2d-scans0', 'relative-scans1', 'map-scans0'
 )
 @pytest.mark.parametrize('scans', [(0, 0), (0, 1)])
 @pytest.mark.parametrize('body', BODIES)
@@ -689,6 +678,7 @@ def test_a_detector_gains_masks_or_loses_them(masks):
     jax.tree.map(np.testing.assert_array_equal, found, want[name])
 
 
+@pytest.mark.fast('fields1', 'fields2')
 @pytest.mark.parametrize(
   'fields',
   [

@@ -32,6 +32,7 @@ def make(size=SIZE, greys=5, **fields):
   return model, random_params(model, size, np.random.default_rng(0))
 
 
+@pytest.mark.fast('12')
 @pytest.mark.parametrize('given', [0, 12])
 def test_kept_keys_draw_what_the_whole_model_draws(given):
   """With the same keys, pixel after pixel, all of them run each time."""
@@ -54,6 +55,7 @@ def test_kept_keys_draw_what_the_whole_model_draws(given):
   assert len(np.unique(want)) == 5
 
 
+@pytest.mark.slow
 def test_draws_of_a_small_world_have_its_probabilities():
   """All images of two pixels in three colours, and their bits."""
   model, params = make((1, 2), 3)
@@ -94,6 +96,7 @@ def photos(tmp_path):
   return [str(path) for path in paths]
 
 
+@pytest.mark.slow
 def test_command_draws_a_grid_and_tells_bits(
   tmp_path, photos, capsys, monkeypatch
 ):

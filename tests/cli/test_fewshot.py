@@ -101,7 +101,7 @@ def one_by_one(checkpoint, source):
   )
 
 
-@pytest.mark.fast('False')
+@pytest.mark.slow
 @pytest.mark.parametrize('whole', [False, True])
 def test_figures_are_those_of_features_by_hand(
   command, workdir, tmp_path, whole
@@ -142,6 +142,7 @@ def test_figures_are_those_of_features_by_hand(
   assert np.mean(of_5) > 25  # and not the 10 of a guess
 
 
+@pytest.mark.slow
 def test_a_probe_has_all_images_and_a_row_of_its_own(
   command, workdir, tmp_path, monkeypatch
 ):

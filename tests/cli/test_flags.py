@@ -297,6 +297,7 @@ for command in COMMANDS:
 """
 
 
+@pytest.mark.slow
 def test_help_needs_no_extra():
   extras = (
     'datasets gcsfs h11 hotcoco huggingface_hub libtpu onnx onnxruntime '

@@ -112,6 +112,7 @@ def direct(checkpoint, path):
   return dict(zip(names, np.asarray(jax.nn.softmax(logits[0])), strict=True))
 
 
+@pytest.mark.slow
 def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
   """Through a copy of the checkpoint, which keeps its loss."""
   checkpoint = opening.open_checkpoint(str(workdir))
@@ -149,6 +150,7 @@ def test_overflow_is_an_error_that_names_checkpoint_and_image(
     confusion.evaluate(spoilt, 'digits')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('which', ['workdir', 'npz'])
 def test_all_formats_give_the_models_own_probabilities(
   command, workdir, images, which

@@ -96,6 +96,7 @@ def test_what_a_format_has_no_task_for_keeps_its_body(
   assert {*ours} - {*body.params} == {'mask_embedding', 'prediction'}
 
 
+@pytest.mark.fast('bigvision')
 @pytest.mark.parametrize('to', TARGETS)
 def test_a_workdir_converts_and_the_check_agrees(run, workdir, tmp_path, to):
   libraries, options = TARGETS[to]
@@ -118,6 +119,7 @@ def test_a_workdir_converts_and_the_check_agrees(run, workdir, tmp_path, to):
   assert peer in out.lower()
 
 
+@pytest.mark.fast('npz', 'bigvision')
 @pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])
 def test_the_loss_is_kept_or_said_to_be_lost(run, workdir, tmp_path, to):
   """Without it, softmax would be read into the logits."""
@@ -202,6 +204,7 @@ def test_a_changed_weight_fails_the_check(run, workdir, tmp_path):
   assert status == 0
 
 
+@pytest.mark.slow
 def test_a_program_as_source_keeps_its_image_size(run, workdir, tmp_path):
   program, large = tmp_path / 'program', tmp_path / 'large'
   assert run(workdir, program, '--to=stablehlo')[0] == 0
@@ -312,6 +315,7 @@ def test_the_check_computes_in_float32_what_was_trained_in_less(tmp_path):
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_board_is_a_folder_that_serves(run, workdir, tmp_path):
   """Its server needs only the packages that its requirements.txt lists."""
   for name in ('onnx', 'onnxruntime', 'uvicorn', 'starlette'):

@@ -129,6 +129,16 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.fast(
+  'padding',
+  'flat',
+  'above 0',
+  '0 before',
+  'above weights',
+  'running sums',
+  'sum',
+  'power',
+)
 @pytest.mark.parametrize('name', OPERATIONS)
 def test_an_operation_is_the_same_there(name):
   function = OPERATIONS[name]

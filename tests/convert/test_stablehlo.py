@@ -171,6 +171,7 @@ def test_images_are_scaled_as_the_file_says(tmp_path):
   }
 
 
+@pytest.mark.fast('vit')
 @pytest.mark.parametrize('name', ['vit', 'axial resnet'])
 def test_a_program_is_portable(tmp_path, name):
   """For every platform and batch size, of operations that keep their meaning.
@@ -222,6 +223,7 @@ np.save(sys.argv[3], logits)
 """
 
 
+@pytest.mark.slow
 def test_a_program_runs_without_this_package(written, tmp_path):
   checkpoint, folder = written
   images = random_images(SIZE)

@@ -39,6 +39,16 @@ def torchvision(torch):
   return pytest.importorskip('torchvision.transforms.autoaugment')
 
 
+@pytest.mark.fast(
+  'ShearY-0-False',
+  'ShearY-7-False',
+  'TranslateX-0-False',
+  'TranslateX-0-True',
+  'Identity-7-False',
+  'Identity-7-True',
+  'ShearX-0-True',
+  'ShearX-7-False',
+)
 @pytest.mark.parametrize('negative', [False, True])
 @pytest.mark.parametrize('magnitude', [0, 7])
 @pytest.mark.parametrize('name', OPERATIONS)

@@ -102,12 +102,14 @@ def test_repeated_examples_are_transformed_anew(digits):
   np.testing.assert_array_equal(uneven['label'], np.tile(want['label'], 3)[:32])
 
 
+@pytest.mark.fast('3')
 @pytest.mark.parametrize('start_step', [3, 50])
 def test_starting_at_a_step_is_iterating_to_it(digits, start_step):
   through = _train(digits, start_step + 2)[start_step:]
   _assert_same(_train(digits, 2, start_step=start_step), through)
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(digits):
   expected = _train(digits, 7)[3:]
   _assert_same(_train(digits, 4, workers=2, start_step=3), expected)
@@ -188,6 +190,7 @@ class _WithATornOne(_Numbers):
     return record | {'image': b'torn'} if index == 5 else record
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_is_named():
   with pytest.raises(decode.UnreadableImage, match='image number 5: not an im'):
     _train(_WithATornOne(8), 3, batch_size=8, workers=1)
@@ -346,6 +349,7 @@ def test_classes_come_as_often_as_is_asked_for(balance):
   assert len(largest) == 20
 
 
+@pytest.mark.slow
 def test_balanced_batches_are_a_function_of_the_step(monkeypatch):
   """Also in workers, wherever the model runs."""
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu')

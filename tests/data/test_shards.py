@@ -139,6 +139,7 @@ def transform(record, rng):
   return {'first': np.frombuffer(record['image'], np.uint8)[40:60]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_resumed_in_an_epoch_equals_uninterrupted(write, photos, kind):
   source = sources.open_source(write(kind), 'train')

@@ -112,6 +112,7 @@ pathlib.Path(f'/dev/shm/{prefix}batch').touch()
 """
 
 
+@pytest.mark.slow
 def test_an_unregistered_file_is_removed_without_a_traceback():
   before = segments()
   ended = subprocess.run(

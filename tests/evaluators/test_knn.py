@@ -61,6 +61,7 @@ def test_padding_has_no_vote():
   assert knn.accuracy([bank], *query, num_classes=7, mesh=mesh_of(1), k=1) == 1
 
 
+@pytest.mark.slow
 def test_training_and_the_command_measure_the_same(tmp_path):
   config = digits.get_config()
   config.model.update(depth=1, width=32, mlp_dim=32, heads=2)

@@ -82,6 +82,7 @@ def test_images_that_went_are_not_counted(source):
   }
 
 
+@pytest.mark.fast('8')
 @pytest.mark.parametrize('devices', [1, 8])
 def test_equals_a_plain_loop_over_cropped_images(source, tmp_path, devices):
   model, params = model_of(1000)

@@ -68,7 +68,7 @@ def evaluator(model, mesh, count=3, wandb=''):
   )
 
 
-@pytest.mark.fast("{'data': 1}")
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'axes', [{'data': 1}, {'data': 2, 'fsdp': 2, 'tensor': 2}], ids=str
 )

@@ -84,6 +84,7 @@ def test_predictions_are_the_softmax_in_order(vit, images):
       vit.predict(images[0], topk=none)
 
 
+@pytest.mark.slow
 def test_layers(vit, images):
   checkpoint = vit.checkpoint
   _, aux = checkpoint.model.apply(

@@ -63,6 +63,7 @@ def probabilities(found, x):
   return exponents / exponents.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.fast('1.52587890625e-05-1', '0.1-1')
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('l2', [2.0**-16, 0.1])
 def test_minimum_is_that_of_scikit_learn(l2, devices):
@@ -151,6 +152,7 @@ def test_a_tenth_of_each_class_is_held_out():
   assert [*np.flatnonzero(is_heldout)] == sorted(ordered[5::10])
 
 
+@pytest.mark.slow
 def test_classes_that_are_rare_or_absent_do_no_harm():
   x, labels = examples()
   labels = np.where(labels == 3, 2, labels)

@@ -85,6 +85,7 @@ def numbers_and_labels(rows):
   return [int(r['number']) for r in rows], [int(r['label']) for r in rows]
 
 
+@pytest.mark.fast('resnet18-69.76-77.29')
 @pytest.mark.parametrize(
   ('model', 'original', 'reassessed'),
   [('resnet50', 76.13, 82.96), ('resnet18', 69.76, 77.29)],
@@ -181,6 +182,7 @@ def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
   }
 
 
+@pytest.mark.fast('8')
 @pytest.mark.parametrize('devices', [1, 8])
 def test_over_devices(sample, labels_path, devices, monkeypatch):
   # Ten images of either class, and some that are not scored.

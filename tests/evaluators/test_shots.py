@@ -152,7 +152,7 @@ def test_fixed_whitens_with_a_small_number_added():
   np.testing.assert_allclose(mean, x.mean(axis=0), atol=1e-15)
 
 
-@pytest.mark.fast('12')
+@pytest.mark.slow
 @pytest.mark.parametrize('width', [12, 40])
 def test_chosen_is_standardise_leave_one_out_and_ridge(width):
   x, labels = examples(width=width)

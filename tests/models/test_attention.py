@@ -229,9 +229,7 @@ def make_mask(kind, queries, keys):
 MASKS = ('random', 'causal', 'padding', 'one for all')
 
 
-@pytest.mark.fast(
-  'whole-padding', 'whole-one for all', 'by parts-random', 'by parts-causal'
-)
+@pytest.mark.fast('whole-padding', 'whole-one for all')
 @pytest.mark.parametrize('kind', MASKS)
 def test_masked_attention_and_its_gradients(parts, kind):
   q, k, v, dy = arrays(10, 6)
@@ -246,7 +244,7 @@ def test_masked_attention_and_its_gradients(parts, kind):
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.fast('whole-causal', 'by parts-padding')
+@pytest.mark.fast('by parts-padding')
 @pytest.mark.parametrize('kind', MASKS)
 def test_masks_in_bfloat16(parts, kind):
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
@@ -284,9 +282,7 @@ def test_a_mask_of_keys_alone_is_not_repeated_for_every_query(monkeypatch):
   assert 'bool[2,1,64]' in program and 'bool[2,64,64]' not in program
 
 
-@pytest.mark.fast(
-  'random-relative', 'causal-plain', 'padding-plain', 'one for all-relative'
-)
+@pytest.mark.fast('causal-plain')
 @pytest.mark.parametrize('relative', [None, 0], ids=['plain', 'relative'])
 @pytest.mark.parametrize('kind', MASKS)
 def test_all_ways_of_attention_take_a_mask(kind, relative):
@@ -398,6 +394,7 @@ def test_cudnn_is_asked_for_what_it_has(
   assert bool(asked) == takes
 
 
+@pytest.mark.fast('random')
 @pytest.mark.parametrize('kind', [None, *MASKS])
 def test_cudnn_is_asked_for_no_gradient_that_it_has_not(monkeypatch, kind):
   """JAX's own way in its place.
@@ -453,6 +450,7 @@ def like_cudnn(monkeypatch):
   return asked
 
 
+@pytest.mark.fast('(7, 8)')
 @pytest.mark.parametrize('lengths', [(7, 7), (7, 8)], ids=str)
 def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn, lengths):
   Q, L = lengths
@@ -482,7 +480,7 @@ def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn, lengths):
   assert like_cudnn == [(q.shape, k.shape, {})]
 
 
-@pytest.mark.fast('8-3-own1')
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('batch', 'heads', 'own'), [(8, 2, (2, 1)), (8, 3, (2, 3))]
 )

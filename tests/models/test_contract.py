@@ -283,6 +283,7 @@ def assert_close(got, want):
     )
 
 
+@pytest.mark.fast('vit')
 def test_outputs_are_as_documented(case):
   logits, aux, _ = case.plain
   assert logits.shape == (BATCH, CLASSES)
@@ -363,6 +364,16 @@ def test_every_parameter_gets_a_finite_gradient(case):
       assert (np.abs(grad) > 1e-6).mean() > 0.9, name
 
 
+@pytest.mark.fast(
+  'vit',
+  'vit-representation',
+  'vit-learned2d-every_layer',
+  'deit',
+  'vit5',
+  'clip-gap',
+  'axial-map-relative',
+  'igpt',
+)
 def test_rounding_passes_no_kink(case):
   """Of a ReLU or a max-pool, where gradients would jump."""
   model = case.model
@@ -402,6 +413,7 @@ ALONE = {
 }
 
 
+@pytest.mark.fast('vit-representation-all')
 @pytest.mark.parametrize(
   ('case', 'changes'),
   [
@@ -453,13 +465,7 @@ def recomputed(jaxpr):
       yield from recomputed(inner)
 
 
-@pytest.mark.fast(
-  'vit-2-True',
-  'axial-2-False',
-  'hybrid-5-True',
-  'hybrid-5-False',
-  'igpt-2-False',
-)
+@pytest.mark.fast('vit-2-True', 'axial-2-False')
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize(
   ('case', 'layers'),
@@ -493,6 +499,14 @@ def test_kernels_are_matrices_outside_of_a_loop():
   assert shapes.count((2, 32, 32)) == 4 and shapes.count((2, 4, 8)) == 3
 
 
+@pytest.mark.fast(
+  'vit',
+  'vit-representation',
+  'vit-learned2d-every_layer',
+  'deit',
+  'vit5',
+  'clip-gap',
+)
 def test_stacking_is_undone_and_gives_what_a_scan_asks_for(case):
   stacked = case.model.stack_layers(case.params)
   back = case.model.unstack_layers(stacked)
@@ -524,7 +538,7 @@ def test_initial_parameters_do_not_depend_on_scan(case):
       assert np.abs(x[0] - x[1]).max() > 0.01
 
 
-@pytest.mark.fast('vit5', 'clip-gap', 'axial-map-relative', 'hybrid', 'igpt')
+@pytest.mark.fast('vit5', 'clip-gap')
 def test_bfloat16_is_close_to_float32(case):
   want, _, _ = case.plain
   model = case.model.clone(dtype=jnp.bfloat16)
@@ -547,6 +561,7 @@ def test_bfloat16_is_close_to_float32(case):
   assert 1e-4 < error < 0.03
 
 
+@pytest.mark.fast('vit', 'clip-gap')
 @pytest.mark.parametrize(
   'case',
   [
@@ -595,7 +610,7 @@ def config_of(case):
   return config
 
 
-@pytest.mark.fast('vit5', 'hybrid', 'igpt')
+@pytest.mark.fast('vit5')
 def test_saved_and_opened_it_is_the_same(case, tmp_path):
   meta = {
     'config': json.loads(config_of(case).to_json()),

@@ -62,6 +62,7 @@ def make(**fields):
   return model, params, images.astype(np.float32)
 
 
+@pytest.mark.fast('cls-0', 'cls-5', 'gap-5')
 @pytest.mark.parametrize('representation_size', [0, 5])
 @pytest.mark.parametrize('pool', ['cls', 'gap', 'map'])
 def test_logits_are_pooled_tokens_through_the_head(pool, representation_size):

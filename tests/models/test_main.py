@@ -24,6 +24,7 @@ def test_every_published_model_is_listed_in_order(capsys):
   assert hybrid.split()[3] == '197'
 
 
+@pytest.mark.slow
 def test_csv_of_some_models(capsys):
   assert table.main(['l16', 'r50x1', 'axial_b16', 's7', '--format=csv']) == 0
   out = capsys.readouterr().out

@@ -53,7 +53,7 @@ def predict(model, params, images, kind, other=None):
   return np.asarray(apply(model, params, images, kind, other))
 
 
-@pytest.mark.fast('gap-downsized')
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('pool', 'target'), [*zip(('cls', 'gap', 'cls'), TARGETS, strict=True)]
 )
@@ -82,6 +82,7 @@ def test_its_body_is_a_vit(pool, target):
   )
 
 
+@pytest.mark.fast('1-cls', '1-gap', '2-cls', '2-gap', '3-cls', '3-gap')
 @pytest.mark.parametrize('pool', ['cls', 'gap'])
 @pytest.mark.parametrize('kind', [KEPT, MASKED, OTHER, SAME])
 def test_what_is_hidden_makes_no_difference(kind, pool):
@@ -173,6 +174,7 @@ def test_it_starts_with_a_small_mask_and_no_prediction():
   assert 0.01 < np.std(params['mask_embedding']) < 0.04
 
 
+@pytest.mark.slow
 def test_patches_of_a_hybrid_are_those_of_its_tokens():
   model, _ = make(patch_size=1, stem_width=32)
   assert model.grid(SIZE) == (4, 6)

@@ -201,6 +201,7 @@ def plain_block():
   return jax.jit(lambda p, x: block.apply({'params': p}, x)[0])
 
 
+@pytest.mark.fast('learned1d-input-cls-False')
 @pytest.mark.parametrize(
   ('kind', 'place', 'pool', 'scan'),
   [

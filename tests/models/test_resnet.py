@@ -102,6 +102,7 @@ def _assert_close(got, want, dtype):
   )
 
 
+@pytest.mark.fast('0-size1', '2-size0', '2-size1')
 @pytest.mark.parametrize('size', [(7, 8), (8, 7), (1, 2)])
 @pytest.mark.parametrize('version', (0, 1, 2))
 def test_max_pool_is_flax_s_with_its_gradient(version, size):
@@ -219,6 +220,7 @@ def test_shortcuts_are_projected_only_where_shapes_change(
   assert got.shape == (2, 4 // stride, 6 // stride, 128)
 
 
+@pytest.mark.fast('1')
 @pytest.mark.parametrize('version', VERSIONS)
 def test_the_projection_sees_what_the_version_gives_it(version):
   """Version 1 projects the input itself, version 2 its activation."""
@@ -233,7 +235,7 @@ def test_the_projection_sees_what_the_version_gives_it(version):
   assert bool(np.any(got != 0)) == (version == 1)
 
 
-@pytest.mark.fast('size0-2-True', 'size1-1-False')
+@pytest.mark.fast('size1-1-False')
 @pytest.mark.parametrize('axial', [False, True])
 @pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize('size', [(65, 97), (50, 33)])
@@ -352,6 +354,7 @@ def test_strided_convolutions_pad_as_their_version_does(version, shift):
   assert strided == [((shift, 5 - shift if version == 1 else shift),) * 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', VERSIONS)
 def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
   model = variants.build(

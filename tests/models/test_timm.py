@@ -175,7 +175,7 @@ def check_resnet(timm, torch, fields, theirs, size):
     assert_equal('logits', logits, theirs(images))
 
 
-@pytest.mark.fast('1-odd', '2-even')
+@pytest.mark.fast('2-even')
 # Odd sides are padded unlike even ones, and a square hides swapped axes.
 @pytest.mark.parametrize('size', [(64, 64), (50, 71)], ids=['even', 'odd'])
 @pytest.mark.parametrize('version', [1, 2])

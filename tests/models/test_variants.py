@@ -88,7 +88,7 @@ def test_every_published_model_can_be_built(variant):
     assert getattr(model, name) == value
 
 
-@pytest.mark.fast('b16-grid0', 'r+ti16-grid4', 'axial_b16-grid5')
+@pytest.mark.fast('b16-grid0')
 @pytest.mark.parametrize(
   ('variant', 'grid'),
   [

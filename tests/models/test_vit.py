@@ -77,6 +77,7 @@ def test_scan_and_remat_change_no_number(remat):
   )
 
 
+@pytest.mark.slow
 def test_dropout_needs_train_and_changes_the_output():
   model, params = make(dropout=0.5)
   quiet, _ = run(model, params)
@@ -86,6 +87,7 @@ def test_dropout_needs_train_and_changes_the_output():
   np.testing.assert_array_equal(same, quiet)
 
 
+@pytest.mark.slow
 def test_stochastic_depth_leaves_out_later_layers():
   model, params = make(stochastic_depth=0.9999)
   quiet, want = run(model, params, capture=('blocks',))
@@ -167,6 +169,7 @@ def test_attention_against_numpy():
   np.testing.assert_allclose(aux['attention'][0], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_initial_head_predicts_nothing_but_its_bias():
   size = (16, 16)
   model = variants.build(
@@ -177,6 +180,7 @@ def test_initial_head_predicts_nothing_but_its_bias():
   np.testing.assert_array_equal(logits, -10.0)
 
 
+@pytest.mark.fast('fields1-biases1')
 @pytest.mark.parametrize(
   ('fields', 'biases'),
   [
@@ -224,6 +228,7 @@ def test_initialisers_have_the_published_scales():
   assert not params['cls'].any()
 
 
+@pytest.mark.slow
 def test_permuting_patches_with_their_positions_changes_nothing():
   """Section 3.1: all the model knows of 2-D structure is its position table."""
   model, params = make(size=(16, 16), pool='gap')
@@ -256,7 +261,7 @@ class OfPatches(vit.ViT):
     return y_BLC, aux
 
 
-@pytest.mark.fast('scan')
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('pool', 'scan'), [('cls', False), ('gap', True)], ids=['loop', 'scan']
 )
@@ -281,6 +286,7 @@ def test_another_task_on_the_same_body(pool, scan):
   np.testing.assert_allclose(got, patches @ head['kernel'], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_task_changes_of_the_tokens_is_encoded():
   fields = TINY | {'num_classes': 0}
   params = initial(OfPatches(**fields), SIZE, 7)

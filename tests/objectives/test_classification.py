@@ -140,6 +140,7 @@ def test_augmenting_does_nothing_unless_asked():
     np.testing.assert_array_equal(got['label'], np.eye(CLASSES)[batch['label']])
 
 
+@pytest.mark.slow
 def test_augmenting_flips_and_mixes_when_asked():
   batch = raw_batch(64)
   plain = make().augment(batch, jax.random.key(0))
@@ -349,6 +350,7 @@ def test_balanced_weights_are_scikit_learns():
     classified(config, several)
 
 
+@pytest.mark.slow
 def test_training_images_may_be_smaller_than_those_of_evaluation():
   """Positions are interpolated, so every second one is kept exactly."""
   config = digits.get_config()

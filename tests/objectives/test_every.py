@@ -338,7 +338,7 @@ def test_what_it_makes_no_use_of_is_refused_and_may_be_switched_off(name):
       config_lib.check_resumable({'config': off} | meta, {'config': on} | meta)
 
 
-@pytest.mark.fast('distillation', 'exemplar', 'masked', 'video')
+@pytest.mark.fast('distillation')
 def test_it_says_how_many_images_the_model_sees(name):
   """By the operations of its loss, of which a teacher's are no part."""
   made = plain_experiment(name)
@@ -380,13 +380,7 @@ def test_each_of_several_images_is_mirrored_by_itself(name):
   assert np.any(rows.any(-1) & ~rows.all(-1))
 
 
-@pytest.mark.fast(
-  'classification',
-  'exemplar',
-  'masked',
-  'pixels',
-  'pseudo_labels',
-)
+@pytest.mark.fast('exemplar')
 def test_steps_learn_and_say_their_loss(name):
   history = plain(name)
   assert {'loss', 'grad_norm', 'param_norm', 'lr'} <= history[0][1].keys()
@@ -401,7 +395,7 @@ def test_steps_learn_and_say_their_loss(name):
 MESH = {'mesh.slice': 2, 'mesh.fsdp': 2, 'mesh.tensor': 2}
 
 
-@pytest.mark.fast('classification', 'masked')
+@pytest.mark.slow
 def test_parts_of_a_batch_on_eight_devices_are_one_batch_on_one(name):
   # A loop around the matching of objects takes 12 seconds to compile.
   changes = {'accum_steps': 1 if name == 'detection' else 2}
@@ -445,16 +439,7 @@ def test_bfloat16_is_near_float32(name):
     assert metrics['loss'] == pytest.approx(want['loss'], rel=0.03)
 
 
-@pytest.mark.fast(
-  'classification',
-  'distillation',
-  'exemplar',
-  'masked',
-  'pixels',
-  'pseudo_labels',
-  'rotation',
-  'video',
-)
+@pytest.mark.fast('distillation')
 def test_evaluation_counts_what_is_not_masked(name):
   made = plain_experiment(name)
   params, objective = made.place(new_params(name)), made.objective

@@ -81,6 +81,7 @@ def targets_in_numpy(kind, images):
   return np.reshape(found, (len(images), L, *np.shape(found)[1:]))
 
 
+@pytest.mark.fast('downsized', 'pixels')
 @pytest.mark.parametrize('target', TARGETS)
 def test_targets_are_those_of_numpy(target):
   images = uint8_images()
@@ -165,7 +166,7 @@ def test_flipped_images_have_flipped_targets(target):
     )
 
 
-@pytest.mark.fast('downsized', 'pixels')
+@pytest.mark.fast('pixels')
 @pytest.mark.parametrize('target', TARGETS)
 def test_loss_is_that_of_numpy(target):
   made = make(target)
@@ -283,6 +284,7 @@ def pretrained(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_its_checkpoint_opens_as_what_it_is(pretrained):
   checkpoint = opening.open_checkpoint(str(pretrained))
   assert checkpoint.model.kind == 'masked_vit'

@@ -211,6 +211,7 @@ def test_a_run_trains_and_saves_adapters_and_head_alone(
     opening.open_checkpoint(str(whole))
 
 
+@pytest.mark.slow
 def test_adapters_are_planned_and_refused_where_they_cannot_work(
   base, monkeypatch
 ):

@@ -25,7 +25,7 @@ def run_layer(model, params, images, name):
   return np.asarray(jax.jit(features.layer(model, name))(params, images))
 
 
-@pytest.mark.fast('tiny-rep', 'tiny-stem')
+@pytest.mark.fast('tiny-rep')
 @pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
 def test_layers_are_those_of_the_original(name):
   checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
@@ -114,6 +114,9 @@ def test_scanned_layers_are_the_unrolled_ones():
     )
 
 
+@pytest.mark.fast(
+  "logits-0-layer is 'logits'.*of pre_logits, block_0 to block_1"
+)
 @pytest.mark.parametrize(
   ('name', 'num_classes', 'message'),
   [

@@ -492,7 +492,7 @@ def test_patterns_that_match_nothing_are_refused(fields, message):
 LAYERED = {'patch_size': 4, 'width': 8, 'depth': 3, 'mlp_dim': 12, 'heads': 2}
 
 
-@pytest.mark.fast('map')
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', ['cls', 'map'])
 def test_layers_before_others_learn_more_slowly(pool):
   model = variants.build(

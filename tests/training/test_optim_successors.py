@@ -217,6 +217,7 @@ def test_gradients_of_zero_leave_numbers(name):
     np.testing.assert_array_equal(moved[k], np.float32(x), err_msg=k)
 
 
+@pytest.mark.fast('lamb')
 @pytest.mark.parametrize('name', ['lamb', 'muon'])
 def test_other_fields_go_with_them(name):
   """Frozen layers stay, rates of groups and a momentum of two bytes hold."""

@@ -44,7 +44,7 @@ def tiny(kind, dtype='float32'):
   return model, params, images
 
 
-@pytest.mark.fast('cls', 'map', 'relative', 'normed', 'stacked')
+@pytest.mark.fast('cls', 'map')
 @pytest.mark.parametrize('kind', ATTENDING)
 def test_each_layers_attention_is_what_the_model_captures(kind):
   model, params, images = tiny(kind)

@@ -148,6 +148,7 @@ def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   )
 
 
+@pytest.mark.fast('cls-8')
 @pytest.mark.parametrize(('name', 'patch'), [('cls', 8), ('hybrid', 4)])
 def test_distances_are_means_over_images(name, patch, run, checkpoints, files):
   status, _, _, out = run('distance', name, *files)
@@ -227,6 +228,7 @@ class Page(html.parser.HTMLParser):
     self.texts.append(data)
 
 
+@pytest.mark.slow
 def test_the_report_has_all_and_needs_nothing(
   run, checkpoints, files, monkeypatch
 ):

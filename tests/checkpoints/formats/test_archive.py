@@ -125,6 +125,7 @@ def test_a_failed_save_leaves_nothing_and_an_old_file_alone(tmp_path):
   assert pathlib.Path(path).read_bytes() == before
 
 
+@pytest.mark.fast('bfloat16')
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_memory_holds_every_array_once(tmp_path, dtype):
   """Reading takes the arrays and one chunk, writing one array's copy."""

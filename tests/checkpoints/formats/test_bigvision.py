@@ -194,6 +194,7 @@ def test_the_class_token_takes_its_position_along(tmp_path):
   np.testing.assert_array_equal(back['cls'], arrays['params/cls'])
 
 
+@pytest.mark.fast('gap', 'map')
 @pytest.mark.parametrize('pool', POOLS)
 def test_every_spelling_is_the_same_model(tmp_path, pool):
   # Eleven layers, because the name of the last sorts before that of the third.

@@ -39,6 +39,7 @@ def saved(tmp_path, arrays):
   return opening.open_checkpoint(str(tmp_path / 'saved.npz'))
 
 
+@pytest.mark.slow
 @load_module
 def test_timm_gives_our_logits(timm, tmp_path):
   checkpoint = checkpoint_of(layers=(3, 4, 6, 3), num_classes=7)

@@ -131,14 +131,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.fast(
-  'tanh, other epsilon, not square',
-  'no biases',
-  'body with pooler',
-  'DeiT',
-  'I-JEPA',
-  'BiT',
-)
+@pytest.mark.fast('tanh, other epsilon, not square', 'no biases')
 @pytest.mark.parametrize('kind', THEIRS | UNREAD)
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, kind):
   name, config, changes = (THEIRS | UNREAD)[kind]
@@ -158,6 +151,16 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, kind):
   assert relative_difference(logits_of(ours, images), want) < tolerance
 
 
+@pytest.mark.fast(
+  'ViT, whose defaults are those of DeiT',
+  'tanh, other epsilon, not square',
+  'no classes',
+  'no biases',
+  'body with pooler',
+  'DeiT',
+  'I-JEPA',
+  'body of I-JEPA',
+)
 @pytest.mark.parametrize('kind', THEIRS)
 def test_theirs_read_and_written_is_the_same(
   tmp_path, torch, transformers, kind
@@ -208,7 +211,7 @@ def check_ours_there(folder, checkpoint, dtype='float32'):
   return difference, notes
 
 
-@pytest.mark.fast('not square', 'scan', 'distilled', 'pooler', 'mean', 'BiT')
+@pytest.mark.fast('not square', 'scan')
 @pytest.mark.usefixtures('transformers')
 @pytest.mark.parametrize('kind', OURS)
 def test_ours_gives_its_numbers_there(tmp_path, kind):

@@ -41,7 +41,7 @@ TIMM = {
 }
 
 
-@pytest.mark.fast('cls', 'gap', 'ratio', 'no head', 'root')
+@pytest.mark.fast('cls', 'gap')
 @load_module
 @pytest.mark.parametrize(
   ('fields', 'size', 'tolerance'), TIMM.values(), ids=TIMM

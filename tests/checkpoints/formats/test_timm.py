@@ -290,8 +290,6 @@ def test_theirs_gives_its_numbers_at_another_size(tmp_path, timm, torch, kind):
   'not square',
   'no classes',
   'no bias, RMSNorm, normalised queries and keys',
-  'hybrid',
-  'BiT',
 )
 @pytest.mark.parametrize('kind', [k for k in THEIRS if k != 'no positions'])
 def test_theirs_read_and_written_is_the_same(tmp_path, timm, torch, kind):

@@ -166,6 +166,16 @@ WRAPPERS_OF_MORE = {
 }
 
 
+@pytest.mark.fast(
+  'Lightning, metric-legacy',
+  'MMPretrain-legacy',
+  'net-legacy',
+  'Lightning, metric-zip',
+  'DDP and compile-legacy',
+  'Lightning, weighted loss-legacy',
+  'bare-legacy',
+  'DDP and compile-zip',
+)
 @pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
 @pytest.mark.parametrize('name', [*WRAPPERS, *WRAPPERS_OF_MORE])
 def test_files_without_a_configuration_are_read(
@@ -197,6 +207,7 @@ def test_files_without_a_configuration_are_read(
   assert 'without position embedding' not in warning
 
 
+@pytest.mark.fast('avg', 'max')
 @pytest.mark.parametrize('pool', ['token', 'avg', 'max'])
 def test_the_pooling_of_a_file_alone_is_a_stated_assumption(
   tmp_path, timm, torch, caplog, pool
@@ -530,6 +541,7 @@ def test_the_originals_of_dinov3_are_read(
   assert 'SAT-493M' in caplog.text
 
 
+@pytest.mark.slow
 def test_a_wrapper_of_transformers_is_read(tmp_path, transformers, torch):
   config = transformers.TimmWrapperConfig.from_dict(
     {

@@ -101,6 +101,7 @@ def test_sizes_are_those_of_the_original(image, short, canvas, size):
   assert orientation.fitted_size(image, canvas, short) == size
 
 
+@pytest.mark.fast('0', '4')
 @pytest.mark.parametrize('stride', [0, 1, 4])
 def test_training_keeps_boxes_around_what_they_show(stride):
   transform = box_transforms.BoxTransform(

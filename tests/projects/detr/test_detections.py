@@ -73,6 +73,7 @@ def files(tmp_path_factory):
   return [str(folder / name) for name in ('7.png', 'tall.png')]
 
 
+@pytest.mark.slow
 def test_boxes_are_the_models_in_pixels_of_the_file(checkpoint, files):
   """The image fills its canvas but for what its shape leaves."""
   tall = False
@@ -267,6 +268,7 @@ def with_masks():
   return made(128, 8, (1, 1, 1, 1), masks=True)
 
 
+@pytest.mark.slow
 def test_masks_are_the_models_in_pixels_of_the_file(with_masks, files):
   detector = detections.Detector(with_masks, 0.0)
   _, found = detector(files[0])

@@ -88,7 +88,7 @@ def padded(torch):
   )
 
 
-@pytest.mark.fast('Segmentation')
+@pytest.mark.slow
 @pytest.mark.parametrize('task', ['ObjectDetection', 'Segmentation'])
 def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
   """A ResNet and a batch that is padded; every array away from its start."""
@@ -135,6 +135,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers, task):
     assert_close(aux['mask_logits'], want.pred_masks)
 
 
+@pytest.mark.fast('fields0')
 @pytest.mark.parametrize('fields', [{}, MASKS | {'width': 128}])
 def test_transformers_runs_what_is_written(
   tmp_path, torch, transformers, fields
@@ -156,6 +157,7 @@ def test_transformers_runs_what_is_written(
   assert_close(aux['boxes'][-1], want.pred_boxes)
 
 
+@pytest.mark.slow
 def test_a_wrong_box_fails_the_check(tmp_path, capsys):
   checkpoint, whole, wrong = make(), str(tmp_path / 'x'), str(tmp_path / 'y')
   orbax.write(checkpoint, whole, 'float32')
@@ -219,6 +221,9 @@ def test_the_sizes_of_a_processor_are_read(folder, stated, size):
   assert opening.open_checkpoint(str(folder)).image_size == size
 
 
+@pytest.mark.fast(
+  'detr-r50.safetensors-fields0', 'DETR-R50-DC5.safetensors-fields1'
+)
 @pytest.mark.parametrize(
   ('name', 'fields'),
   [

@@ -64,6 +64,7 @@ def problems(kind, count, rng):
   return costs_BQM, np.arange(7) < objects_B[:, None]
 
 
+@pytest.mark.fast('ties-2000')
 @pytest.mark.parametrize('kind, count', [('random', 10_000), ('ties', 2_000)])
 def test_costs_are_those_of_scipy(kind, count):
   costs_BQM, is_object_BM = problems(kind, count, np.random.default_rng(0))
@@ -94,6 +95,7 @@ def test_many_rows_are_matched_up_to_the_last_object(most):
     assert not query_M[n:].any()
 
 
+@pytest.mark.slow
 def test_devices_search_by_themselves():
   """Else they would all go on until the last one has found its own."""
   mesh = sharding.make_mesh({'data': 4, 'fsdp': 2, 'tensor': 1})

@@ -101,6 +101,7 @@ def golden():
     return dict(file)
 
 
+@pytest.mark.slow
 def test_the_originals_positions_objects_and_masks(golden):
   model = detr.DETR(
     num_classes=6,
@@ -224,7 +225,7 @@ def resnet_of(layers, dilated):
   return build(FIELDS | fields | {'backbone_width': 64, 'encoder_layers': 1})
 
 
-@pytest.mark.fast('masks')
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['plain', 'masks'])
 def test_outputs_are_as_documented(name):
   model, params = case(name)
@@ -263,6 +264,7 @@ def test_outputs_are_as_documented(name):
   np.testing.assert_array_equal(body, plain['pre_logits'])
 
 
+@pytest.mark.slow
 def test_boxes_and_classes_do_not_see_padding():
   """Pixels of it apart, which the convolutions at its border do see."""
   model, params = case('plain')
@@ -594,6 +596,7 @@ def test_every_layer_of_encoder_and_decoder_drops_out_by_its_own_key(
   assert len({*map(tuple, np.concatenate([encoders, decoders]).tolist())}) == 5
 
 
+@pytest.mark.slow
 def test_initial_scales_are_the_originals():
   """Queries N(0, 1), Xavier's in layers; features evenly, as PyTorch does."""
   model = build(num_queries=100, encoder_layers=1, decoder_layers=1)

@@ -61,6 +61,7 @@ def batch_of(golden):
   return jax.tree.map(jnp.asarray, found)
 
 
+@pytest.mark.slow
 def test_all_layers_losses_are_the_originals(golden):
   objective = objective_of()
   batch = objective.augment(batch_of(golden), jax.random.key(0))
@@ -115,6 +116,7 @@ def test_masks_are_those_of_the_last_layers_matches(golden):
     )
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
   """Images with 0, 2 and 4 objects and masks, each a part of its own."""
   objective = objective_of()
@@ -218,7 +220,7 @@ def test_gradients_of_the_original():
     )
 
 
-@pytest.mark.fast('all padding')
+@pytest.mark.slow
 @pytest.mark.parametrize('case', ['no objects', 'no area', 'all padding'])
 def test_odd_images_have_finite_gradients(case):
   made = test_every.experiment_of('detection')

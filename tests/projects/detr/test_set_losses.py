@@ -126,6 +126,7 @@ def test_masks_coarser_than_what_is_said_of_them():
     np.testing.assert_allclose(got[name], want[name], rtol=1e-5)
 
 
+@pytest.mark.fast('no area')
 @pytest.mark.parametrize('case', ['no objects', 'no area', 'all the same'])
 def test_gradients_are_finite(golden, case):
   objects = objects_of(golden)

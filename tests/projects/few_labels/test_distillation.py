@@ -47,7 +47,7 @@ def softmax(x):
   return special.softmax(np.asarray(x, np.float64), -1)
 
 
-@pytest.mark.fast('True-hard', 'False-soft')
+@pytest.mark.fast('False-soft')
 @pytest.mark.parametrize('kind', ['hard', 'soft'])
 @pytest.mark.parametrize('token', [True, False])
 def test_losses_are_the_papers(kind, token):
@@ -96,6 +96,7 @@ def test_losses_are_the_papers(kind, token):
   assert metrics['accuracy'] == np.mean(said == batch['label'].argmax(-1))
 
 
+@pytest.mark.slow
 def test_the_teacher_sees_images_as_it_was_trained_to():
   """The augmented ones in its own size and scaling; in bfloat16 if asked."""
   objective = objective_of(config_of())

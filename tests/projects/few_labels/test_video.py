@@ -27,6 +27,7 @@ def unit(x):
   return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_formulas():
   """Copy by copy, shot by shot, each against all others of its group."""
   smoothing = {'loss.label_smoothing': 0.1}

@@ -104,6 +104,7 @@ def theirs(transformers, torch, model, params, causal):
   return peer.eval()
 
 
+@pytest.mark.fast('False')
 @pytest.mark.parametrize('causal', [True, False])
 def test_transformers_computes_the_same(transformers, torch, causal):
   model = build(causal=causal, bias=True)
@@ -154,7 +155,7 @@ def test_bert_sees_all_but_what_is_hidden():
   assert np.abs(one - pixels(model, params, colours_BL)).max() > 1e-3
 
 
-@pytest.mark.fast('0-True', '7-False', '23-True')
+@pytest.mark.fast('23-True')
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('given', [0, 7, L - 1])
 def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):
@@ -248,6 +249,7 @@ def test_attention_by_parts_is_that_of_the_weights():
   np.testing.assert_allclose(aux['tokens'][0], want, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_images_become_the_nearest_colours():
   model = build()
   rng = np.random.default_rng(3)
@@ -310,6 +312,7 @@ def test_operations_include_the_colours_that_are_predicted():
   assert counts[0] - a_layer == 2 * L * K * D
 
 
+@pytest.mark.slow
 def test_initial_scales_are_the_originals():
   model = build((16, 16), width=256, mlp_dim=1024)
   params = jax.jit(lambda key: variants.init(model, key, (16, 16)))(

@@ -80,6 +80,7 @@ def in_numpy(params, batch, causal):
   return total / len(batch['image'])
 
 
+@pytest.mark.fast('False')
 @pytest.mark.parametrize('causal', [True, False])
 def test_loss_and_gradient_are_those_of_numpy(causal):
   made = make(causal)
@@ -179,6 +180,7 @@ def test_an_image_with_nothing_hidden_has_no_loss():
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
+@pytest.mark.fast('False')
 @pytest.mark.parametrize('causal', [True, False])
 def test_evaluation_counts_each_image_once(causal):
   """In whatever batch and order, and no padding."""

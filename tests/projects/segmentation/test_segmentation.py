@@ -208,6 +208,7 @@ def test_logits_are_a_linear_function_of_the_patches():
   np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_pixels_that_count():
   objective, params = objective_of(), random_params()
   batch = objective.augment(made_batch(), jax.random.key(0))
@@ -266,6 +267,7 @@ def test_a_class_that_is_nowhere_does_not_count():
   assert found['mean_iou'] == pytest.approx(3 / 4 / 2)
 
 
+@pytest.mark.slow
 def test_every_image_counts_once_on_any_number_of_devices():
   entry = ConfigDict({'type': 'segmentation', 'split': 'test[:21]'})
   found = []
@@ -293,6 +295,7 @@ def checkpoint(tmp_path):
   return str(tmp_path / 'start')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('trained', ['head', 'whole'])
 def test_a_linear_probe_leaves_the_body(root, checkpoint, trained):
   config = segment.get_config(f'{root}/,{checkpoint},{trained}')

@@ -95,6 +95,7 @@ def to_torch(tree):
   return jax.tree.map(lambda x: torch.tensor(np.asarray(x, np.float64)), tree)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_twenty_steps_are_the_originals():
   made = Experiment(

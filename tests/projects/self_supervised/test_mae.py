@@ -121,6 +121,7 @@ def theirs(params, images, order, visible, normalized):
   return (errors * is_hidden).sum() / is_hidden.sum()
 
 
+@pytest.mark.fast('False')
 @needs_torch
 @pytest.mark.parametrize('normalized', [True, False])
 def test_loss_and_gradients_are_the_papers(normalized):
@@ -175,6 +176,7 @@ def test_the_masking_follows_from_the_seed():
   assert seen.min() > 4 and seen.max() < 32  # 16 on average
 
 
+@pytest.mark.slow
 def test_hidden_pixels_change_no_prediction():
   objective, params = objective_of()
   batch = batch_of(objective)
@@ -191,6 +193,7 @@ def test_hidden_pixels_change_no_prediction():
   np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.slow
 def test_a_quarter_of_the_patches_takes_a_quarter_of_the_encoders_work():
   config = mae.get_config('l16')
   objective = CheckedConfig(config, jax.devices()[:1]).objective
@@ -201,6 +204,7 @@ def test_a_quarter_of_the_patches_takes_a_quarter_of_the_encoders_work():
   assert seen * flops.forward_flops(objective.model, (224, 224)) < 0.45 * whole
 
 
+@pytest.mark.slow
 def test_labels_come_later(tmp_path):
   """Its body starts a classifier, and the decoder stays behind."""
   objective, params = objective_of()

@@ -152,6 +152,7 @@ def test_devices_share_the_batch():
   assert '2 x cpu, training, float32' in done.stdout
 
 
+@pytest.mark.slow
 def test_devices_share_the_peak(monkeypatch):
   monkeypatch.setitem(hardware._PEAK_FLOPS, 'cpu', 1e12)
   monkeypatch.setattr(race, 'TURN_S', 0.0)

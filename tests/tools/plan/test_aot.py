@@ -18,6 +18,7 @@ def config(dtype='float32', *fields):
   return step.config_of('ti16', 32, 4, dtype, fields)
 
 
+@pytest.mark.slow
 def test_the_state_stays_in_float32_and_is_reused():
   chosen = config('bfloat16')
   experiment = step.experiment_of(chosen, jax.devices()[:1])
@@ -68,7 +69,7 @@ def test_devices_share_the_batch():
   assert parts == {2}
 
 
-@pytest.mark.fast('2')
+@pytest.mark.slow
 @pytest.mark.parametrize('count', [1, 2])
 def test_steps_are_those_of_training(count):
   """The loss of three steps, by hand on one device."""

@@ -64,6 +64,7 @@ def engine(paths, checkpoint):
   engine.close()
 
 
+@pytest.mark.slow
 def test_rollout_for_a_class_is_that_of_jax(engine, checkpoint):
   _, sights = engine.add(DATA).result()
   (seen,) = sights.values()

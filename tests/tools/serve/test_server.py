@@ -168,7 +168,7 @@ def predict(port, data=b'', **query):
   return status, body
 
 
-@pytest.mark.fast('small')
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['small', 'pooled'])
 def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
   """Classes, and maps by each way to fuse the heads."""
