@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,9 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers
 
 from vit_jax.data import atomic_files
+
+# Every process must see at once what the others write to a bucket.
+fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 
 _log = logging.getLogger(__name__)
 
@@ -157,9 +161,12 @@ class Checkpoints:
     `more` has values of `meta` that the evaluation changed.
     """
     self._metrics[step] = metrics
+    self.change_meta(step, {**more, 'metrics': metrics, 'evaluation_due': False})
+
+  def change_meta(self, step: int, new: dict[str, Any]) -> None:
+    """Changes values of `meta` in a saved checkpoint."""
     if jax.process_index() == 0:
       folder = self.directory / str(step)
-      new = more | {'metrics': metrics, 'evaluation_due': False}
       text = json.dumps(_meta_args(read_meta(folder) | new).item)
       atomic_files.replace(folder / META / 'metadata', text.encode())
 
