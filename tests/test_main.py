@@ -233,6 +233,7 @@ def evaluated(out):
   }
 
 
+@pytest.mark.slow
 def test_evaluates_a_workdir(command, trained):
   workdir, _ = trained
   before = sorted(workdir.rglob('*'))

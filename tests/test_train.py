@@ -255,6 +255,7 @@ def test_half_written_checkpoint_is_ignored(reference, tmp_path):
   assert not list(folder.glob('*tmp*'))
 
 
+@pytest.mark.fast('model.depth-3')
 @pytest.mark.parametrize(
   ('key', 'value'), [('optimizer.lr', 1e-4), ('model.depth', 3)]
 )
@@ -509,6 +510,7 @@ def test_fsdp_shards_parameters_optimizer_state_and_average():
   assert found == 3  # parameters, momentum, average
 
 
+@pytest.mark.slow
 def test_fsdp_shards_the_state_of_what_is_not_frozen():
   _, state, _ = one_step_setup(
     {'fsdp': 8}, jax.devices(), **{'optimizer.frozen': ('encoderblock_1/',)}

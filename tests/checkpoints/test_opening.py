@@ -160,6 +160,7 @@ def test_workdir_opens_at_its_newest_step(workdir):
   assert checkpoint.model.width == 16
 
 
+@pytest.mark.slow
 def test_any_step_opens_by_its_folder(workdir):
   folder, saved = workdir
   checkpoint = opening.open_checkpoint(str(folder / 'checkpoints' / '8'))

@@ -383,7 +383,7 @@ class OfPatches(vit.ViT):
     return nn.Dense(5, name='patch_head')(aux['tokens']), aux
 
 
-@pytest.mark.fast('scan')
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True], ids=['loop', 'scan'])
 def test_what_another_task_learned_is_carried_over(scan):
   """The body alone, whose class is the ViT whatever the class of the whole."""

@@ -183,6 +183,7 @@ def run_counts(monkeypatch):
   return counts
 
 
+@pytest.mark.slow
 def test_only_the_images_that_are_needed_are_run(command, workdir, monkeypatch):
   counts = run_counts(monkeypatch)
   assert command(workdir, 'digits', '--shots=3', '--seeds=1')[0] == 0

@@ -130,6 +130,7 @@ def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
     assert got[name] == pytest.approx(p, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_overflow_is_an_error_that_names_checkpoint_and_image(
   command, images, workdir, tmp_path
 ):
@@ -243,6 +244,7 @@ def test_nothing_readable_still_parses(command, tmp_path, format_name):
   assert parse(out, format_name) == []
 
 
+@pytest.mark.slow
 def test_more_files_than_a_batch(command, tmp_path):
   """The last batch is not full; each file comes once, in order."""
   n = 35

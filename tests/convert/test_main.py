@@ -217,6 +217,7 @@ def test_a_program_as_source_keeps_its_image_size(run, workdir, tmp_path):
   assert run('--check', large, program, '--tolerance=9')[0] == 0
 
 
+@pytest.mark.slow
 def test_differences_are_of_the_largest_output(run, workdir, tmp_path):
   """And top-1 is of the largest logit, whatever the smallest is."""
   files = whole, near, other = [tmp_path / f'{x}.npz' for x in 'abc']

@@ -207,6 +207,7 @@ def test_images_are_mirrored_and_erased_where_that_is_asked_for():
   np.testing.assert_array_equal(both[~is_noise], mirrored[~is_noise])
 
 
+@pytest.mark.slow
 def test_a_share_of_the_images_is_erased_mirrored_or_not():
   images = images_lib.Images((24, 32), flip=True, erasing=0.25)
   # Brighter to the right, so that a mirrored row falls.
@@ -223,6 +224,7 @@ def test_a_share_of_the_images_is_erased_mirrored_or_not():
   assert abs(np.corrcoef(mirrored, erased)[0, 1]) < 5 / np.sqrt(2000)
 
 
+@pytest.mark.slow
 def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   B, H, W, C = 4, 20, 30, 5
   images = jnp.broadcast_to(jnp.arange(B)[:, None, None, None], (B, H, W, 3))
@@ -266,6 +268,7 @@ def test_cutmix_pastes_the_neighbour_and_mixes_by_area():
   assert inner > 10
 
 
+@pytest.mark.slow
 def test_a_batch_has_mixup_or_cutmix():
   images = jnp.arange(4.0)[:, None, None, None] * jnp.ones((4, 8, 8, 3))
   labels = jax.nn.one_hot(jnp.arange(4), 4)

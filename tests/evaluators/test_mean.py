@@ -57,7 +57,7 @@ def run(setup, batch_size, devices, source=None):
 
 
 # 360 test digits: batches that fit, that leave a rest, that are too large.
-@pytest.mark.fast('56-8', '7-1')
+@pytest.mark.fast('7-1')
 @pytest.mark.parametrize(
   ('batch_size', 'devices'), [(40, 8), (56, 8), (7, 1), (1000, 8)]
 )

@@ -103,6 +103,7 @@ def test_they_are_the_rollout_and_the_filters(axes, tensorboard, monkeypatch):
   )
 
 
+@pytest.mark.slow
 def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
   """As many as there are, each as the model is shown it."""
   model, mesh = model_of(), mesh_of()

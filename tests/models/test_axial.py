@@ -129,7 +129,7 @@ def test_rows_and_columns_have_parameters_of_their_own():
   assert tables == {'row': (5, 2, 4), 'column': (3, 2, 4)}
 
 
-@pytest.mark.fast('column')
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['row', 'column'])
 def test_rows_and_columns_drop_out(name):
   """Each by itself: the other, with parameters of 0, changes no token."""

@@ -301,6 +301,9 @@ def test_outputs_are_as_documented(case):
     assert np.isfinite(aux[name]).all(), name
 
 
+@pytest.mark.fast(
+  'vit', 'vit-representation', 'vit-learned2d-every_layer', 'deit', 'clip-gap'
+)
 def test_without_classes_the_output_is_what_the_head_sees(case):
   body = case.model.clone(num_classes=0)
   params = {k: v for k, v in case.params.items() if k != 'head'}
@@ -311,6 +314,14 @@ def test_without_classes_the_output_is_what_the_head_sees(case):
   assert outputs.shape == (BATCH, *SHAPES[case.name][2])
 
 
+@pytest.mark.fast(
+  'vit',
+  'vit-representation',
+  'vit-learned2d-every_layer',
+  'deit',
+  'vit5',
+  'clip-gap',
+)
 def test_what_it_says_of_itself_is_so(case):
   """Grid, tokens, blocks and body, against shapes of what it computes."""
   model, size = case.model, case.size
@@ -343,6 +354,7 @@ def test_its_fields_make_it_again(case):
   assert variants.build(image_size=case.size, **fields) == model
 
 
+@pytest.mark.fast('vit', 'vit-representation')
 def test_every_parameter_gets_a_finite_gradient(case):
   _, _, grads = case.plain
   assert leaves(grads).keys() == leaves(case.params).keys()
@@ -413,7 +425,7 @@ ALONE = {
 }
 
 
-@pytest.mark.fast('vit-representation-all')
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('case', 'changes'),
   [

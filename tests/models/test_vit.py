@@ -138,6 +138,7 @@ def test_a_vector_of_a_block_is_a_class_token_or_the_mean_of_the_grid():
   assert resnet.pool_block(jnp.bfloat16(x_BhwC)).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_captured_attention_is_what_the_model_used():
   model, params = make()
   want, _ = run(model, params)

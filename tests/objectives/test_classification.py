@@ -158,6 +158,7 @@ def test_augmenting_flips_and_mixes_when_asked():
   assert not np.allclose(mixed['image'], plain['image'])
 
 
+@pytest.mark.fast('cutmix')
 @pytest.mark.parametrize('name', ['mixup', 'cutmix'])
 def test_an_image_is_mixed_as_its_label_is(name):
   """White ones are of class 0: as much of an image, as much of its label."""

@@ -249,6 +249,16 @@ def test_a_name_alone_chooses_no_objective():
     objectives.objective_type(config)
 
 
+@pytest.mark.fast(
+  'classification',
+  'detection',
+  'dino',
+  'distillation',
+  'exemplar',
+  'mae',
+  'masked',
+  'pixels',
+)
 def test_batches_are_as_it_says(name):
   shapes = plain_experiment(name).objective.batch_shapes(BATCH)
   (batch, *_) = batches(name)
@@ -380,7 +390,7 @@ def test_each_of_several_images_is_mirrored_by_itself(name):
   assert np.any(rows.any(-1) & ~rows.all(-1))
 
 
-@pytest.mark.fast('exemplar')
+@pytest.mark.slow
 def test_steps_learn_and_say_their_loss(name):
   history = plain(name)
   assert {'loss', 'grad_norm', 'param_norm', 'lr'} <= history[0][1].keys()

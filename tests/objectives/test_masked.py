@@ -81,7 +81,7 @@ def targets_in_numpy(kind, images):
   return np.reshape(found, (len(images), L, *np.shape(found)[1:]))
 
 
-@pytest.mark.fast('downsized', 'pixels')
+@pytest.mark.fast('pixels')
 @pytest.mark.parametrize('target', TARGETS)
 def test_targets_are_those_of_numpy(target):
   images = uint8_images()
@@ -166,7 +166,7 @@ def test_flipped_images_have_flipped_targets(target):
     )
 
 
-@pytest.mark.fast('pixels')
+@pytest.mark.slow
 @pytest.mark.parametrize('target', TARGETS)
 def test_loss_is_that_of_numpy(target):
   made = make(target)
@@ -294,6 +294,7 @@ def test_its_checkpoint_opens_as_what_it_is(pretrained):
   assert 'fewshot/10shot_accuracy' in lines[0] and 'test/loss' in lines[0]
 
 
+@pytest.mark.slow
 def test_it_is_measured_again_alike(pretrained):
   lines = (pretrained / 'metrics.csv').read_text().splitlines()
   columns, last = lines[0].split(','), lines[-1].split(',')

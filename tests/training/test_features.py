@@ -163,6 +163,7 @@ def test_a_resnet_has_as_many_blocks_as_stages():
     features.layer(model, 'block_2')
 
 
+@pytest.mark.slow
 def test_top_k_is_in_the_order_of_the_logits():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(5, *SIZE, 3))

@@ -132,6 +132,7 @@ def test_classes_by_name_or_index(run, checkpoints, files):
     np.testing.assert_allclose(arrays['maps'][i], want, rtol=1e-5)
 
 
+@pytest.mark.fast('1,2')
 @pytest.mark.parametrize('query', [None, '1,2'])
 def test_attention_is_the_row_of_the_query(query, run, checkpoints, files):
   options = [f'--query={query}'] if query else []

@@ -48,7 +48,7 @@ def file(tmp_path):
   return tmp_path / 'a.png'
 
 
-@pytest.mark.fast('pixels')
+@pytest.mark.slow
 @pytest.mark.parametrize('target', TARGETS)
 def test_pictures_and_arrays(target, opened, file, tmp_path, capsys):
   out = tmp_path / 'out'

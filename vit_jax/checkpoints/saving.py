@@ -161,7 +161,9 @@ class Checkpoints:
     `more` has values of `meta` that the evaluation changed.
     """
     self._metrics[step] = metrics
-    self.change_meta(step, {**more, 'metrics': metrics, 'evaluation_due': False})
+    self.change_meta(
+      step, {**more, 'metrics': metrics, 'evaluation_due': False}
+    )
 
   def change_meta(self, step: int, new: dict[str, Any]) -> None:
     """Changes values of `meta` in a saved checkpoint."""

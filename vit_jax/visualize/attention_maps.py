@@ -44,7 +44,8 @@ class Layers:
     if model.attention != 'all':
       raise ValueError(
         f'This model is a {type(model).__name__}. Attention needs a model in '
-        'which every patch attends to every other: a non-axial ViT or hybrid.'
+        'which every patch attends to every other. Use a ViT or a hybrid that '
+        'is not axial.'
       )
     self._model = model.clone(scan=False, remat='none')
     self._params = model.unstack_layers(params)

@@ -21,6 +21,7 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 
 
+@pytest.mark.fast('32')
 @pytest.mark.parametrize('resize_small', [0, 32])
 def test_their_processor_gives_our_pixels(tmp_path, transformers, resize_small):
   checkpoint = dataclasses.replace(

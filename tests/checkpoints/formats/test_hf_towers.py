@@ -211,7 +211,7 @@ def with_positions(torch, model, ours):
   embeddings.resize_positional_embeddings = lambda *_, **__: table_1LD
 
 
-@pytest.mark.fast('CLIP beside its text')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
   model = save(transformers, torch, kind, tmp_path / 'x')
@@ -241,16 +241,7 @@ def test_theirs_gives_its_numbers_here(tmp_path, transformers, torch, kind):
     assert relative_difference(peer.run(images), want) < TOLERANCE
 
 
-@pytest.mark.fast(
-  'ViT-False',
-  'without biases-False',
-  'MSN-False',
-  'DeiT-False',
-  'gated-False',
-  'CLIP that classifies-False',
-  'DINOv2 with registers that classifies-False',
-  'I-JEPA-False',
-)
+@pytest.mark.fast('gated-False', 'ViT-False')
 @pytest.mark.parametrize(
   ('kind', 'original'),
   [(kind, True) for kind in OTHERS]

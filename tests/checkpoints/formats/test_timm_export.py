@@ -71,6 +71,7 @@ def test_the_mlp_has_the_width_that_timm_computes(tmp_path):
     assert int(width * args['mlp_ratio']) == mlp_dim
 
 
+@pytest.mark.fast('192-8-False', '384-8-True', '384-4-False')
 @pytest.mark.parametrize(
   ('width', 'patch', 'has_both'),
   [(192, 16, True), (192, 8, False), (384, 8, True), (384, 4, False)],
@@ -114,6 +115,7 @@ def test_timm_multiplies_widths_by_the_factor_of_the_name(layers, width, name):
   assert [x * factor for x in args['channels']] == widths
 
 
+@pytest.mark.fast('fields0', 'fields1', 'fields2')
 @pytest.mark.parametrize(
   'fields',
   [

@@ -47,7 +47,7 @@ def softmax(x):
   return special.softmax(np.asarray(x, np.float64), -1)
 
 
-@pytest.mark.fast('False-soft')
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['hard', 'soft'])
 @pytest.mark.parametrize('token', [True, False])
 def test_losses_are_the_papers(kind, token):

@@ -20,6 +20,7 @@ def objective_of(**changes):
   return test_every.experiment_of('exemplar', **changes).objective
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_formula():
   """Copy by copy, each against all others of its group."""
   margin, weight = 0.3, 0.7

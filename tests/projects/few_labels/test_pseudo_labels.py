@@ -31,6 +31,7 @@ def kept_in(path, teacher, source, images, names, split_seed=0):
   return soft_labels.kept(path, teacher, source, data, names)
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_formula():
   """The labels are smoothed, what the teacher says is not."""
   objective = objective_of(**{'loss.label_smoothing': 0.1})

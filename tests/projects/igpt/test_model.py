@@ -155,7 +155,7 @@ def test_bert_sees_all_but_what_is_hidden():
   assert np.abs(one - pixels(model, params, colours_BL)).max() > 1e-3
 
 
-@pytest.mark.fast('23-True')
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('given', [0, 7, L - 1])
 def test_kept_keys_and_values_give_what_the_whole_image_does(scan, given):

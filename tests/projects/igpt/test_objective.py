@@ -180,7 +180,7 @@ def test_an_image_with_nothing_hidden_has_no_loss():
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
-@pytest.mark.fast('False')
+@pytest.mark.slow
 @pytest.mark.parametrize('causal', [True, False])
 def test_evaluation_counts_each_image_once(causal):
   """In whatever batch and order, and no padding."""

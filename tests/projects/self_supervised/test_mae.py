@@ -121,7 +121,7 @@ def theirs(params, images, order, visible, normalized):
   return (errors * is_hidden).sum() / is_hidden.sum()
 
 
-@pytest.mark.fast('False')
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize('normalized', [True, False])
 def test_loss_and_gradients_are_the_papers(normalized):

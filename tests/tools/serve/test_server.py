@@ -203,6 +203,7 @@ def test_answers_are_those_of_the_checkpoint(port, checkpoints, name):
       np.testing.assert_allclose(values, want[i], atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_settings_change_the_map(port):
   _, first = predict(port, KINDS['BMP'], discard=0)
   seen = [first['map']['values']]
