@@ -106,11 +106,9 @@ def evaluate(
   function = features.top_k(checkpoint.model, min(5, len(names)))
   if source.several_labels:
     function = features.layer(checkpoint.model, 'logits')
+  a_device = min(BATCH_PER_DEVICE, -(-len(source) // mesh.size))
   extractor = features.Extractor(
-    function,
-    checkpoint.images,
-    batch_size=BATCH_PER_DEVICE * mesh.size,
-    mesh=mesh,
+    function, checkpoint.images, batch_size=a_device * mesh.size, mesh=mesh
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{split} images')
