@@ -146,6 +146,7 @@ def test_a_command_ends_with_its_error(capsys):
     ('a\tb\n', r'a\tb\n', r'a\tb\n'),
     ('\x1b[0m', r'\x1b[0m', r'\x1b[0m'),
     (os.fsdecode(b'x\xff'), r'x\udcff', r'x\udcff'),
+    ('9.41\u202fAM', '9.41\u202fAM', '9.41\u202fAM'),
     *((f'{c}1', f'{c}1', f"'{c}1") for c in '=+-@'),
   ],
 )

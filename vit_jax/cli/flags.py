@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TextIO
 
@@ -240,8 +241,14 @@ def show_messages() -> None:
 
 def printable(text: str) -> str:
   """Escapes control characters, and bytes of file names that are not UTF-8."""
+
+  def is_shown(
+    c: str,
+  ) -> bool:  # also spaces of every width, and emoji's joiner
+    return c.isprintable() or unicodedata.category(c) == 'Zs' or c == '\u200d'
+
   return ''.join(
-    c if c.isprintable() else c.encode('unicode_escape').decode() for c in text
+    c if is_shown(c) else c.encode('unicode_escape').decode() for c in text
   )
 
 

@@ -45,7 +45,9 @@ def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
   """Boxes are looked for in the whole of it."""
   nothing = {'boxes': np.zeros((0, 4)), 'labels': ()}
   for view in VIEWS[:2]:
-    transform = BoxTransform(view.size, max_objects=0)
+    transform = BoxTransform(
+      view.size, max_objects=0, short_sides=(min(view.size),)
+    )
     view = view._replace(keeps_shape=True)
     for kind, data in KINDS.items():
       got = decoder_lib.see(data, view)
@@ -53,6 +55,12 @@ def test_an_image_that_keeps_its_shape_is_that_of_evaluation():
       assert got.size == tuple(want['size']), kind
       assert got.box == (0, 0, 1, 1)
       np.testing.assert_array_equal(got.pixels_HWC, want['image'], kind)
+
+
+def test_a_photograph_has_the_size_of_evaluation():
+  view = View((800, 1333), Preprocessing(), keeps_shape=True)
+  photo = encoded(Image.fromarray(pixels(427, 640)), 'PNG')
+  assert decoder_lib.see(photo, view).size == (800, 1199)  # as in DETR's code
 
 
 def test_the_box_is_the_part_that_is_seen():

@@ -345,6 +345,7 @@ def test_the_folder_is_whole_or_not_there(tmp_path):
     # In the workdir itself, and of a name that says nothing.
     'checkpoints/300': '300',
     'runs/.npz': 'model',
+    'hub/models--google--vit-base/snapshots/3f49326eb0': 'vit-base',
   }.items(),
 )
 def test_names(path, name):

@@ -66,7 +66,7 @@ def see(data: bytes, view: View) -> Seen:
   H, W = picture.height, picture.width
   given, size = view.preprocessing, view.size
   if view.keeps_shape:
-    size = orientation.fitted_size((H, W), size)
+    size = orientation.fitted_size((H, W), size, min(size))
     plan = Plan(Box(0, 0, H, W), size, (0, 0))
   else:
     plan = given.plan((H, W), size)
