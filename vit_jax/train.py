@@ -262,7 +262,7 @@ def _new_meta(
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
-    'data': bad_images.gather([source.identity()] * is_first)[0],
+    'data': bad_images.gather([source.identity()] if is_first else [])[0],
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],

@@ -72,7 +72,9 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   inside = {name.lower(): name for name in sub_folders(root)}
   found = {x: root / inside[x] for x in splits.NAMES if x in inside}
   # A lone folder `training` may be a class.
-  has_train = 'train' in found or ('training' in found and len(found) > 1)
+  has_train = inside.get('train') == 'train' or (
+    len(found) > 1 and not found.keys().isdisjoint(splits.SAME[0])
+  )
   if found and not has_train and inside.keys() <= found.keys():
     raise ValueError(
       f'{root} has {", ".join(found)} but no train: rename the folder of '
