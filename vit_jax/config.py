@@ -182,8 +182,8 @@ def base() -> ConfigDict:
         # Mean and standard deviation per channel (RGB), of values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
         'std': (0.5, 0.5, 0.5),
-        # Processes that read and decode for each training process; 0 uses only
-        # threads.
+        # Worker processes that decode images, for each training process; 0 uses
+        # only threads.
         'workers': 0,
         # 'error' stops before training if images cannot be read; 'skip' logs
         # their number and trains without them.
@@ -361,13 +361,13 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 
 
 def check_fields(config: ConfigDict) -> None:
-  """Checks a config without its data, models and objectives.
+  """Checks the names and values of fields.
 
   Raises ValueError if a field is unknown, lacks a value, or has a value that
-  `VALID` does not allow.
+  `VALID` does not allow. Models, objectives and evaluators check their own.
   """
   known, valid = flatten(config), flatten(base())
-  # Models, objectives and own evaluators have fields of their own.
+  # Each model, objective and evaluator has other fields.
   own = ('model.', 'objective.', 'evaluators.')
   for field in known.keys() - valid.keys():
     if not field.startswith(own):

@@ -71,7 +71,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
-  These checks need no data, because opening and checking data can take long.
+  These checks run before the data are opened, which can take long.
   """
 
   def __init__(
@@ -149,7 +149,7 @@ class Experiment:
       ):
         raise ValueError(
           f'optimizer.frozen is {tuple(o.frozen)}, which matches all adapters '
-          f'of optimizer.lora={o.lora}: leave one of them out.'
+          f'of optimizer.lora={o.lora}: remove a pattern of frozen.'
         )
 
   def new_params(self) -> Params:

@@ -159,9 +159,9 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
 def _held_out(photos: Photos, split: str = '') -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
-  With 1,000 photos or more, a tenth becomes the validation split. The best step
+  Without `split`, a tenth of 1,000 photos or more is held out. The best step
   has the lowest validation loss, because accuracy is often equal at many steps.
-  With fewer photos this loss is too noisy, so the result is the last step.
+  For fewer photos this loss is too noisy, so the result is the last step.
   """
   enough = photos.count >= 1000 and not split
   return {
@@ -184,7 +184,7 @@ def resolve(
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to time training steps if `total` is in minutes. If false
-      (for evaluation), such a `total` becomes one step if the file lacks it.
+      (for evaluation), such a `total` becomes one step, unless a run chose it.
 
   Raises:
     ValueError: if the data or `total` are invalid.

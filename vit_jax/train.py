@@ -69,7 +69,7 @@ def train(
     if operator.attrgetter(field)(config):
       raise ValueError(
         f'{field} is set, and vit_jax.train trains a single run. Unset it, or '
-        'use python -m vit_jax.main. train.evaluate_only evaluates.'
+        'use python -m vit_jax.main. To evaluate, call train.evaluate_only.'
       )
   dashboards.check(config)
   workdir = os.path.expanduser(workdir)

@@ -17,8 +17,8 @@ from vit_jax.models import variants
 from vit_jax.register import nearest
 
 NAME = 'from_init'
-# Like `compute_fields`, these are not copied: fine-tuning replaces the head and
-# `config.data` determines the image size.
+# Fields that are not copied, besides the model's `compute_fields`: fine-tuning
+# replaces the head, and `config.data` determines the image size.
 _NOT_COPIED = ('num_classes', 'image_size', 'representation_size', 'head_bias')
 _IMAGE_FIELDS = ('mean', 'std', 'interpolation')
 

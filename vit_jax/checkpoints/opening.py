@@ -189,7 +189,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   Args:
     path: a workdir; a folder `checkpoints/STEP` in a workdir; a file or
       directory in a foreign format; or a name that `fetch.local` fetches. A
-      `Checkpoint` is returned unchanged.
+      `Checkpoint`, or that of a `TrainedModel`, is returned unchanged.
 
   Raises:
     FileNotFoundError: if the path does not exist.
@@ -198,7 +198,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 
   Also raises the errors of `fetch.local` and `recognise.read`.
   """
-  path = getattr(path, 'checkpoint', path)  # of a `TrainedModel`
+  path = getattr(path, 'checkpoint', path)
   if isinstance(path, Checkpoint):
     return path
   path = os.fspath(path)
@@ -230,7 +230,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
 def _step_of(folder: epath.Path) -> int:
   """Returns the step whose checkpoint is the result of a run.
 
-  `Checkpoints` would delete a checkpoint that a run is still writing.
+  Avoids `Checkpoints`, which deletes checkpoints that a run is still writing.
   """
   kept = saving.steps(folder)
   newest = kept[-1]

@@ -27,7 +27,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from vit_jax.data import atomic_files
 
-# Every process must see at once what the others write to a bucket.
+# A cached listing would hide files that other processes have just written.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 
 _log = logging.getLogger(__name__)

@@ -162,7 +162,7 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
 def with_learned_positions(checkpoint: Checkpoint) -> Checkpoint:
   """Converts position embeddings to learned 1-D embeddings.
 
-  Most foreign formats store no other kind. Converts learned 2-D, fixed and
+  Most foreign formats store only this kind. Converts learned 2-D, fixed and
   missing embeddings if `posemb_at` is 'input'; the outputs stay the same.
   Returns other checkpoints unchanged.
   """

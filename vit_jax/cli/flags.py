@@ -242,9 +242,8 @@ def show_messages() -> None:
 def printable(text: str) -> str:
   """Escapes control characters, and bytes of file names that are not UTF-8."""
 
-  def is_shown(
-    c: str,
-  ) -> bool:  # also spaces of every width, and emoji's joiner
+  # Spaces of every width and the joiner of emoji are printed too.
+  def is_shown(c: str) -> bool:
     return c.isprintable() or unicodedata.category(c) == 'Zs' or c == '\u200d'
 
   return ''.join(

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   add(
     '--image_size',
     default='32',
-    help='image size: a side, or height x width as in 32x48 (default: 32)',
+    help='image size in pixels, as 32 or 32x48 (height x width; default: 32)',
   )
   args = parser.parse_args(argv)
   if args.colours < 2:

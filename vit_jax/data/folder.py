@@ -57,10 +57,10 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  The folder has `train/`, and optionally `val/` and `test/`, in upper or lower
-  case (`splits.SAME` lists other names). Without `train/`, the folder itself
-  holds the images, and a fifth of each class becomes `test`. Images have labels
-  if the folder of training images has sub-folders, one for each class.
+  The folder has `train/`, and optionally `val/` and `test/` (other names are in
+  `splits.SAME`). With several splits, upper case works too. Without `train/`,
+  the folder itself holds the images, and a fifth of each class becomes `test`.
+  Images have labels if the training folder has a sub-folder for each class.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -71,14 +71,15 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   # Some archives write Train or TRAIN.
   inside = {name.lower(): name for name in sub_folders(root)}
   found = {x: root / inside[x] for x in splits.NAMES if x in inside}
-  # A lone folder `training` may be a class.
+  # Alone, `Train` or `training` may be a class.
   has_train = inside.get('train') == 'train' or (
     len(found) > 1 and not found.keys().isdisjoint(splits.SAME[0])
   )
   if found and not has_train and inside.keys() <= found.keys():
     raise ValueError(
-      f'{root} has {", ".join(found)} but no train: rename the folder of '
-      'training images to train, or give a folder whose sub-folders are classes'
+      f'{root} has {", ".join(inside[x] for x in found)} but no train: rename '
+      'the folder of training images to train, or give a folder whose '
+      'sub-folders are classes'
     )
   if (beside := sorted(inside.keys() - found.keys())) and has_train:
     _log.warning(
@@ -190,7 +191,7 @@ def identity(paths: Sequence[str], annotations: bytes, parts: int) -> str:
 class Files(Source):
   """A source of image files, without labels."""
 
-  # Annotations that `identity` hashes, if paths do not tell the labels.
+  # Bytes for `identity` to hash, if paths do not contain the labels.
   annotations = b''
 
   def __init__(
@@ -210,7 +211,7 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def identity(self) -> str:
-    # The last folder is the class. Without classes, it may be renamed.
+    # A class folder belongs to the identity. Other folders may be renamed.
     return identity(self.paths, self.annotations, 2 if self.class_names else 1)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:

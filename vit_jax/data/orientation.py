@@ -14,7 +14,7 @@ _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}
 
 
 class Box(NamedTuple):
-  """A part of a full-size image, in pixels; upright, except from `stored`."""
+  """A part of the full-size image, in pixels: upright, or as in the file."""
 
   top: int
   left: int

@@ -87,7 +87,7 @@ class Preprocessing:
 
   def describe(self) -> str:
     """Describes the resizing in words, such as 'the whole image, bilinear'."""
-    sides = 'the squashed shorter side' if self.squash else 'the shorter side'
+    sides = 'the shorter side (squashed)' if self.squash else 'the shorter side'
     part = f'{sides} to {self.resize_small} pixels, then the centre'
     way = part if self.resize_small else 'the whole image'
     return f'{way}, {self.interpolation}'
@@ -114,7 +114,7 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # Other libraries cut no box, so longest=2 would round sides differently.
+      # Other libraries round sides of the whole image, so cut off little.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (

@@ -72,7 +72,7 @@ def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 
   `data` is the name of a dataset, the path of a folder or table, or a dict with
-  `name` and some of the fields. Raises ValueError for another field of a dict.
+  `name` and some of the fields. Raises ValueError if a dict has other fields.
   """
   if isinstance(data, os.PathLike):
     data = os.path.join('.', data)  # a name without a slash is a dataset

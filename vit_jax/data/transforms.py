@@ -41,7 +41,7 @@ class TrainTransform:
   """
 
   image_size: tuple[int, int]  # (height, width) of the output
-  min_area: float = 0.05  # smallest share of the image, if a draw fits
+  min_area: float = 0.05  # smallest share of the image, except for strips
   resize: tuple[int, int] | None = None  # (H, W); None for the inception crop
   augmentation: Augmentation | None = None
   max_area: float = 1.0  # largest share of the image in the inception crop

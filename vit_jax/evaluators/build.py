@@ -71,7 +71,7 @@ def metrics(config: ConfigDict) -> dict[str, Best]:
 def check(config: ConfigDict) -> None:
   """Runs `Evaluator.check` for the entries that are on.
 
-  Also raises FileNotFoundError or ImportError, as `Evaluator.check` does.
+  Raises the errors of `entries` and of `Evaluator.check`.
   """
   for name, entry in entries(config).items():
     EVALUATORS.load(entry.type).check(name, entry)

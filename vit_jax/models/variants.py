@@ -259,8 +259,8 @@ def build(
   if strange := sorted(model_fields.keys() - own):
     raise ValueError(
       f'model.name is {name!r}; this architecture does not have the field '
-      f'model.{strange[0]}. Remove it. To change model.name, choose a variant: '
-      'on the command line --config=FILE.py:b16, in a config file '
+      f'model.{strange[0]}. Remove the field. To change the model, choose a '
+      'variant: on the command line --config=FILE.py:b16, in a config file '
       'config_lib.choose_model.'
     )
   if dtype not in ('float32', 'bfloat16'):

@@ -65,8 +65,8 @@ class Classification(Objective):
     if (task := made.model.task) != 'classes':
       raise ValueError(
         f'model.name is {config.model.name!r}, which predicts {task} and does '
-        'not classify images. Choose another variant, or its own config, such '
-        'as configs/detr.py.'
+        'not classify images. Choose another variant, or a config for '
+        'this model, such as configs/detr.py.'
       )
     if train_size := made.images.train_size:
       made.model.check(train_size)
@@ -84,8 +84,8 @@ class Classification(Objective):
 
     Raises:
       ValueError: if the data have fewer than two classes, classes of objects or
-        pixels, or several per image although the objective or a field needs
-        one.
+        pixels, or several classes per image although the objective or a field
+        needs one.
     """
     names, several = facts.class_names, facts.several_labels
     learned = config.objective.name

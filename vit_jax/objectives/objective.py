@@ -180,7 +180,7 @@ class Objective:
   def images_seen(self) -> float:
     """Number of images that the model processes per training example.
 
-    Small or partial images and passes without gradients are fractions (FLOPs).
+    Cheaper passes, as on small images, count as fractions, by their FLOPs.
     """
     return 1
 

@@ -67,8 +67,8 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 # Image processors whose integer `size` is the shorter side.
 _EDGE = 'Bit', 'CLIP', 'ConvNext'
-# Maps prefixes of model_type to the image processor, if the file does not name
-# it, and to the values that replace ViT's if the file is missing.
+# Maps prefixes of model_type to the default image processor, and to the values
+# of the published models, which replace ViT's if the file is missing.
 _PUBLISHED: Mapping[str, tuple[str, dict[str, Any]]] = {
   'imagegpt': ('ImageGPT', {}),
   'deit': ('DeiT', _IMAGENET | {'resample': 3}),
@@ -112,11 +112,11 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
 def of_hf(
   path: str, model_type: str, model_size: tuple[int, int] | None
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
-  """Reads the preprocessing of a directory of transformers.
+  """Reads the preprocessor file in a directory of transformers.
 
-  `model_size` is (H, W) in pixels, or None if any size works. If the directory
-  does not describe the preprocessing, assumes the published models' values
-  without a crop. If any size works, assumes ViT's values for 224 x 224 pixels.
+  `model_size` is (H, W) in pixels, or None if any size works. If the file
+  is missing, assumes no crop and the published models' mean, std and
+  interpolation, or ViT's values for 224 x 224 pixels if `model_size` is None.
 
   Returns the preprocessing, the size (H, W) of its images, and warnings about
   assumptions and unsupported values. Raises ValueError if a value is invalid.

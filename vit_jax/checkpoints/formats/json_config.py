@@ -26,7 +26,7 @@ class JsonConfig(dict[str, Any]):
     super().__init__(values)
     self.path = path
     self.prefix = prefix
-    # Sentences about differences from the other library, and assumptions.
+    # Sentences about assumptions and differences from the other library.
     self.warnings: list[str] = []
 
   def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
@@ -184,7 +184,7 @@ class Key(NamedTuple):
 
   field: str = ''  # '' if our models lack this field
   kind: Kind = Kind()
-  default: Any = None  # for a missing key; None skips a missing key
+  default: Any = None  # value of a missing key; None skips the key
   only: tuple[Any, ...] = ()  # the supported values, for a key without a field
 
 
@@ -206,7 +206,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the configuration for our fields, and the keys that have `only`."""
+  """Returns the configuration: keys with `only`, and the keys of our fields."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

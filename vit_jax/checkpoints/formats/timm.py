@@ -84,7 +84,7 @@ def read(
     full.warnings.append(
       f'{path} does not store its preprocessing. vit_jax assumes mean '
       f'{preprocessing.mean} and standard deviation {preprocessing.std}. '
-      'DINOv3 of satellite images (SAT-493M) has others: use timm://NAME.TAG.'
+      'They are wrong for satellite images (SAT-493M): use timm://NAME.TAG.'
     )
   else:
     fields, preprocessing = _vit_fields(named, full, preprocessing)

@@ -240,7 +240,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if not fields['num_classes']:
     raise ValueError(
       'transformers cannot store a DETR without a class head. Give a '
-      'checkpoint that has it, and --head=keep.'
+      'checkpoint with a class head, and --head=keep.'
     )
   naming = TIMM if fields['dilation'] else OWN
   task = 'Segmentation' if fields['masks'] else 'ObjectDetection'

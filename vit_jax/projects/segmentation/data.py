@@ -36,7 +36,8 @@ class MaskFiles(folder.Files):
   ):
     """Finds the masks.
 
-    Raises ValueError if an image lacks its mask, or no mask has a class.
+    Raises ValueError if an image lacks its mask, or if the masks of the folder
+    have ignored pixels but no class.
     """
     super().__init__(paths, class_names=class_names)
     inside = [pathlib.Path(x).relative_to(root / 'images') for x in paths]
@@ -120,8 +121,7 @@ class MaskTransform:
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: The record lacks masks, or they do not fit the image or the
-        classes.
+      ValueError: The record lacks masks, or they do not fit the image.
       ImportError: The masks are COCO's, and hotcoco is not installed.
     """
     name = record['name']

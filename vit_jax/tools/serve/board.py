@@ -94,9 +94,8 @@ def name_of(path: str) -> str:
   parts = pathlib.PurePath(path.partition('://')[2] or path).parts
   if len(parts) > 2 and parts[-2] == 'checkpoints':
     parts = parts[:-2]
-  elif (
-    len(parts) > 2 and parts[-2] == 'snapshots'
-  ):  # models--ORG--NAME of the hub
+  # The hub's folders are models--ORG--NAME/snapshots/REVISION.
+  elif len(parts) > 2 and parts[-2] == 'snapshots':
     parts = (parts[-3].rpartition('--')[2],)
   stem = parts[-1].removesuffix('.npz').removesuffix('.safetensors')
   return re.sub(r'[^\w-]+', '_', stem) or 'model'

@@ -1,8 +1,8 @@
 """Decodes and preprocesses untrusted image files in a separate process.
 
-The pixels are the same as in `predict`, except for portrait images if the input
-of a DETR is landscape. The process has limits of time and memory. If it hangs,
-the server replaces it.
+The pixels are the same as in `predict`, unless a DETR has a landscape input and
+the image is portrait, or vice versa. The process has limits of time and memory.
+If it hangs, the server replaces it.
 """
 
 import json
