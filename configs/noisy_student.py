@@ -127,10 +127,10 @@ def supervised(config):
 def compare(config):
   (name, first), *others = config.stages
   # The first teacher always has noise.
-  with_noise = ((name, NOISE | first), *others)
+  config.stages = ((name, NOISE | first), *others)
   methods = (
     ('noisy student', NOISE),
-    ('without noise', WITHOUT_NOISE | {'stages': with_noise}),
+    ('without noise', WITHOUT_NOISE),
     ('supervised', {'stages': (), **supervised(config)}),
   )
   seeds = tuple((f'seed={seed}', {'seed': seed}) for seed in range(3))

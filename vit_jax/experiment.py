@@ -90,14 +90,12 @@ class CheckedConfig:
     check_batch_size(config, self.mesh)
     self.image_size = images.size_of(config.data.image_size)
     kind = objective_type(config)
-    unused = {**kind.unused}
-    # Stages inherit the teacher that an earlier stage trains.
-    if not hasattr(kind, 'teacher') and STAGES not in config.teacher:
-      unused['teacher'] = ''
     if on := [
       f'{field}={value!r} (off: {off!r})'
-      for field, off in unused.items()
+      for field, off in kind.unused.items()
       if (value := operator.attrgetter(field)(config)) != off
+      # Stages inherit the teacher that an earlier stage trains.
+      and not (field == 'teacher' and STAGES in value)
     ]:
       raise ValueError(
         f'objective.name={config.objective.name} ignores {", ".join(on)}: use '

@@ -244,10 +244,6 @@ def _train(
       if preempted() and step < durations.total:
         run.save(step, state)
         raise Preempted(f'Preempted: saved step {step}.')
-    if start_step == durations.total:
-      # Another best_metric may choose another step of a finished run.
-      new = {key: meta[key] for key in ('config', 'best')}
-      checkpoints.change_meta(start_step, new)
     return run.finish()
 
 

@@ -101,6 +101,12 @@ def one_by_one(checkpoint, source):
   )
 
 
+def test_shots_and_draws_are_those_of_the_guide(command, tmp_path):
+  assert command(TINY, 'digits')[0] == 0
+  pairs = [(int(r['shots']), int(r['seed'])) for r in rows_of(tmp_path / 'out')]
+  assert pairs == [(k, seed) for k in (1, 5, 10, 25) for seed in range(5)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('whole', [False, True])
 def test_figures_are_those_of_features_by_hand(

@@ -161,14 +161,9 @@ class Checkpoints:
     `more` has values of `meta` that the evaluation changed.
     """
     self._metrics[step] = metrics
-    self.change_meta(
-      step, {**more, 'metrics': metrics, 'evaluation_due': False}
-    )
-
-  def change_meta(self, step: int, new: dict[str, Any]) -> None:
-    """Changes values of `meta` in a saved checkpoint."""
     if jax.process_index() == 0:
       folder = self.directory / str(step)
+      new = more | {'metrics': metrics, 'evaluation_due': False}
       text = json.dumps(_meta_args(read_meta(folder) | new).item)
       atomic_files.replace(folder / META / 'metadata', text.encode())
 

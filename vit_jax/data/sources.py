@@ -6,8 +6,8 @@ A source has a length, and `source[i]` is a record
 
 where 'name' identifies the record in error messages. A labelled source adds
 'label', an int, or uint8 [C] of 0 and 1 if `several_labels` is set. A source of
-objects adds the values of `BoxedSource.objects`, and a folder of mask files the
-path 'mask'. Sources must be picklable for the loader's worker processes.
+objects adds the values of `BoxedSource.objects`, and a folder of mask files
+'mask', int64 [H, W]. Sources must be picklable for the loader's workers.
 """
 
 import hashlib
@@ -75,7 +75,9 @@ def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
   `name` and some of the fields. Raises ValueError if a dict has other fields.
   """
   if isinstance(data, os.PathLike):
-    data = os.path.join('.', data)  # a name without a slash is a dataset
+    data = os.path.join(
+      '.', os.path.expanduser(data)
+    )  # a name without a slash is a dataset
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'name': '', 'dir': '', 'split_seed': 0, 'class_order': ''}
   usual |= {'on_bad_image': 'error'}

@@ -17,6 +17,8 @@ from vit_jax.training import features
 def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
+  The probe has the loss of training, softmax or sigmoid.
+
   Raises ValueError unless images have classes, the head is linear and at least
   ten images are readable.
   """
@@ -29,6 +31,8 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
     )
   extract = parts.extractor(features.layer(parts.objective.model, 'pre_logits'))
   x_ND = extract(params, source, 'images for the head')
+  if parts.config.loss.name == 'sigmoid' and labels.ndim == 1:
+    labels = np.eye(len(parts.facts.class_names), dtype=np.uint8)[labels]
   is_read_N = features.is_read(x_ND)
   x_ND, labels = x_ND[is_read_N], labels[is_read_N]
   found = probe.fit_probe(

@@ -101,7 +101,10 @@ class Objective:
   class_names: tuple[str, ...] = ()
 
   def __init_subclass__(cls) -> None:
-    """Adds the fields declared with `field` to `defaults` and `valid`."""
+    """Adds the fields declared with `field` to `defaults` and `valid`.
+
+    Without a `teacher`, the config's field of that name is unused.
+    """
     super().__init_subclass__()
     # Fields are still Field objects, because `dataclass` runs later.
     own = {
@@ -110,6 +113,8 @@ class Objective:
       if isinstance(x, dataclasses.Field) and 'valid' in x.metadata
     } | cls._model_fields()
     cls.defaults = {**cls.defaults, **{k: x.default for k, x in own.items()}}
+    if not hasattr(cls, 'teacher') and 'teacher' not in cls.__annotations__:
+      cls.unused = {'teacher': '', **cls.unused}
     cls.valid = {
       **cls.valid,
       **{k: x.metadata['valid'] for k, x in own.items() if x.metadata['valid']},

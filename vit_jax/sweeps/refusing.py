@@ -37,10 +37,8 @@ class KnownData:
     if key not in self._by_config:
       with axes.naming(cell.name):
         checked = stages.check(config)
-        init = config.init
-        if init not in self._opened and not init.startswith(STAGES):
-          opening.open_checkpoint(init)
-          self._opened.add(init)
+        if not (cell.workdir / RESULT).exists():
+          self._open_init(config.init)
         facts = self.split(config, config.data.split)
         experiment = Experiment(checked, facts)
       model, size = experiment.objective.model, experiment.image_size
@@ -52,6 +50,11 @@ class KnownData:
         'data': self._identities[self._key(config, config.data.split)],
       }
     return self._by_config[key]
+
+  def _open_init(self, init: str) -> None:
+    if init not in self._opened and not init.startswith(STAGES):
+      opening.open_checkpoint(init)
+      self._opened.add(init)
 
   def split(self, config: ConfigDict, name: str) -> Facts:
     """Returns the facts of a split of the config's data."""

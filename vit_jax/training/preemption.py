@@ -26,8 +26,11 @@ _open: Callable[[], bool] | None = None
 _in_run = False
 
 
-class Preempted(Exception):
-  """SIGTERM or Ctrl-C was received; the same command resumes."""
+class Preempted(BaseException):
+  """SIGTERM or Ctrl-C was received; the same command resumes.
+
+  Like KeyboardInterrupt, it passes through `except Exception`.
+  """
 
 
 def end_evaluation() -> None:

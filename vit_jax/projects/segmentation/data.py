@@ -47,7 +47,6 @@ class MaskFiles(folder.Files):
         f'{len(lacking)} of {len(paths)} images of {root} lack a mask. The '
         f'first missing file is {lacking[0]}. Add masks or remove images.'
       )
-
     sizes = [x.stat().st_size for x in self._masks]
     self.annotations = repr(sizes).encode()
     numbers: set[int] = set()
@@ -121,7 +120,7 @@ class MaskTransform:
 
     Raises:
       UnreadableImage: The image cannot be decoded.
-      ValueError: The record lacks masks, or they do not fit the image.
+      ValueError: The record lacks masks, or they have another size.
       ImportError: The masks are COCO's, and hotcoco is not installed.
     """
     name = record['name']

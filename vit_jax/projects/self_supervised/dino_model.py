@@ -78,7 +78,8 @@ class DINOViT(ViT):
   batch_norm: bool = field(
     False,
     "Standardise the head's hidden layers over the views of one size, which "
-    'keeps hybrids from collapsing. The authors standardise over all views.',
+    'keeps hybrids from collapsing. The authors standardise over all views. '
+    'The loss on the test split then depends on its batches.',
   )
 
   @nn.compact
