@@ -126,6 +126,13 @@ def test_split_folders_in_any_case(tmp_path, png, names):
   assert (len(source), source.class_names) == (4, ('a', 'b'))
 
 
+def test_class_named_train_beside_other_classes(tmp_path, png):
+  for name in ('Bus', 'Train', 'Tram'):
+    _write(tmp_path / name, 5, png)
+  source = _open(tmp_path, 'all')
+  assert (len(source), source.class_names) == (15, ('Bus', 'Train', 'Tram'))
+
+
 def test_class_that_train_lacks(tmp_path, png):
   _write(tmp_path / 'train' / 'a', 1, png)
   _write(tmp_path / 'test' / 'zebra', 1, png)

@@ -437,6 +437,12 @@ def test_bad_masks_are_found_before_training(root):
     Image.fromarray(255 * np.eye(30, 40, dtype=np.uint8)).save(path)
   with pytest.raises(ValueError, match='have no classes: .* 255 .ignored'):
     sources.open_source(f'{root}/', 'all')
+  # A class may be rare: one image in ten has it.
+  mask = np.full((30, 40), 255, np.uint8)
+  mask[:5] = 1
+  Image.fromarray(mask).save(sorted((root / 'masks').iterdir())[9])
+  for split in ('all', 'train[:1]'):
+    sources.open_source(f'{root}/', split)
 
 
 def test_pixels_and_objects_do_not_make_a_class_of_an_image(root):
