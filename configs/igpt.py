@@ -13,8 +13,9 @@ the default palette has 8 values each of red, green and blue.
   model.causal=False               BERT: hides a fraction of the pixels,
                                    objective.rate (0.15), and predicts them from
                                    the visible pixels
-  objective.name=classification --config.init=WORKDIR
-                                   trains a classifier from WORKDIR
+
+To learn classes afterwards, add objective.name=classification,init=WORKDIR to
+the values.
 
 The default is the paper's recipe:
 

@@ -6,7 +6,7 @@
 
 The first value is a folder with a sub-folder of photos for each class. The
 second value is a checkpoint to start from: the name of a published checkpoint,
-or a workdir. With a few thousand photos or fewer, a published checkpoint
+a file or a workdir. With a few thousand photos or fewer, a published checkpoint
 usually gives a better model.
 
 When training starts, the run chooses image size, augmentation, optimizer and

@@ -56,7 +56,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
     _log.warning(
       'The class names are numbers, sorted as text: %s, ..., as torchvision '
       'sorts folders. data.class_order=number sorts them by value, as timm '
-      'and TFDS do; data.class_order=text keeps this order without a warning.',
+      'does; data.class_order=text keeps this order without a warning.',
       ', '.join(names[:4]),
     )
   counts: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
-  These checks run before the data are opened, which can take long.
+  These checks run before the data are opened, because opening can take long.
   """
 
   def __init__(
@@ -81,7 +81,7 @@ class CheckedConfig:
 
     Raises:
       ValueError: if a field is invalid.
-      FileNotFoundError: if the teacher's checkpoint is missing.
+      OSError: if the teacher's checkpoint is missing or cannot be fetched.
       ImportError: if a package is missing.
     """
     config_lib.check_fields(config)
@@ -94,7 +94,7 @@ class CheckedConfig:
       f'{field}={value!r} (off: {off!r})'
       for field, off in kind.unused.items()
       if (value := operator.attrgetter(field)(config)) != off
-      # Stages inherit the teacher that an earlier stage trains.
+      # A stage inherits `teacher` even if its objective has no teacher.
       and not (field == 'teacher' and STAGES in value)
     ]:
       raise ValueError(
@@ -200,7 +200,8 @@ class Experiment:
   def all_fixed(self, fixed: Params, params: Params | None) -> Params:
     """Returns the parameters that a training step takes besides the state.
 
-    `fixed` is from the objective. With adapters, adds the body of `params`.
+    `fixed` is the result of `Objective.fixed`. With adapters, adds the body of
+    `params`.
     """
     if not self.has_adapters:
       return fixed

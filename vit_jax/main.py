@@ -4,7 +4,7 @@
 
 The same command resumes from the newest checkpoint that is not damaged. A
 workdir takes one run at a time. --config.FIELD=VALUE sets a field of the
-config; vit_jax/config.py explains all fields. --config.init=CHECKPOINT starts
+config; vit_jax/config.py explains the fields. --config.init=CHECKPOINT starts
 from pre-trained weights. --config.eval_only=True only evaluates.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/rates \
@@ -41,7 +41,7 @@ Exit status:
   71   the machine failed: full or broken disk, storage that does not answer,
        too little memory, a missing package
   75   preempted: SIGTERM or Ctrl-C was received and the state is saved
-  130  Ctrl-C was pressed twice, or before there was anything to save
+  130  Ctrl-C was pressed twice, or outside of training
 
 After 69 and 75 the same command resumes, even with another number of processes.
 After 75 it resumes at the step where the run stopped, after 69 at the last

@@ -159,9 +159,10 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
 def _held_out(photos: Photos, split: str = '') -> dict[str, Any]:
   """Chooses the validation split of a run that starts from a checkpoint.
 
-  Without `split`, a tenth of 1,000 photos or more is held out. The best step
-  has the lowest validation loss, because accuracy is often equal at many steps.
-  For fewer photos this loss is too noisy, so the result is the last step.
+  If there are 1,000 photos or more and no `split` is given, holds out a tenth.
+  The best step then has the lowest validation loss, because accuracy is often
+  equal at many steps. For fewer photos this loss is too noisy, so the result is
+  the last step.
   """
   enough = photos.count >= 1000 and not split
   return {
@@ -188,7 +189,7 @@ def resolve(
 
   Raises:
     ValueError: if the data or `total` are invalid.
-    FileNotFoundError: if the data or the checkpoint `config.init` are missing.
+    OSError: if the data or the checkpoint `config.init` are missing.
   """
   asked = {
     field: value

@@ -244,7 +244,7 @@ def test_what_lies_beside_is_said(tmp_path, png, caplog):
   for name in ('bus', 'car', 'train'):
     _write(tmp_path / 'vehicles' / name, 2, png)
   _open(tmp_path / 'vehicles')
-  assert 'splits train; its other folders are left out: bus, car' in caplog.text
+  assert 'other folders are left out, such as bus, car' in caplog.text
   for i in range(6):
     (tmp_path / 'vehicles' / f'v{i}').mkdir()
   _open(tmp_path / 'vehicles')

@@ -31,9 +31,9 @@ def test_those_that_are_on_run():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'fewshot.on': True}, 'fewshot is on and its data is empty'),
-    ({'test.split': ''}, 'test is on and its split is empty'),
-    ({'fewshot.data': 'digits'}, "fewshot.data is 'digits' and .* is off"),
+    ({'fewshot.on': True}, 'fewshot.data is empty, but .* is on'),
+    ({'test.split': ''}, 'test.split is empty, but .* is on'),
+    ({'fewshot.data': 'digits'}, "fewshot.data is 'digits', but .* is off"),
     ({'test.type': 'men'}, "test.type is 'men'. Did you mean mean"),
   ],
 )

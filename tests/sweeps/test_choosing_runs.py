@@ -207,7 +207,7 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
   for _ in range(2):
     with pytest.raises(run.Diverged) as e:
       running.run(config, str(tmp_path))
-    assert 'chosen for flip=True: 2 of 2 diverged. Run' in str(e.value)
+    assert 'chosen for flip=True: 2 of 2 trials diverged. Run' in str(e.value)
   assert len(fake) == 2 + 2 + 2
   assert [r['chosen'] for r in table(tmp_path / 'tune.csv')] == [
     'no',
@@ -220,12 +220,12 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
   assert '2 of 4 runs have ended' in text
   assert '| flip=True | pending |' in text
   out = capfd.readouterr().out
-  assert 'no choice for flip=True: 2 of 2 diverged\n' in out
+  assert 'no choice for flip=True: 2 of 2 trials diverged\n' in out
 
 
 def test_a_missing_metric_is_not_called_divergence(tmp_path, monkeypatch):
   fake_training(monkeypatch, lambda config, step: float('nan'))
-  lost = r'1 of 2 diverged, and val/accuracy of the rest is missing or NaN\. '
+  lost = r'1 of 2 trials diverged, and val/accuracy .* is missing or NaN\. '
   with pytest.raises(run.Diverged, match=lost):
     running.run(small(tune=['optimizer.lr=99,0.1']), str(tmp_path))
 

@@ -34,5 +34,5 @@ def test_filters_are_those_that_see_the_image(name):
 
 
 def test_a_model_without_filters_is_refused():
-  with pytest.raises(ValueError, match='neither a patch embedding'):
+  with pytest.raises(ValueError, match='neither a ViT'):
     filters.first_kernel({'pixel_embedding': 0})

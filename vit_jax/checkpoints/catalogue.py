@@ -38,7 +38,7 @@ _VIT_FILES = {
 }
 
 # Accuracy and source for each file fine-tuned on ImageNet, by model and image
-# size. The accuracy of the hybrid was not published.
+# size. The sources state no accuracy of the hybrid's file.
 _VIT_TUNED: dict[tuple[str, int], tuple[float | None, str]] = {
   ('b16', 224): (81.2, _README),
   ('b16', 384): (83.97, _TABLE_5),

@@ -49,7 +49,8 @@ def local(source: str) -> str:
     ConnectionError: if the download fails.
     FileNotFoundError: if the file, model or revision does not exist.
     ImportError: if a library is not installed.
-    PermissionError: if the model on the hub is gated.
+    PermissionError: if the model on the hub is gated, or the cache folder is
+      not writable.
     ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')
@@ -137,7 +138,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
       ' If the bucket is not public, run `gcloud auth application-default '
       'login` and try again.'
     )
-  # The copy exists, or another process fetched the file at the same time.
+  # FileExistsError means that this or another process has fetched the file.
   with contextlib.suppress(FileExistsError):
     with atomic_files.new_file(os.fspath(copy)) as partial:
       try:
@@ -182,7 +183,7 @@ def _copy(source: str, target: pathlib.Path) -> None:
 
 
 def _download(source: str, target: pathlib.Path) -> None:
-  """Downloads a file of a public bucket, and checks its size and MD5.
+  """Downloads a file of a public bucket; checks the stated size and MD5.
 
   If the connection breaks, tries again and resumes, as long as each attempt
   receives some bytes.

@@ -48,9 +48,10 @@ def choose(config: ConfigDict, path: str) -> None:
 def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
-  Rounds image sizes such as '384' (not '384x384') by `nearest_size`, also in
-  `config.sweep`, but not in `--sweep`. Raises ValueError if the config sets a
-  field that the model lacks, and the errors of `open_checkpoint`.
+  Rounds `data.image_size` by `nearest_size` if it is one number, such as '384'
+  but not '384x384'; also in `config.sweep`, but not in `--sweep`. Raises
+  ValueError if the config sets a field that the model lacks, and the errors of
+  `open_checkpoint`.
   """
   if config.model.name != NAME:
     return

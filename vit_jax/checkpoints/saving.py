@@ -38,7 +38,7 @@ CHECKSUMS = 'checksums'
 # Items that are trees of arrays.
 _TREES = ('params', 'opt_state', 'average', 'objective_state', CHECKSUMS)
 # Each device saves a slice of a replicated array if a slice has at least this
-# many bytes. Other arrays are not sliced, because slicing compiles a program
+# many bytes. Smaller arrays are not sliced, because slicing compiles a program
 # for every shape and device, which delays the first checkpoint.
 _LEAST_SLICE = 2**20
 
@@ -63,7 +63,7 @@ class Checkpoints:
     """Opens or creates the checkpoints of a workdir.
 
     Args:
-      workdir: any path that `etils.epath` understands, including gs://.
+      workdir: a folder on disk, or gs://BUCKET/FOLDER.
       keep_last: number of newest checkpoints to keep.
       best_metric: metric that decides which checkpoint is the best.
       best: which value of the metric is best, 'highest' or 'lowest'.
@@ -112,7 +112,7 @@ class Checkpoints:
   ) -> list[bool]:
     """Keeps the best checkpoint.
 
-    Orbax's own `BestN` needs metrics that orbax saves, without a checksum.
+    Orbax's own `BestN` reads metrics that orbax saves without a checksum.
     """
     best = best_step(self._metrics, *self._best)
     return [x.step == best for x in checkpoints]
@@ -318,10 +318,10 @@ class _Manager(ocp.CheckpointManager):
 def judge(folder: epath.Path, error: Exception) -> tuple[str, str]:
   """Decides whether an error means a damaged checkpoint or a failed read.
 
-  A checkpoint is damaged only if all its bytes can be read and the error is
-  about their content. The error's type is not enough: orbax also raises
-  FileNotFoundError for a folder that it cannot read. Returns descriptions of
-  the damage and of the failed read; one of them is ''.
+  A checkpoint is damaged only if all its files can be read and the error is
+  about their content or about a missing file. The error's type is not enough:
+  orbax also raises FileNotFoundError for a folder that it cannot read. Returns
+  descriptions of the damage and of the failed read; one of them is ''.
   """
   try:
     _read_all(folder)
@@ -424,7 +424,8 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
   meta = saved['meta']
   if _digest(meta) != saved['sha256']:
     raise ValueError('its metadata differ from their checksum')
-  if (was := meta.get('step', step)) != step:  # old files lack the step
+  # Old checkpoints and those of `convert` lack the step.
+  if (was := meta.get('step', step)) != step:
     raise ValueError(
       f'it was saved as step {was}, but its folder is {step}. Rename the '
       f'folder to {was}'
@@ -443,7 +444,7 @@ def read_meta(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def read_arrays(item_dir: epath.Path, like: Any = None) -> Any:
-  """Reads all arrays of an item, or those that `like` names, into NumPy."""
+  """Returns NumPy arrays: all of an item, or only those that `like` names."""
   if like is None:
     like = ocp.PyTreeCheckpointHandler().metadata(item_dir).tree
   return ocp.PyTreeCheckpointer().restore(
@@ -471,7 +472,7 @@ def read_metrics(step_dir: epath.Path) -> dict[str, float]:
   errors of `read_meta`, or AttributeError.
   """
   metrics = read_meta(step_dir).get('metrics')
-  if metrics is None:  # saved by an earlier version
+  if metrics is None:  # saved by an earlier version, or by `convert`
     file = step_dir / 'metrics' / 'metrics'
     metrics = json.loads(file.read_text()) if file.exists() else {}
   return {name: float(value) for name, value in metrics.items()}
@@ -523,9 +524,9 @@ def _sums(arrays: list[Any], numpy: Any) -> Any:
 
 
 def check_sums(tree: Any, kept: Any, item: str, is_part: bool = False) -> None:
-  """Raises ValueError if checksums of a tree differ from the saved ones.
+  """Raises ValueError if checksums of a tree differ from the saved checksums.
 
-  `is_part` means that the saved ones include checksums of other arrays.
+  `is_part` means that the saved checksums include those of other arrays.
   """
   ours = checksums(tree)
   same = np.isin(ours, kept).all() if is_part else np.array_equal(ours, kept)

@@ -153,7 +153,7 @@ def _run(args: argparse.Namespace) -> int:
     tqdm.write(text, file=sys.stdout, end='')
     sys.stdout.flush()  # a reader of the pipe sees each row at once
   if args.out:
-    flags.say(f'written {args.out}: a picture for each readable file')
+    flags.say(f'written {args.out}: pictures of all readable files')
   return 1 if unreadable else 0
 
 

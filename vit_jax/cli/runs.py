@@ -55,8 +55,8 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
 
   Raises:
     FileNotFoundError: if the folder is missing.
-    ValueError: if no run has both, or if the newest checkpoint or the
-      metrics.csv of a run is damaged.
+    ValueError: if no run has the metric and a checkpoint, or if the newest
+      checkpoint or the metrics.csv of a run is damaged.
   """
   root = pathlib.Path(folder).expanduser()
   if not root.is_dir():

@@ -37,7 +37,7 @@ class Tensor:
   dtype: np.dtype
 
 
-# A tensor is computed when the file runs; an array is a constant in the file.
+# A tensor gets its value when the file runs; an array is stored in the file.
 Value = Tensor | np.ndarray
 
 
@@ -62,7 +62,7 @@ class Graph:
   ) -> Tensor:
     """Adds a node and returns its output, of the given shape and dtype.
 
-    The dtype defaults to that of the first input.
+    The default is the dtype of the first input.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]

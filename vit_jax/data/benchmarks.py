@@ -1,4 +1,4 @@
-"""The datasets that the paper evaluates on, each with its protocol."""
+"""The datasets that the ViT paper evaluates on, each with its protocol."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ class Benchmark:
   learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)  # table 4
   group: str = ''  # 'natural', 'specialised' or 'structured' in VTAB
   flip: bool = True  # whether training images are mirrored at random
-  crop: str = 'inception'  # training crop; others: 'resize' (BiT's), 'none'
+  crop: str = 'inception'  # of training; or 'resize' (BiT's crop), 'none'
 
 
 # Additional learning rates for ResNets and hybrids on ImageNet.

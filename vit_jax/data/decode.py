@@ -140,7 +140,7 @@ def open_image(
   formats: Sequence[str] = (),
   max_pixels: int = 0,
 ) -> Picture:
-  """Opens an encoded image or pixels; a JPEG is decoded later, in `read`.
+  """Opens an encoded image or pixels; most JPEGs are decoded later, in `read`.
 
   Args:
     data: the bytes of a file, or pixels uint8 [H, W, 3].

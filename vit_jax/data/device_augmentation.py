@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# These values map pixels from [0, 1] to [-1, 1], as in the authors' code.
+# These values map pixels from [0, 1] to [-1, 1], as in the ViT authors' code.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 

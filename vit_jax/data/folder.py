@@ -57,10 +57,11 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  The folder has `train/`, and optionally `val/` and `test/` (other names are in
-  `splits.SAME`). With several splits, upper case works too. Without `train/`,
-  the folder itself holds the images, and a fifth of each class becomes `test`.
-  Images have labels if the training folder has a sub-folder for each class.
+  The folder has `train/`, and optionally `val/` and `test/`. With several
+  splits, their other names in `splits.SAME` and upper case work too. Without
+  `train/`, the folder itself holds the images, and a fifth of each class
+  becomes `test`. Images have labels if the training folder has a sub-folder for
+  each class.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -84,7 +85,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   if (beside := sorted(inside.keys() - found.keys())) and has_train:
     _log.warning(
       f'{root} has the splits {", ".join(found)}; its other folders are left '
-      f'out: {", ".join(inside[x] for x in beside[:5])}'
+      f'out, such as {", ".join(inside[x] for x in beside[:5])}'
     )
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
@@ -121,8 +122,8 @@ def list_files(
   """Lists the images of a folder with their labels, and counts other files.
 
   A label is the position of the sub-folder's name in `class_names`. Without
-  `class_names` all labels are 0. Raises ValueError if the folder or a class has
-  no images, or a class is unknown.
+  `class_names` all labels are 0. Raises ValueError if a class, or a folder
+  without classes, has no images, or if a class is unknown.
   """
   if not class_names:
     paths, others = list_images(folder)
@@ -211,11 +212,11 @@ class Files(Source):
     return {'image': decode.read_file(path), 'name': path}
 
   def identity(self) -> str:
-    # A class folder belongs to the identity. Other folders may be renamed.
+    # The folder of an image may be its class. Folders above may be renamed.
     return identity(self.paths, self.annotations, 2 if self.class_names else 1)
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # With the source's type, because ObjectNet cuts off the border of images.
+    # The type is included, because ObjectNet cuts off the border of images.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

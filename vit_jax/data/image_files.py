@@ -26,7 +26,7 @@ _HEIC = ('.heic', '.heif')
 
 
 def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
-  """Lists a folder, sorted by name, without hidden and system files."""
+  """Lists a folder by name, without hidden and system files; [] if missing."""
   if not folder.is_dir():
     return []
   entries = (x for x in os.scandir(folder) if not is_hidden(x.name))
@@ -83,7 +83,7 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
       folders.clear()
       continue
     seen.add(place)
-    # Real folders come before links, so that paths do not contain the links.
+    # The real path of a folder is preferred to a link beside it.
     folders[:] = sorted(
       (x for x in folders if not is_hidden(x)),
       key=lambda x: (os.path.islink(os.path.join(parent, x)), x),

@@ -121,7 +121,7 @@ def _transformed(
 def _example(
   source: Source, index: int, transform: Callable[[Any], Any]
 ) -> tuple[dict[str, Any], bool]:
-  """Returns a transformed example, and whether it is the record at `index`.
+  """Returns an example, and whether it is made from the record at `index`.
 
   If the source skips unreadable images, the next readable record replaces an
   unreadable record.

@@ -7,7 +7,7 @@ from PIL import Image
 
 _ORIENTATION_TAG = 0x0112
 # Numbers of the TIFF tags BitsPerSample, MaxSampleValue and
-# PhotometricInterpretation. The last is 0 if pixels of value 0 are white.
+# PhotometricInterpretation, which is 0 if pixels of value 0 are white.
 _BITS_TAG, _MOST_TAG, _COLOURS_TAG = 258, 281, 262
 # Maps the content of MaxSampleValue to the value of white, for 9 to 15 bits.
 _WHITES: dict[Any, int] = {(2**n - 1,): 2**n - 1 for n in range(9, 16)}

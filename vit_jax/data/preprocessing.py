@@ -114,7 +114,8 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # Other libraries round sides of the whole image, so cut off little.
+      # Other libraries round the sides of the whole image. To get their sides,
+      # only extreme shapes are cut.
       box = _central(*shape, longest=2 if is_ours else 8)
     sides = size if self.squash else box[2:]
     height, width = (
@@ -177,14 +178,15 @@ def _central(height: int, width: int, longest: int) -> Box:
 def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Resizes uint8 [H, W, 3] bilinearly to uint8 [*size, 3], with antialiasing.
 
-  The result is close to Pillow's BILINEAR and takes a quarter of the time.
-  Pillow's triangle filter grows with the scale n/m, where n is a side of the
-  image and m its target. Compared with plain bilinear sampling, it adds a blur
-  of variance ((n/m)^2 - 1) / 6, which is 1/2 at a scale of 2. The taps 1/4,
-  1/2, 1/4 have that variance too. If a side needs a variance nearer to 1/2 than
-  to 0, it is blurred with these taps and then sampled. A side longer than twice
-  its target is first averaged down to twice its target. An image that already
-  has `size` (height, width) is returned unchanged.
+  The result is close to Pillow's BILINEAR. It takes a quarter of the time if no
+  side is longer than twice its target. Pillow's triangle filter grows with the
+  scale n/m, where n is a side of the image and m its target. Compared with
+  plain bilinear sampling, it adds a blur of variance ((n/m)^2 - 1) / 6, which
+  is 1/2 at a scale of 2. The taps 1/4, 1/2, 1/4 have that variance too. If a
+  side needs a variance nearer to 1/2 than to 0, it is blurred with these taps
+  and then sampled. A side longer than twice its target is first averaged down
+  to twice its target. An image that already has `size` (height, width) is
+  returned unchanged.
   """
   if image.shape[:2] == tuple(size):
     return image

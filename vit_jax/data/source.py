@@ -83,8 +83,8 @@ class Label:
   """The rule that computes the class of a TFDS record.
 
   Attributes:
-    fields: the fields that the rule needs. For a field that is a list of
-      objects, the value names the inner fields; () means all of them.
+    fields: the fields that the rule needs. If a field is a list of objects, its
+      value may name the needed inner fields; () takes the whole field.
     classify: a picklable function from these fields to the class.
   """
 

@@ -4,10 +4,11 @@ A source has a length, and `source[i]` is a record
 
   {'image': encoded bytes or uint8 [H, W, 3], 'name': str}
 
-where 'name' identifies the record in error messages. A labelled source adds
-'label', an int, or uint8 [C] of 0 and 1 if `several_labels` is set. A source of
-objects adds the values of `BoxedSource.objects`, and a folder of mask files
-'mask', int64 [H, W]. Sources must be picklable for the loader's workers.
+where 'name' identifies the record in error messages. If images have classes, a
+record also has 'label': an int, or uint8 [C] of 0 and 1 if `several_labels` is
+set. A source of objects adds the values of `BoxedSource.objects`. A folder of
+mask files adds 'mask', int64 [H, W], and its 'size', (height, width). Sources
+must be picklable for the loader's worker processes.
 """
 
 import hashlib
@@ -58,8 +59,8 @@ def labelled(source: Source, name: str) -> LabelledSource:
 def all_labels(source: Source, name: str) -> np.ndarray:
   """Returns the classes of all records.
 
-  The array is int32 N. If records may have several classes, it is uint8 NC,
-  with values 0 and 1.
+  The array is int32 [N]. If records may have several classes, it is
+  uint8 [N, C], with values 0 and 1.
 
   Raises ValueError if the records have no classes.
   """
@@ -72,12 +73,12 @@ def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
   """Returns the fields of `config.data` that `bad_images.open_checked` reads.
 
   `data` is the name of a dataset, the path of a folder or table, or a dict with
-  `name` and some of the fields. Raises ValueError if a dict has other fields.
+  `name` and some of the fields. Raises ValueError if a dict has other fields;
+  other fields of a ConfigDict are ignored.
   """
   if isinstance(data, os.PathLike):
-    data = os.path.join(
-      '.', os.path.expanduser(data)
-    )  # a name without a slash is a dataset
+    # A name without a slash would be a dataset.
+    data = os.path.join('.', os.path.expanduser(data))
   given = {'name': data} if isinstance(data, str) else dict(data)
   usual = {'name': '', 'dir': '', 'split_seed': 0, 'class_order': ''}
   usual |= {'on_bad_image': 'error'}
@@ -90,8 +91,9 @@ def data_config(data: str | os.PathLike | Mapping[str, Any]) -> ConfigDict:
 def open_config(data: ConfigDict, split: str) -> Source:
   """Opens a split of `config.data`; sorts classes by `data.class_order`.
 
-  Raises the errors of `open_source`, and ValueError if `data.class_order` is
-  unknown; if set, it needs numbers as class names, and one class per image.
+  A source without classes ignores `data.class_order`. Raises the errors of
+  `open_source`. Raises ValueError if `data.class_order` is unknown, or if it is
+  set and class names are not numbers or images do not have one class each.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
@@ -152,8 +154,9 @@ def open_source(
   Args:
     name: One of
       - `digits`, or `digits_canvas` (digits with boxes);
-      - a folder: a path with `.` or `~` first, or with a slash if it exists or
-        TFDS lacks it; see `folder`, `detr.coco` and `segmentation.data`;
+      - a folder: a path that starts with `.`, `~` or `/`, or has a slash and
+        either exists or is not the name of a TFDS dataset; see `folder`,
+        `detr.coco` and `segmentation.data`;
       - a CSV file, see `folder.open_table`;
       - `hf://datasets/OWNER/NAME`, `parquet:PLACE` or `webdataset:PLACE`, see
         `hub_source`;
@@ -166,11 +169,12 @@ def open_source(
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
     split_seed: Shuffles each split before it is sliced, and draws `test` from
       data without splits (in shards and on the hub, also if `train` is the only
-      split). TFDS datasets ignore it.
+      split). TFDS datasets ignore it; `digits_canvas` draws its images with it.
 
   Raises:
     ValueError: The name, the split or the data is invalid.
     FileNotFoundError: The folder, file or prepared dataset is missing.
+    OSError: A folder or file cannot be read.
     ImportError: A library that this dataset needs is not installed.
   """
   if name == 'digits':

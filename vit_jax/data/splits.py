@@ -31,7 +31,7 @@ NAMES = tuple(name for names in SAME for name in names)
 def select(
   split: str, splits: Mapping[str, Sequence[int]], owner: str
 ) -> np.ndarray:
-  """Returns the indices that a split string selects, int64, part by part.
+  """Returns the indices, int64, that a split string selects, part after part.
 
   A split can be given by any of its synonyms in `SAME`. If `test` is missing,
   `test` selects `val`, and vice versa. This does not apply to sums, because

@@ -153,7 +153,8 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises FileNotFoundError if it is not, ValueError if TFDS does not know it.
+  Raises FileNotFoundError if it is prepared in another format or not at all,
+  and ValueError if TFDS does not know it.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

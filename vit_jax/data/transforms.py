@@ -29,8 +29,8 @@ class TrainTransform:
 
   The inception crop has a uniform aspect ratio (width / height) between 3/4 and
   4/3. Its height is uniform between the heights at which its area is `min_area`
-  and `max_area`, limited by the image. The paper's models were trained with
-  this distribution, from tf.image.sample_distorted_bounding_box. Other
+  and `max_area`, limited by the image. The ViT paper's models were trained
+  with this distribution, from tf.image.sample_distorted_bounding_box. Other
   libraries draw a uniform area, which gives larger crops on average.
 
   BiT's crop (arXiv 1912.11370) resizes the whole image to `resize`, ignoring
@@ -133,7 +133,7 @@ class EvalTransform:
 
 
 def seed_of(name: str) -> int:
-  """Returns a seed from the last two parts of a record's path."""
+  """Returns a seed from the last two parts of a record's name, a path."""
   last = '/'.join(name.split('/')[-2:])
   return zlib.crc32(last.encode(errors='surrogateescape'))
 

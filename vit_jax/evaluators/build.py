@@ -43,12 +43,12 @@ def entries(config: ConfigDict) -> dict[str, ConfigDict]:
     given = [f for f in ('labels', 'data') if entry.get(f)]
     if entry.on and empty:
       raise ValueError(
-        f'evaluators.{name} is on and its {empty[0]} is empty. Set '
-        f'evaluators.{name}.{empty[0]}, or set evaluators.{name}.on=False.'
+        f'evaluators.{name}.{empty[0]} is empty, but the evaluator is on. Set '
+        f'this field, or set evaluators.{name}.on=False.'
       )
     if given and not entry.on:
       raise ValueError(
-        f'evaluators.{name}.{given[0]} is {entry[given[0]]!r} and the '
+        f'evaluators.{name}.{given[0]} is {entry[given[0]]!r}, but the '
         f'evaluator is off. Set evaluators.{name}.on=True to use it.'
       )
     if entry.on:

@@ -32,7 +32,7 @@ class Evaluator:
   entry: ConfigDict
 
   def __post_init__(self) -> None:
-    """Opens the data; raises ValueError if the entry is invalid."""
+    """Opens the data; raises its errors, or ValueError for a bad entry."""
 
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:

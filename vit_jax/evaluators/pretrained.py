@@ -11,7 +11,8 @@
 
 An image is a path, a Pillow image or a uint8 array HWC of any size. All methods
 take one image, a list of images or an array BHWC, and apply the checkpoint's
-preprocessing. Methods raise UnreadableImage by default; `stream` yields it.
+preprocessing. Methods raise UnreadableImage by default; `stream` yields it. For
+an empty list, all methods raise ValueError.
 """
 
 import os
@@ -156,8 +157,8 @@ class TrainedModel:
   def rollout(self, images: Any, of: str | int | None = None) -> np.ndarray:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
-    If `of` is the name or number of a class, the maps explain this class. The
-    map of an image is 0 everywhere if no patch supports the class.
+    If `of` is the name or number of a class, the maps explain this class. A map
+    is 0 everywhere if no patch reaches the output or supports the class.
 
     Raises:
       UnreadableImage: if an image is unreadable.

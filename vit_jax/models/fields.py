@@ -1,4 +1,4 @@
-"""Declarations of model fields: default, meaning and valid values.
+"""Declares fields of models and objectives: default, meaning, valid values.
 
 They define the config, the checks of `variants.build` and of checkpoint files,
 and the output of `python -m vit_jax.models --fields`.

@@ -1,9 +1,9 @@
 """Layers of the encoders and heads (section 3.1, appendix A).
 
 Dimension letters in this package: `B` batch, `H W` pixels, `h w` patch grid,
-`L` tokens, `D` width, `N` heads, `K` head dimension, `M` MLP, `C` classes,
-`X` any other dimension, such as layers. Parameters of the original ViT have
-the names of its .npz files.
+`L` tokens, `Q` queries, `D` width, `N` heads, `K` head dimension, `M` MLP,
+`P` side of a patch, `C` channels or classes, `X` any other dimension, such as
+layers. Parameters of the original ViT have the names of its .npz files.
 """
 
 import functools
@@ -52,7 +52,7 @@ def constrain(x: Array, axes: str) -> Array:
   """Constrains the sharding of an array, and its layout on GPUs.
 
   `axes` has one letter per dimension, such as 'BLD'. `sharding.activations`
-  maps letters to mesh axes; without it, the sharding is not constrained.
+  maps B to mesh axes; without it, the sharding is not constrained.
 
   On GPUs the layout is row-major. Otherwise the compiler would keep the layout
   that it chooses for adding position embeddings, with the batch innermost.

@@ -61,7 +61,8 @@ class Model(nn.Module, kw_only=True):
       of the part's parameters. If a model starts from a checkpoint that lacks
       these parameters, they are initialised. If only the checkpoint has them,
       they are dropped.
-    compute_fields: fields that do not change parameters, or only stack them.
+    compute_fields: fields that change predictions by rounding only; they do not
+      change parameters, or only stack them.
     loops: groups of layers that a scan stacks.
     depth_loop: the loop whose length is the field `depth`, or None.
     after_layers: regular expression for the paths of the parameters that come
@@ -238,7 +239,7 @@ class Model(nn.Module, kw_only=True):
     return len(self.extra_tokens) + h * w
 
   def pool_block(self, x_BXD: jax.Array) -> jax.Array:
-    """Pools a block's output to BD: the class token, or the patches' mean."""
+    """Pools a block to BD: the class token, or the mean over the grid."""
     if 'cls' in self.extra_tokens:
       return x_BXD[:, 0]
     axes = tuple(range(1, x_BXD.ndim - 1))

@@ -22,8 +22,8 @@ leave up to half of the lanes empty:
 - `attention.attend` has heads after tokens, B L N K, because arrays with heads
   first would be copied: 4 % for H/14.
 - In training, `attention.attend` computes logits with queries last, B N L Q,
-  forward and backward. The compiler chooses this layout anyway. The forward
-  pass sums exponentials by a product with ones (`sum_keys`);
+  forward and backward. With queries first, the compiler would copy the array.
+  The forward pass sums exponentials by a product with ones (`sum_keys`);
   docs/results/tpu.md has the estimated gains.
 
 Other layouts:

@@ -83,7 +83,7 @@ class ViT(Model):
   )
   posemb: str = field(
     'learned1d',
-    'Kind of position embeddings (appendix D.4).',
+    'Kind of position embeddings (appendix D.4, which lacks sincos2d).',
     valid=('learned1d', 'learned2d', 'sincos2d', 'relative', 'none'),
   )
   posemb_at: str = field(

@@ -1,1 +1,1 @@
-"""Systems around the paper, each whole in its folder."""
+"""Models and objectives beyond the paper, one folder per topic."""

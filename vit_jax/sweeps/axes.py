@@ -25,7 +25,7 @@ Combination = tuple[dict[str, str], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One run of the grid of a sweep."""
+  """A run or a trial of a sweep."""
 
   labels: dict[str, str]  # by the name of the axis
   config: ConfigDict  # without a sweep
@@ -40,8 +40,9 @@ class Cell:
 def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   """Returns an axis on which one field takes several values.
 
-  `field` is a config field, or `model` for variants, and names the axis. The
-  values get the type of the field in `config`: 1e-3 and 0.001 are the same.
+  `field` is a config field, or `model` or `objective` with names as values. It
+  names the axis. The values get the type of the field in `config`: 1e-3 and
+  0.001 are the same.
 
   Raises:
     ValueError: if the field is unknown or a value is invalid.
@@ -96,7 +97,7 @@ def _extended(
 
 
 def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
-  """Raises ValueError if an axis sets one of `fields`, which flags set too."""
+  """Raises ValueError if an axis sets one of the command line's `fields`."""
   grids = [('sweep', config.sweep), ('tune', config.tune.axes)]
   grids += [
     ('tune', entry.get('tune.axes', ()))
@@ -123,7 +124,7 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
   """Returns the runs of a sweep in order, without tuned fields.
 
   Raises:
-    ValueError: if an axis or a value is invalid, or if no run is left.
+    ValueError: if an axis or a value is invalid, or if there are no runs.
   """
   check_axes(config.sweep)
   found = []
@@ -158,7 +159,7 @@ def check_axes(axes: Sequence[Axis], tune_axes: Sequence[Axis] = ()) -> None:
 
 
 def set_fields(config: ConfigDict, fields: dict[str, Any]) -> None:
-  """Sets the fields of an axis's value in a config."""
+  """Like `config.override`, but takes values of any type."""
   config_lib.override(config, {k: str(v) for k, v in fields.items()})
 
 
@@ -186,7 +187,7 @@ def sets_only(found: Axis, field: str) -> bool:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-  """Raises ValueError and FileNotFoundError as ValueErrors that name `what`."""
+  """Turns ValueError and FileNotFoundError into a ValueError naming `what`."""
   try:
     yield
   except (ValueError, FileNotFoundError) as e:

@@ -1,9 +1,9 @@
 """Tune fields of a sweep's runs on a validation split.
 
 Runs that differ only in the seed form a group. If `tune.axes` has several
-combinations of values, a group runs a trial of each. A trial trains on
-`tune.train` and is measured on `tune.val`. All runs of the group then train on
-`data.split` with the best combination.
+combinations of values, a group runs a trial of each combination. A trial trains
+on `tune.train` and is measured on `tune.val`. All runs of the group then train
+on `data.split` with the best combination.
 """
 
 import collections
@@ -31,8 +31,8 @@ class Group:
   """Runs that differ only in the seed and are tuned together."""
 
   labels: dict[str, str]  # on all axes except the seed
-  # Tuned values to choose from. Without tuning, there is a single candidate,
-  # which sets no fields.
+  # Combinations of `tune.axes` to choose from. Without tuning, there is one
+  # candidate, which sets no fields.
   candidates: tuple[Combination, ...]
   trials: tuple[Cell, ...]  # one per candidate; empty if there is only one
 
@@ -53,7 +53,7 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
 
   Raises:
-    ValueError: if an axis, a label or a value is invalid, or if no run is left.
+    ValueError: if there are no runs, or an axis, label or value is invalid.
   """
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}

@@ -17,7 +17,7 @@ CSV, TABLE = 'results.csv', 'table.md'
 
 
 class GridRun(NamedTuple):
-  """One run of the sweep."""
+  """A run or a trial of a sweep."""
 
   labels: dict[str, str]  # by the name of the axis
   workdir: epath.Path
@@ -200,7 +200,8 @@ def mean_text(
 ) -> str:
   """Formats mean ± standard deviation.
 
-  Adds n if it is not `usual_n`, and the number `lost` of diverged runs.
+  Adds the number of values if it is not `usual_n`, and the number `lost` of
+  diverged runs if it is not 0.
   """
   notes = [f'n = {len(values)}'] if len(values) != usual_n else []
   notes += [f'{lost} diverged'] if lost else []

@@ -3,9 +3,9 @@
 `stages.train` trains or resumes each run in WORKDIR/runs/. Before the first run
 of a group, its trials run in WORKDIR/tune/; see `choosing`.
 
-A finished run leaves result.json and is not run again. So the same command
-resumes a sweep, and a command with more values on an axis runs only the new
-values. Every run updates the tables in WORKDIR.
+A run that finished or diverged leaves result.json and is not run again. So the
+same command resumes a sweep, and a command with more values on an axis trains
+only the missing runs. Every run updates the tables in WORKDIR.
 """
 
 import json
@@ -42,14 +42,16 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
   Raises:
     ValueError: before any run starts, if a run cannot work or has finished with
-      another config, or another sweep uses the workdir. Also by `train.train`.
+      another config, or another run uses the workdir.
     Diverged: at the end, if all trials of a group have a NaN or missing metric.
     Preempted: after SIGTERM, or Ctrl-C in a run, once the state is saved.
+
+  Also raises the other errors of `train.train`.
   """
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
     if config[field]:
       raise ValueError(
-        f'{field} {does} a single run, and this config has a sweep. Remove '
+        f'{field} {does} a single run, and this config has several. Remove '
         f'sweep and tune.axes, and give --workdir={workdir}/runs/RUN.'
       )
   from_init.resolve(config)
@@ -124,7 +126,7 @@ class _Sweep:
     return None if choice is None else entry.runs[choice]
 
   def train(self, cell: Cell) -> None:
-    """Runs one cell; chooses a candidate after the last trial of a group."""
+    """Trains a run or trial; chooses after the last trial of a group."""
     reported = [self._chosen(entry) or entry.runs[0] for entry in self._entries]
     cells = self._trials + reported
     number = len(cells) - len(self._left(cells)) + 1
@@ -142,7 +144,7 @@ class _Sweep:
       return
     choice: int | None = 0
     if group.trials:
-      # Only the first process has metrics, so it decides for all processes.
+      # Only the first process has all metrics, so it decides for the others.
       # Trials that diverged lack the metric.
       config = group.trials[0].config
       metric, (_, good) = self._metric(config), choosing.metric_of(config)
@@ -178,7 +180,7 @@ class _Sweep:
     }
     text = json.dumps(result, indent=2) + '\n'
     atomic_files.replace(cell.workdir / RESULT, text.encode())
-    # Later commands read the file, so this command too uses its parsed text.
+    # Later commands read the file; parsing its text gives the same values here.
     return json.loads(text)
 
   def write(self) -> None:
@@ -228,7 +230,7 @@ class _Sweep:
     lost = [self._lost(g) for g in self._groups if self._choices[g] is None]
     if lost:
       raise Diverged(
-        f'No candidate could be chosen for {"; ".join(lost)}. Run the same '
+        f'No values could be chosen for {"; ".join(lost)}. Run the same '
         'command with more values, such as lower learning rates in '
         '--tune=optimizer.lr=...; it tries only the new values.'
       )
@@ -236,7 +238,9 @@ class _Sweep:
   def _lost(self, group: choosing.Group) -> str:
     """Says why no candidate of a group could be chosen."""
     states = [self._results[x.workdir]['status'] for x in group.trials]
-    text = f'{group.name}: {states.count(DIVERGED)} of {len(states)} diverged'
+    text = (
+      f'{group.name}: {states.count(DIVERGED)} of {len(states)} trials diverged'
+    )
     if DONE in states:
       metric = self._metric(group.trials[0].config)
       text += f', and {metric} of the rest is missing or NaN'
@@ -247,7 +251,8 @@ def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
   """Returns the metrics of the reported step, and the number of steps.
 
   The reported step is the last step. With early stopping it is the first
-  evaluated step with the best `best_metric`.
+  evaluated step with the best `best_metric`, and is returned too. A diverged
+  run has no metrics.
   """
   table = cell.workdir / 'metrics.csv'
   # The table is missing if an earlier stage of the run diverged.

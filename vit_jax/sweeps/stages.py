@@ -49,6 +49,7 @@ def check(config: ConfigDict) -> CheckedConfig:
 
   Raises:
     ValueError: if a stage or the run itself cannot work.
+    FileNotFoundError: if the teacher of the run itself is missing.
   """
   for name, fields in config.stages:
     # The copy keeps `stages`, so that checks do not open a teacher that an

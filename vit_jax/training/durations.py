@@ -26,8 +26,9 @@ class Durations:
 def durations_of(config: ConfigDict, examples: int) -> Durations:
   """Returns the config's durations in steps.
 
-  A warm-up in percent leaves at least one step after it. A run shorter than
-  4 * `log_every` is logged about ten times instead.
+  A warm-up in percent leaves at least one step after it. If a run has fewer
+  than 4 * `log_every` steps, it is logged every `total` // 10 steps instead, or
+  every step if that is 0.
 
   Raises:
     ValueError: if a value is invalid.

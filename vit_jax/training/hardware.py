@@ -42,7 +42,7 @@ _COMPILER_OPTIONS: dict[str, dict[str, bool | int]] = {
   # From v4 on, the compiler by default splits matrix products with gathered or
   # scattered arrays into pieces, to overlap products and communication. With
   # gather='step', kernels are gathered once, so there is nothing to overlap,
-  # and the pieces halve the speed (see docs/results/tpu.md).
+  # and the pieces about halve the speed (see docs/results/tpu.md).
   '': {
     'xla_tpu_enable_windowed_einsum_for_all_gather': False,
     'xla_tpu_enable_windowed_einsum_for_reduce_scatter': False,
@@ -128,7 +128,7 @@ class TpuChip:
     return links * self.link_bytes_per_s
 
 
-# Facts by name of the topology.
+# Facts by the generation in a topology's name, such as v5e in v5e:4x4.
 # Clocks: for v2 and v3, Norrie et al., "The design process for Google's
 # training chips: TPUv2 and TPUv3", 2021; for v4, Jouppi et al., ISCA 2023; for
 # newer chips, the rate at which all multipliers reach the peak above.

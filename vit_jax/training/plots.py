@@ -30,7 +30,7 @@ def style(i: int) -> dict[str, Any]:
 def figure(width: float, height: float) -> Any:
   """Returns an empty figure of a size in inches."""
   # Imported here, because the import is slow. pyplot would keep every figure in
-  # memory and might look for a screen.
+  # memory and might need a display.
   from matplotlib.figure import Figure
 
   return Figure(figsize=(width, height), layout='constrained')

@@ -218,9 +218,10 @@ def activations(mesh: Mesh) -> Iterator[None]:
 def _fit(
   spec: tuple[Axes, ...], shape: tuple[int, ...], mesh: Mesh
 ) -> PartitionSpec:
-  """Returns the part of a rule whose mesh axes divide their dimensions."""
+  """Returns a rule without mesh axes that do not divide their dimension."""
   if len(shape) < len(spec):
-    return PartitionSpec()  # named like a parameter, but fewer dimensions
+    # The array has the name of a parameter, but fewer dimensions.
+    return PartitionSpec()
   fitting: list[Axes] = [None] * (len(shape) - len(spec))
   for axes, n in zip(spec, shape[len(fitting) :], strict=True):
     kept: tuple[str, ...] = ()

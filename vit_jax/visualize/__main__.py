@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace) -> None:
     print(f'{found.title}. {found.text}')
     made = {f'{figure.name}.png': figure.draw for figure in found.figures}
     arrays = io.BytesIO()
-    save: Any = np.savez_compressed  # its type hints reject names of arrays
+    save: Any = np.savez_compressed  # its type hints reject **arrays
     save(arrays, **found.arrays)
     made[f'{args.what}.npz'] = arrays.getvalue
   out.mkdir(parents=True, exist_ok=True)

@@ -29,13 +29,13 @@ def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of a model's first convolution.
 
   Raises:
-    ValueError: if the model has neither a ResNet's first convolution
-      (`conv_root`) nor a patch embedding (`embedding`).
+    ValueError: if the top level of `params` has neither a ResNet's first
+      convolution (`conv_root`) nor a patch embedding (`embedding`).
   """
   for name in ('conv_root', 'embedding'):
     if name in params:
       return name, params[name]['kernel']
   raise ValueError(
-    'The model has neither a patch embedding nor the first convolution of a '
-    'ResNet. Use a ViT, a hybrid or a ResNet.'
+    'This model is neither a ViT, a hybrid nor a ResNet. Filters are drawn '
+    'only for these models: give a checkpoint of one of them.'
   )

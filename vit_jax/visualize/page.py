@@ -12,7 +12,7 @@ from vit_jax.visualize import draw, sections
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
 
-# Number of likeliest classes that get a rollout, and number that are listed.
+# Numbers of classes to draw a rollout for and to list, the likeliest first.
 _CLASSES = 2
 _LABELS = 5
 

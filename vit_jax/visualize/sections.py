@@ -74,8 +74,8 @@ def rollout(
   ('' if no class was given), `files`.
 
   Raises:
-    ValueError: if the model lacks attention between all tokens, or a class is
-      unknown.
+    ValueError: if the model lacks attention between all tokens, a class is
+      unknown or ambiguous, or a model that does not classify gets a class.
   """
   checkpoint, photographs = subject.checkpoint, subject.photographs
   indices = [*map(checkpoint.class_index, classes)]
@@ -247,7 +247,7 @@ def posemb(subject: Subject) -> Section:
   every layer adds its own embeddings.
 
   Raises:
-    ValueError: if the model does not add position embeddings.
+    ValueError: if the model is not a ViT that adds position embeddings.
   """
   checkpoint = subject.checkpoint
   model: Any = checkpoint.model

@@ -27,14 +27,14 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
   X is 1, or the number of layers if each layer adds its own embeddings.
 
   Raises:
-    ValueError: if the model does not add position embeddings.
+    ValueError: if the model is not a ViT that adds position embeddings.
   """
   model: Any = checkpoint.model
   kind = getattr(model, 'posemb', 'none')
   if kind in ('none', 'relative'):
     raise ValueError(
-      f'{checkpoint.path} does not add position embeddings to its tokens '
-      f'(model.posemb is {kind!r}). Use a model that does.'
+      f'{checkpoint.path} is not a ViT that adds position embeddings to its '
+      'tokens. Use one whose model.posemb is learned1d, learned2d or sincos2d.'
     )
   grid = model.grid(checkpoint.image_size)
   depth = model.depth if model.posemb_at == 'every_layer' else 1

@@ -131,7 +131,7 @@ def test_the_size_of_the_images_is_unknown_and_said(tmp_path, caplog):
   checkpoint = checkpoint_of((96, 64))
   path = str(tmp_path / 'x.npz')
   (line,) = npz.write(checkpoint.weights(), path, 'float32')
-  assert 'size is 96x64. Readers of the file assume 224x224' in line
+  assert 'size is 96x64. ' in line and 'vit_jax assumes 224x224' in line
   assert opening.open_checkpoint(path).image_size == SIZE
   assert f'{path} does not store the image size' in caplog.text
   lines = bit.write(

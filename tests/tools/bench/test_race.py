@@ -52,12 +52,12 @@ def test_what_does_not_fit_is_left_out(monkeypatch, message, capsys):
 
   lines = race.race([too_large, scripted('b', 1, 2), scripted('c', 1, 1)])
   said = f'does not fit: {message.splitlines()[0][:200]}\n'
-  assert capsys.readouterr().out == f'contender 1 {said}'
+  assert capsys.readouterr().out == f'implementation 1 {said}'
   # Others are compared with the first that fits, which is named.
   assert len(lines) == 4 and lines[-1] == 'b / c: 2.00'
   lines = race.race([scripted('a', 4, 4), too_large, scripted('c', 1, 1)])
   assert lines[-1] == 'a / c: 4.00'
-  assert capsys.readouterr().out == f'contender 2 {said}'
+  assert capsys.readouterr().out == f'implementation 2 {said}'
 
 
 def test_other_errors_are_not_hidden():

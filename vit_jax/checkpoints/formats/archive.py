@@ -54,7 +54,7 @@ def load(path: str) -> Flat:
 
 
 def numeric(x: np.ndarray) -> np.ndarray:
-  """Returns an array of integers or floats; raises ValueError for others."""
+  """Returns `x`; raises ValueError if its dtype is not integer or float."""
   if x.dtype.kind not in 'fiu' and x.dtype != ml_dtypes.bfloat16:
     raise ValueError(f'its dtype is {x.dtype}; it must be integer or float')
   return x

@@ -77,8 +77,8 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
   if fields['image_size'] != IMAGE_SIZE:
     H, W = fields['image_size']
     lines.append(
-      f'The image size is {H}x{W}. Readers of the file assume '
-      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]} by default.'
+      f'The image size is {H}x{W}. The file does not store it: vit_jax assumes '
+      f'{IMAGE_SIZE[0]}x{IMAGE_SIZE[1]}, timm the default size of the model.'
     )
   return lines
 

@@ -114,9 +114,10 @@ def of_hf(
 ) -> tuple[Preprocessing, tuple[int, int], tuple[str, ...]]:
   """Reads the preprocessor file in a directory of transformers.
 
-  `model_size` is (H, W) in pixels, or None if any size works. If the file
-  is missing, assumes no crop and the published models' mean, std and
-  interpolation, or ViT's values for 224 x 224 pixels if `model_size` is None.
+  `model_size` is (H, W) in pixels, or None if any size works. If the file is
+  missing, assumes no crop and the published models' mean, std and
+  interpolation. If `model_size` is None too, assumes ViT's values for 224 x 224
+  pixels.
 
   Returns the preprocessing, the size (H, W) of its images, and warnings about
   assumptions and unsupported values. Raises ValueError if a value is invalid.
@@ -180,7 +181,7 @@ def of_hf(
 def _sizes(
   file: JsonConfig, kind: str
 ) -> tuple[tuple[int, int], dict[str, Any]]:
-  """Returns (H, W) of processed images, and a dict of resizing fields."""
+  """Returns (H, W) of processed images, and fields of `Preprocessing`."""
   crop = file.sides('crop_size') if file['do_center_crop'] else None
   size = file['size']
   has_edge = isinstance(size, dict) and size.keys() == {'shortest_edge'}

@@ -30,7 +30,7 @@ class JsonConfig(dict[str, Any]):
     self.warnings: list[str] = []
 
   def replace(self, values: Mapping[str, Any]) -> 'JsonConfig':
-    """Returns an object with other values but the same path and warnings."""
+    """Returns an object with new values; keeps path, prefix and warnings."""
     found = JsonConfig(values, self.path, self.prefix)
     found.warnings = self.warnings
     return found
@@ -123,9 +123,9 @@ class JsonConfig(dict[str, Any]):
   def whole_patches(
     self, sides: tuple[int, int], patch: int
   ) -> tuple[int, int]:
-    """Rounds (H, W) down to whole patches, as other libraries do; warns.
+    """Rounds (H, W) down to whole patches, as other libraries do.
 
-    A side that is smaller than a patch stays unchanged.
+    Warns if a side changes. A side smaller than a patch stays unchanged.
     """
     height, width = (side // patch * patch or side for side in sides)
     if (height, width) != sides:
@@ -206,7 +206,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the configuration: keys with `only`, and the keys of our fields."""
+  """Returns the keys with `only`, and the keys whose field is in `fields`."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

@@ -98,7 +98,7 @@ def zeroed_head(lookup: archive.Lookup) -> tuple[str, ...]:
 
 
 def without_other_trees(arrays: table.Flat) -> tuple[str, table.Flat]:
-  """Returns the key prefix of the parameters, and the arrays with it."""
+  """Returns the key prefix of the parameters, and the arrays that have it."""
   for prefix in ('opt/target/', 'params/img/', 'params/', ''):
     inside = {k: x for k, x in arrays.items() if k.startswith(prefix)}
     if inside:

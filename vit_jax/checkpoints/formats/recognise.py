@@ -143,8 +143,8 @@ def _under(prefix: str, arrays: Flat) -> Flat:
 def format_of(arrays: Flat, register: Register) -> Any:
   """Returns the first module whose `matches` accepts the arrays.
 
-  Otherwise returns the module `timm` of `TENSORS`, or `npz` of `ARCHIVES`. The
-  latter has no `matches`.
+  Otherwise returns the module `timm` of `TENSORS`, or `npz` of `ARCHIVES`. Only
+  `npz` has no `matches`.
   """
   usual = 'npz' if register is ARCHIVES else 'timm'
   others = (register.load(name) for name in register if name != usual)

@@ -16,8 +16,9 @@ functions below. Formats that are only read lack `DTYPES` and `write`; `hf` and
   ValueError if the model is not supported.
 - `write(weights, target, dtype)` writes a new file or directory completely or
   not at all. It returns one sentence for each setting that is not stored, or
-  that readers of the format interpret differently. It raises FileExistsError if
-  the target exists, and ValueError if the format cannot store the model.
+  that readers of the format interpret differently. It raises the errors of
+  `atomic_files.new_file`, such as FileExistsError, and ValueError if the format
+  cannot store the model.
 """
 
 import dataclasses

@@ -45,8 +45,8 @@ def read(path: str, ignored: str = _COUNTS) -> Flat:
 
   The keys of nested dictionaries are joined by dots. `ignored` is a regular
   expression for keys to leave out. Raises ImportError if PyTorch is needed but
-  not installed. Raises ValueError if the file has another format, an array is
-  damaged, or the dtype of an array is neither integer nor float.
+  not installed. Raises ValueError if the file is damaged or has another format,
+  or if the dtype of an array is neither integer nor float.
   """
   load = _loader(path)
   if not load:

@@ -55,7 +55,8 @@ def read(
 ) -> table.File:
   """Reads a tensor file; or a directory, if `config` is its config.json.
 
-  Also reads torchvision's ViT and the original files of DINOv2, DINOv3 and MAE.
+  Also reads torchvision's ViT, and the original files of DINO, DINOv2, DINOv3
+  and MAE.
   """
   full = JsonConfig(config or {}, os.path.join(path, 'config.json'))
   if config is None and _PERIODS not in arrays:
@@ -84,7 +85,8 @@ def read(
     full.warnings.append(
       f'{path} does not store its preprocessing. vit_jax assumes mean '
       f'{preprocessing.mean} and standard deviation {preprocessing.std}. '
-      'They are wrong for satellite images (SAT-493M): use timm://NAME.TAG.'
+      'Both are wrong for models of satellite images (SAT-493M); open those as '
+      'timm://NAME.TAG.'
     )
   else:
     fields, preprocessing = _vit_fields(named, full, preprocessing)

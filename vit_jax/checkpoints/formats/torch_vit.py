@@ -213,7 +213,8 @@ class Arrays(dict[str, np.ndarray]):
   ):
     """Renames the arrays `stored` of a file.
 
-    Also splits fused arrays, joins gates and adds missing biases as zeros.
+    Also splits fused arrays, joins the gate and up projections of gated MLPs,
+    and adds the missing biases of `_WITHOUT_BIAS` as zeros.
     `prefix` is a regular expression for a prefix to remove from keys.
     """
     super().__init__()
@@ -298,7 +299,7 @@ class Arrays(dict[str, np.ndarray]):
     Tokens that the head does not read (all except `read`) become registers. If
     registers have position embeddings, these are added to the registers. If the
     tokens in `read` have no position embeddings, they get zeros. A patch kernel
-    for grey images gets three channels, with a warning to `config`.
+    for grey images gets three channels; `config` gets a warning.
 
     Returns (H, W) in pixels, and the number of non-patch tokens that have a
     position embedding in the file. `stated` is the (H, W) in the configuration
@@ -403,8 +404,8 @@ def fields(lookup: archive.Lookup) -> tuple[dict[str, Any], int, int]:
   """Infers the fields of a ViT from its arrays.
 
   Returns the fields, the channels of images, and the distance between patches
-  in pixels. Raises ValueError if a necessary array is missing, or a model other
-  than a hybrid takes images of neither 1 nor 3 channels.
+  in pixels. Raises the errors of `Lookup.shape`, and ValueError if a model that
+  is not a hybrid takes images of neither 1 nor 3 channels.
   """
   has = lookup.has
   width, channels, patch, _ = lookup.shape('embedding/kernel', 4)

@@ -84,8 +84,8 @@ class BoxTransform:
   ) -> dict[str, np.ndarray]:
     """Crops, resizes and pads a record.
 
-    Boxes are clipped to the crop. Crowds and objects outside the crop are
-    dropped.
+    Boxes are clipped to the crop. Crowds, objects outside the crop and boxes
+    without area are dropped.
 
     Args:
       record: has `image`, `name`, and `boxes` and `labels` as

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _LISTED = 20  # maximum number of problems that a message lists
 _HIGHEST_ID = 10_000
-# Checks use type(x), because isinstance(True, int) is true.
+# Checks of ids use type(x), because isinstance(True, int) is true.
 _IDS = (int, str)
 _ROBOFLOW = '_annotations.coco.json'
 # The class name of unused category ids, as in published DETR models.
@@ -145,7 +145,7 @@ class CocoFolder(Source):
     return folder.identity(names, np.concatenate(columns, None).tobytes(), 2)
 
   def fingerprint(self) -> str:
-    """Returns a hash that changes with the image and annotation files."""
+    """Returns a string that changes with the image and annotation files."""
     files = (image['name'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
 
@@ -232,8 +232,8 @@ def _json(path: pathlib.Path) -> Any:
 def _plain(entry: Any) -> Any:
   """Normalises an entry of a list.
 
-  Drops nulls. Converts ids and sizes to int, because some tools write 1.0 or
-  '1'. Drops polygons of fewer than three points, which have no area.
+  Drops nulls. Converts ids, sizes and `iscrowd` to int, because some tools
+  write 1.0 or '1'. Drops polygons of at most two points, which have no area.
   """
   if not isinstance(entry, dict):
     return entry

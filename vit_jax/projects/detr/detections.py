@@ -38,7 +38,7 @@ class Detector:
   """Runs a DETR checkpoint on one photograph at a time."""
 
   def __init__(self, checkpoint: Checkpoint, threshold: float):
-    """Prepares a detector of objects of at least probability `threshold`."""
+    """Prepares a detector that drops objects less likely than `threshold`."""
     self._checkpoint, self._threshold = checkpoint, threshold
     self._likeliest = jax.jit(self._outputs)
 
@@ -101,8 +101,9 @@ def find(
 ) -> Iterator[list[tuple[Any, ...]] | decode.UnreadableImage]:
   """Yields for each file a list of (class name, probability, x0, y0, x1, y1).
 
-  The list has objects of at least probability `threshold`, likeliest first; the
-  boxes are in pixels, rounded to 0.1. For an unreadable file, yields its error.
+  The list has the objects whose probability is at least `threshold`, likeliest
+  first. Boxes are in pixels, rounded to 0.1. For an unreadable file, yields its
+  error.
   With `out`, writes a picture of each image into this folder, as
   `objects-NAME.png`. Raises the ValueError of `Detector`.
   """

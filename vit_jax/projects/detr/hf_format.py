@@ -138,7 +138,7 @@ _RESNET = {
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory; `config` is its config.json. See `table`."""
+  """Reads a directory; `config` is the content of config.json. See `table`."""
   arrays = tensors.read_folder(path)
   naming = OWN if any('.embedder.embedder.' in x for x in arrays) else TIMM
   lookup, prefix = lookup_of(path, arrays, naming)

@@ -72,7 +72,8 @@ class Detection(Objective):
       )
     if len(o.crop) != 2 or o.crop[1] < o.crop[0]:
       raise ValueError(
-        f'objective.crop is {o.crop}. Give its smallest and its largest side.'
+        f'objective.crop is {o.crop}. Give the smallest and the largest side, '
+        'as in (384, 600).'
       )
     if o.buckets != 1 and not 1 <= o.buckets <= len(o.short_sides):
       raise ValueError(
@@ -142,8 +143,9 @@ class Detection(Objective):
 
     Sums over queries are divided by the sum of their weights in the batch, and
     sums over objects by the number of objects. The loss has the class and box
-    terms of all decoder layers; the returned terms are from the last layer.
-    'class_accuracy' is for matched queries, and 'dense' is from `_dense`.
+    terms of all decoder layers, the mask terms of the last layer, and 'dense'
+    from `_dense`. The returned terms are from the last layer. 'class_accuracy'
+    is for matched queries.
     """
     losses_B, parts = self._losses(params, batch, key)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}

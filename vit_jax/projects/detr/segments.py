@@ -74,7 +74,7 @@ def run_lengths(
 ) -> dict[str, Any]:
   """Returns COCO's `segmentation`, or a mask bool HW, as compressed RLE.
 
-  It has the image's `size` (height, width), and `counts`, bytes or str.
+  The RLE has `size`, the image's (height, width), and `counts`, bytes or str.
   """
   from hotcoco import mask as coco_mask
 

@@ -2,15 +2,16 @@
 
 A batch has B labelled images and r B pseudo-labelled images. The latter are
 drawn from images that the teacher classifies with confidence; see `balanced`.
-Let y be the label of an image, and q the teacher's probabilities for the image
-without noise. The loss is the mean over all (1 + r) B images of
+Let y be the label of an image, and q the softmax of the teacher's logits for
+the image without noise. The loss is the mean over all (1 + r) B images of
 
   CE(softmax(student(noised image)), y or q).
 
 The file of soft labels is a NumPy archive: `probabilities` has q of all images,
 float32 NC, and the other arrays say what q was computed from; see `kept`.
 
-`data.augment`, `model.dropout` and `model.stochastic_depth` set the noise.
+The paper's noise is `data.augment`, `model.dropout` and
+`model.stochastic_depth`.
 """
 
 import dataclasses
@@ -47,16 +48,16 @@ class PseudoLabels(TwoStreams):
   """Learns from labels and from a teacher's soft labels.
 
   Attributes:
-    teacher: the checkpoint that labels the images. None if an earlier stage of
-      the run has yet to train it, or if `config.teacher` is empty and the file
-      of soft labels exists.
+    teacher: the checkpoint that labels the images. None for `eval_only`, if an
+      earlier stage of the run has yet to train it, or if `config.teacher` is
+      empty and the file of soft labels exists.
   """
 
   unused = {'loss.name': 'softmax'}
 
   labels: str = field('', 'File of soft labels; made if it is missing.')
   threshold: float = field(
-    0.3, 'Lowest probability of pseudo-labels.', valid='[0, 1]'
+    0.3, 'Minimum probability of the likeliest class.', valid='[0, 1]'
   )
   images_a_class: int = field(
     0, 'Images per class; 0: as many as the largest class.', valid='[0, inf)'

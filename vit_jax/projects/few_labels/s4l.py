@@ -1,7 +1,7 @@
 """S4L (1905.03670): semi-supervised learning with a self-supervised loss.
 
 A batch has two streams of equal size: labelled examples of `config.data`, and
-images drawn from the unlabelled split of `TwoStreams`, without their labels.
+images drawn from the split `objective.unlabelled`, without their labels.
 w is `objective.weight`.
 
 `Rotation` rotates all images by 0, 90, 180 and 270 degrees. The loss is

@@ -63,8 +63,9 @@ def bits(model: IGPT, params: Any, colours_BL: jax.Array) -> jax.Array:
 class Completed(NamedTuple):
   """A photograph and its completions, at the model's image size.
 
-  `own_HWC` is the photograph in the palette's colours, uint8. `kept` is the
-  number of kept rows at the top. `bits` is the photograph's bits per pixel.
+  `own_HWC` is the photograph in the palette's colours, and `samples_SHWC` are
+  its completions, uint8. `kept` is the number of kept rows at the top. `bits`
+  is the photograph's bits per pixel.
   """
 
   own_HWC: np.ndarray

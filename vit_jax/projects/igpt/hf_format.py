@@ -42,7 +42,7 @@ _MASKS = r'\.attn\.(masked_)?bias$'
 
 
 def read(path: str, config: dict[str, Any]) -> table.File:
-  """Reads a directory; `config` is its config.json. See `table`."""
+  """Reads a directory; `config` is the content of config.json. See `table`."""
   arrays = tensors.read_folder(path, _MASKS)
   prefix = _PREFIX if any(key.startswith(_PREFIX) for key in arrays) else ''
   lookup = archive.Lookup(
@@ -108,9 +108,9 @@ def _palette(
     found = np.empty(0)
   if found.shape != (colours, 3) or not np.isfinite(found).all():
     raise ValueError(
-      f'{place} has no valid palette: `clusters` must list red, green and blue '
-      f'of {colours:,} colours, and it has the shape {found.shape}. Use the '
-      'preprocessor_config.json of this model.'
+      f'{place} has no valid palette: `clusters` must list finite red, green '
+      f'and blue values of {colours:,} colours, and it has the shape '
+      f'{found.shape}. Use the preprocessor_config.json of this model.'
     )
   return tuple(found.ravel().tolist())
 
@@ -182,7 +182,7 @@ def _table(shapes: table.Shapes, prefix: str) -> list[table.Entry]:
 def _layer(
   shapes: table.Shapes, layer: str, rest: str, start: str
 ) -> list[table.Entry]:
-  """Returns an array's entry; adds biases of zero if our layers lack them."""
+  """Returns an array's entry, and one for a zero bias if our layers lack it."""
   module, _, leaf = rest.rpartition('/')
   ours, theirs = f'{layer}/{rest}', start + _MODULES[module]
   key = theirs + torch_vit.LEAVES[leaf]

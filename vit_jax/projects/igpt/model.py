@@ -5,8 +5,9 @@ the pixels in raster order, quantised to K colours. The model predicts each
 pixel's colour: a causal model from the pixels before it, a BERT model from all
 pixels that are not masked.
 
-`models.layers` lists the dimension letters. L is H W. K is the width of a head
-after N, as in BLNK, and the number of colours elsewhere.
+`models.layers` lists the dimension letters. L is the number of pixels, H W.
+K is the width of a head after N, as in BLNK, and the number of colours
+elsewhere.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ LAYERS = Loop('h', 0, 'h')
 # Largest number of pixels of an image. The paper uses up to 64 x 64.
 MAX_TOKENS = 2**16
 # Causal attention runs on chunks of this many queries. Each chunk uses only the
-# keys up to its last query. This bounds memory, and skips up to half of the
+# keys up to its last query. This saves memory, and skips up to half of the
 # L x L weights.
 QUERIES = 256
 

@@ -85,8 +85,9 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
 
   Raises:
     FileNotFoundError: if `images/` is missing.
-    ValueError: if an image lacks its mask, or a name in `classes.txt` is empty,
-      repeated or 'background'. Also raised by `folder.open_folder`.
+    ValueError: if a name in `classes.txt` is empty, repeated or 'background'.
+
+  Also raises the errors of `folder.open_folder` and `MaskFiles`.
   """
   root = pathlib.Path(name).expanduser()
   listed = root / 'classes.txt'

@@ -128,7 +128,7 @@ class Segmentation(Objective):
   def _logits(
     self, params: Params, images_BHWC: jax.Array, key: jax.Array | None = None
   ) -> jax.Array:
-    """Returns logits BHWC of the pixels; a key turns dropout on."""
+    """Returns logits BHWC of the pixels, in training mode if there is a key."""
     logits_BhwC, _ = run(self.model, params, images_BHWC, key)
     shape = (*images_BHWC.shape[:3], logits_BhwC.shape[-1])
     return jax.image.resize(logits_BhwC, shape, 'bilinear')

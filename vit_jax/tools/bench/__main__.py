@@ -8,8 +8,8 @@
 See COMMAND --help. With several variants, image sizes and batch sizes, the
 command measures all combinations, one after the other. Our code and the
 libraries of --vs run in turns, so that other load on the machine affects all of
-them. Each round gives the ratio of the first row's images/s to another row's;
-the command prints the median ratio.
+them. Each round gives the ratio of the first row's images/s to each other
+row's; the command prints the median ratios.
 """
 
 import argparse

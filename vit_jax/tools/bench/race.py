@@ -71,7 +71,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
       if not is_out_of_memory(e):
         raise
       said = str(e).splitlines()[0][:200]
-      print(f'contender {number} does not fit: {said}')
+      print(f'implementation {number} does not fit: {said}')
   taken = [[each.turn() for each in contenders] for _ in range(ROUNDS)]
   rates = [*zip(*taken, strict=True)]
   lines = [f'images/s, median of {ROUNDS} rounds (slowest to fastest):']

@@ -1,1 +1,1 @@
-"""Recipes and results of the ViT paper, and its tables and figures for runs."""
+"""Recipes and results of the ViT paper; its tables and figures of your runs."""

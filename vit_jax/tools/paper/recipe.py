@@ -21,8 +21,8 @@ RESIZE = 448 / 384
 def fine_tuning(config: ConfigDict, model: str) -> None:
   """Sets the fields of table 4 that all datasets share.
 
-  `model` is a variant or a checkpoint. A checkpoint also sets the
-  preprocessing, see `from_init`.
+  Also sets bfloat16 and a warm-up. `model` is a variant or a checkpoint. With a
+  checkpoint, also sets the preprocessing; see `from_init`.
 
   Raises:
     ValueError: if `model` is neither a variant nor a checkpoint.
@@ -50,7 +50,7 @@ def on(name: str) -> dict[str, Any]:
   """Returns the fields of table 4 for a dataset.
 
   `name` is the value of `data.name`. A dataset that is not in
-  `benchmarks.BENCHMARKS` uses the splits train and test.
+  `benchmarks.BENCHMARKS` keeps the config's splits and transforms.
   """
   fields: dict[str, Any] = {'data.name': name}
   benchmark = benchmarks.BENCHMARKS.get(name)
@@ -75,7 +75,7 @@ def grid(config: ConfigDict, name: str) -> dict[str, Any]:
   )
   if config.model.name == from_init.NAME:  # the checkpoint is not opened yet
     name_of_init = os.path.basename(config.init.rstrip('/')).lower()
-    families = r'(?<![a-z])(r\d\d|resnet|bit)'  # not in lr03 or orbit
+    families = r'(?<![a-z])(r\d\d|resnet|bit)'  # matches neither lr03 nor orbit
     convolutional = re.search(families, name_of_init)
   if name == 'imagenet2012' and convolutional:
     rates += benchmarks.IMAGENET_EXTRA_LEARNING_RATES

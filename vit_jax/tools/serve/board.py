@@ -58,7 +58,7 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
       copy = folder / 'vit_jax' / path.relative_to(_PACKAGE)
       copy.parent.mkdir(parents=True, exist_ok=True)
       shutil.copyfile(path, copy)
-    # The package's own file needs etils.
+    # vit_jax/__init__.py needs etils, so its copy is empty.
     (folder / 'vit_jax' / '__init__.py').touch()
     shutil.copyfile(_SERVER / 'requirements.txt', folder / 'requirements.txt')
     (folder / 'serve.py').write_text(_START)

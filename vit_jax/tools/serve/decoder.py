@@ -44,7 +44,7 @@ class View(NamedTuple):
 
   size: tuple[int, int]  # height and width in pixels
   preprocessing: Preprocessing
-  # Resizes to fit, keeping the aspect ratio; pads right or bottom with black.
+  # Resizes to fit, keeping the aspect ratio; pads right and bottom with black.
   keeps_shape: bool = False
 
 
@@ -117,7 +117,8 @@ class Decoder:
     except (EOFError, OSError):
       self.close()
       raise OSError(
-        'The process that decodes images does not start. See its error above.'
+        'The process that decodes images does not start. The output of the '
+        'server has its error.'
       ) from None
 
   def see(self, data: bytes | bytearray) -> list[Seen]:

@@ -1,4 +1,4 @@
-"""Answers requests with a decoder, a thread that runs models, and caches.
+"""Decodes images and runs models in two threads, with two caches.
 
 Images and answers are cached in memory by the image's digest, and never on
 disk. Therefore, moving a slider of the page does not upload the image again. It

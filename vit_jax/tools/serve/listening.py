@@ -96,8 +96,8 @@ def main() -> int:
     '--dtype',
     choices=('faster', 'float32', 'int8'),
     default='faster',
-    help='dtype of models that are stored as float32 and int8 (default: '
-    'faster, which times both)',
+    help='dtype to use if a model has a file for float32 and one for int8 '
+    '(default: faster, which times both)',
   )
   args = parser.parse_args()
   folder = pathlib.Path(sys.argv[0]).resolve().parent / 'models'

@@ -54,11 +54,11 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Raises HTTPException for a wrong host name or a page of another site.
+  """Raises HTTPException for a wrong host name or a request by another site.
 
   Links pass, and so do requests without the header Sec-Fetch-Site. `hosts` are
-  the accepted names, without ports; None accepts every name. A list protects
-  against DNS rebinding, a foreign name that resolves to this machine.
+  the accepted names, without ports; None accepts every name. Refusing others
+  protects against DNS rebinding, a foreign name that resolves to this machine.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
@@ -67,7 +67,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
       403, f'This server does not accept the host name {host!r:.100}.'
     )
   if request.headers.get('sec-fetch-site') in ('cross-site', 'same-site'):
-    # Only links may come from other sites. Forms may navigate by POST.
+    # Accept links, which navigate by GET. Forms may navigate by POST.
     mode = request.headers.get('sec-fetch-mode')
     if mode != 'navigate' or request.method != 'GET':
       raise HTTPException(

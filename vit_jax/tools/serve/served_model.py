@@ -57,7 +57,7 @@ class ServedModel:
       saved: Any = self._session.get_modelmeta().custom_metadata_map
       given = Preprocessing.of(
         {
-          # Numbers are stored as JSON; text is stored unchanged.
+          # Text is stored unchanged, all other values as JSON.
           x.name: value if isinstance(x.default, str) else json.loads(value)
           for x in dataclasses.fields(Preprocessing)
           if (value := saved.get(x.name)) is not None

@@ -46,7 +46,7 @@ class PageServer:
   """The routes of the page and the API."""
 
   def __init__(self, engine: Engine, token: str, hosts: tuple[str, ...] | None):
-    """Takes the token for /api/, '' for none, and hosts of `check_origin`."""
+    """Takes the token for /api/, or '', and the hosts of `check_origin`."""
     self._engine = engine
     self._token = token
     self._hosts = hosts
@@ -75,7 +75,7 @@ class PageServer:
       ],
       exception_handlers=dict.fromkeys([HTTPException, *_ERRORS], self._error),
     )
-    # A redirect would lead to the host that the request names, whatever it is.
+    # A redirect would lead to the host in the header Host, which may be wrong.
     app.router.redirect_slashes = False
     return protection.lingering(app)
 
@@ -111,7 +111,7 @@ class PageServer:
       known = self._engine.images.get(digest)
       if known is None:
         raise HTTPException(
-          404, f'The image {digest} is not cached any more. Send it again.'
+          404, f'The image {digest} is not cached. Send it again.'
         )
       with self._engine.place():
         return await self._answered(query, digest, known, 0.0)
@@ -207,8 +207,8 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
   """Returns the values of all parameters of /api/predict.
 
   A missing or empty parameter gets its default, or None without a default.
-  Raises HTTPException if a value is outside of openapi.json's or the model's
-  limits, or a parameter is unknown.
+  Raises HTTPException if a parameter is unknown, a value is outside of
+  openapi.json's or the model's limits, or `class` and `layer` are both given.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
@@ -286,7 +286,7 @@ def _likeliest(
 def _objects(
   answer: Answer, model: ServedModel, threshold: float
 ) -> list[dict[str, Any]] | None:
-  """Returns the objects, the likeliest first; None for classifiers."""
+  """Returns the likely objects, the likeliest first; None for classifiers."""
   if answer.boxes_Q4 is None:
     return None
   found = []
