@@ -4,7 +4,6 @@ import importlib.util
 import json
 
 import pytest
-from ml_collections import ConfigDict
 
 from configs import finetune, vit
 from tests.conftest import ROOT
@@ -332,6 +331,39 @@ def test_an_objective_is_overridden_with_its_fields():
     config_lib.override(config, {'objective': 'rotations'})
 
 
+def test_a_model_and_an_objective_come_before_their_fields():
+  config = config_lib.base()
+  pairs = {'objective.weight': '2', 'model.width': '24'}
+  pairs |= {'objective': 'rotation', 'model': 'ti16'}
+  with config.unlocked():
+    config_lib.choose_objective(config, 'exemplar')
+  config_lib.override(config, pairs)
+  assert (config.objective.name, config.objective.weight) == ('rotation', 2.0)
+  assert (config.model.width, config.model.mlp_dim) == (24, 768)
+
+
+@pytest.mark.parametrize(
+  ('group', 'fields', 'message'),
+  [
+    ('objective', {'wieght': 1.0}, "No config field 'objective.wieght'"),
+    ('evaluators.test', {'spilt': 'train'}, 'Did you mean evaluators.test.spl'),
+    ('evaluators.near', {'k': 0}, 'evaluators.near.k is 0'),
+  ],
+)
+def test_fields_of_objectives_and_evaluators_are_checked(
+  group, fields, message
+):
+  config = config_lib.base()
+  config_lib.choose_objective(config, 'rotation')
+  with config.unlocked():
+    config.evaluators.near = config.evaluators.knn.copy_and_resolve_references()
+    config.update_from_flattened_dict(
+      {f'{group}.{name}': value for name, value in fields.items()}
+    )
+  with pytest.raises(ValueError, match=message):
+    config_lib.check_fields(config)
+
+
 @pytest.mark.parametrize(
   ('key', 'text'),
   [
@@ -579,10 +611,8 @@ def test_ends_of_ranges(field):
     (low, config_lib.VALID[field][0]),
     (high, config_lib.VALID[field][-1]),
   ):
-    first, _, last = field.rpartition('.')
-    config = ConfigDict({last: end})
-    for group in reversed(first.split('.') if first else []):
-      config = ConfigDict({group: config})
+    config = config_lib.base()
+    config.update_from_flattened_dict({field: end})
     if bracket in '[]':
       config_lib.check_fields(config)
     else:

@@ -1,4 +1,4 @@
-"""The base config: all fields, with their defaults.
+"""The base config: its fields and their defaults.
 
 A file in `configs/` starts from `base()` and sets the fields that differ.
 Durations are strings such as '90 epochs', '10000 steps', '1e6 examples' or '5%'
@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 # Fields that may change when a run resumes. Except for rounding, they do not
 # change training steps. Exceptions: `extend` and `data.on_bad_image`, which log
-# a warning, and `accum_steps`, which changes random draws such as dropout.
+# a warning, and `accum_steps`, which changes random draws such as dropout, and
+# statistics over a batch such as DINO's `batch_norm`.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -97,7 +98,7 @@ def base() -> ConfigDict:
       # embeddings are resized and its head is replaced by a new one.
       'init': '',
       # Whether to first fit the new head as a linear classifier on frozen
-      # features of `init`. Otherwise the head starts at zero.
+      # features of `init`. Otherwise the weights of a linear head start at 0.
       'head_first': False,
       # Checkpoint of the teacher, for objectives that have one.
       'teacher': '',
@@ -124,10 +125,10 @@ def base() -> ConfigDict:
       'data': {
         # The dataset: 'digits', a TFDS name, a VTAB task such as 'vtab/dtd',
         # or 'hf://datasets/OWNER/NAME'. Your own images: a folder with one
-        # sub-folder per class, or a CSV file with the columns file and label.
-        # Objectives without labels also take a folder of images. For
-        # detection: 'digits_canvas', or a folder with COCO or VOC annotations.
-        # `sources.open_source` lists more, such as shards.
+        # sub-folder per class, or a CSV file with the columns file and label
+        # (or labels). Objectives without labels also take a folder of images.
+        # For detection: 'digits_canvas', or a folder with COCO or VOC
+        # annotations. `sources.open_source` lists more, such as shards.
         'name': 'digits',
         # Folder of the TFDS datasets; empty for TFDS's default.
         'dir': '',
@@ -136,10 +137,10 @@ def base() -> ConfigDict:
         # before slices such as 'train[:90%]' (except in TFDS).
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
-        # torchvision) or 'number' (1, 2, 10, as in timm and TFDS). Empty keeps
-        # the data's order, which is 'text' for folders. If that is 'text' but
-        # not also 'number', training warns, and checkpoints without these class
-        # names are refused.
+        # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
+        # data's order, which is 'text' for folders. If it is 'text' and differs
+        # from 'number', training warns, and checkpoints without these class
+        # names are refused, except as `init` of a training run.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -201,7 +202,7 @@ def base() -> ConfigDict:
           'labels': '',
           'split': 'validation',
         },
-        # Accuracy of ImageNet classifiers on ObjectNet, in the folder `data`.
+        # Accuracy of ImageNet classifiers on ObjectNet; `data` is its folder.
         'objectnet': {'type': 'objectnet', 'on': False, 'data': ''},
         # Few-shot accuracy: least squares on frozen features of a few examples
         # per class.
@@ -232,7 +233,7 @@ def base() -> ConfigDict:
           'layer': 'pre_logits',
         },
         # COCO average precision of boxes, for objective.name=detection. `masks`
-        # adds the average precision of masks.
+        # adds the average precision of masks, and panoptic quality.
         'coco': {
           'type': 'coco',
           'on': False,
@@ -242,7 +243,7 @@ def base() -> ConfigDict:
         # Mean IoU and pixel accuracy, for objective.name=segmentation.
         'segmentation': {'type': 'segmentation', 'on': False, 'split': 'test'},
         # Logs attention rollout on a split's first images, and the patch
-        # embedding filters, to TensorBoard or wandb at every evaluation.
+        # embedding filters, to TensorBoard and wandb at every evaluation.
         'pictures': {
           'type': 'pictures',
           'on': False,
@@ -298,7 +299,7 @@ def base() -> ConfigDict:
         'frozen': (),
         # Rank of LoRA adapters (2106.09685) of the kernels whose path matches
         # `lora_on`; 0 disables them. With adapters, training updates only them
-        # and the head, and checkpoints store only these.
+        # and the head, and checkpoints store no other parameters.
         'lora': 0,
         'lora_on': '(query|value)/kernel$',
         # Pairs of a regular expression and a factor, as in
@@ -309,8 +310,9 @@ def base() -> ConfigDict:
         # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
         # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
-        # Evaluators measure the average. Step t, counted from 0, uses
-        # min(polyak, (1 + t) / (10 + t)), so initial parameters soon fade.
+        # Evaluators measure the average (with DINO, the teacher). Step t,
+        # counted from 0, uses min(polyak, (1 + t) / (10 + t)), so initial
+        # parameters soon fade.
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
@@ -333,9 +335,9 @@ def base() -> ConfigDict:
       # checkpoint as 'stages/NAME'. See `sweeps.stages`.
       'stages': (),
       # Tuning before the sweep. Each combination of `axes` is trained on
-      # `train` and compared on `val` by the objective's first metric; both are
-      # parts of the training set. The runs of the sweep use the best
-      # combination. --tune sets an axis.
+      # `train` and compared on `val` by the objective's first metric. `train`
+      # and `val` are parts of the training set. The runs of the sweep use the
+      # best combination. --tune sets an axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # Report of a sweep: 'grid' is a table with the second axis in its columns
       # and the others in its rows, averaged over seeds. 'transfer' gives tables
@@ -355,7 +357,7 @@ def choose_model(config: ConfigDict, variant: str) -> None:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-  """Sets an objective and its default fields; ValueError if it is unknown."""
+  """Sets an objective and its defaults; raises ValueError if it is unknown."""
   defaults = OBJECTIVES.load(name).defaults
   config.objective = ConfigDict({'name': name, **defaults})
 
@@ -363,23 +365,34 @@ def choose_objective(config: ConfigDict, name: str) -> None:
 def check_fields(config: ConfigDict) -> None:
   """Checks the names and values of fields.
 
-  Raises ValueError if a field is unknown, lacks a value, or has a value that
-  `VALID` does not allow. Models, objectives and evaluators check their own.
+  Raises ValueError if a field lacks a value, has a value that `VALID` does not
+  allow, or is unknown. Does not check fields of `model`, which models check.
   """
-  known, valid = flatten(config), flatten(base())
-  # Each model, objective and evaluator has other fields.
-  own = ('model.', 'objective.', 'evaluators.')
-  for field in known.keys() - valid.keys():
-    if not field.startswith(own):
-      raise ValueError(unknown_field(field, valid))
+  usual = base()
+  known, allowed, valid = flatten(config), flatten(usual), dict(VALID)
+  fields = OBJECTIVES.load(config.objective.name).defaults
+  allowed |= {f'objective.{x}': None for x in fields}
+  # Evaluators may have any name; the type determines the fields.
+  typical = {entry.type: name for name, entry in usual.evaluators.items()}
+  for name, entry in config.evaluators.items():
+    other = typical.get(entry.type, name)
+    allowed |= flatten(
+      usual.evaluators.get(other, entry), f'evaluators.{name}.'
+    )
+    for field in entry:
+      if (key := f'evaluators.{other}.{field}') in VALID:
+        valid[f'evaluators.{name}.{field}'] = VALID[key]
+  for field in known.keys() - allowed.keys():
+    if not field.startswith('model.'):
+      raise ValueError(unknown_field(field, allowed))
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
-      f'Config fields without a value: {", ".join(left_open)}. Only training '
-      f'can choose them from the data. Set them, as in '
+      f'Config fields without a value: {", ".join(left_open)}. Only a single '
+      f'run chooses them from the data. Set them, as in '
       f'--config.{left_open[0]}=...'
     )
-  for field in known.keys() & VALID.keys():
-    check_value(field, known[field], VALID[field])
+  for field in known.keys() & valid.keys():
+    check_value(field, known[field], valid[field])
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
@@ -400,12 +413,13 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   new fields default to the old behaviour. A longer `total` with `extend` is
   allowed and logs a warning.
 
-  `saved` and `given` have the keys `config`, `steps`, `examples` and
-  `class_names`, and may have `data` and `fixed`, as in a checkpoint's metadata.
+  `saved` and `given` have the keys `config`, `examples` and `class_names`, and
+  may have `data`, `fixed` and `steps`, as in a checkpoint's metadata. With
+  `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` does not lengthen `total`, or if changes prevent
-      resuming. The message lists all of these changes.
+    ValueError: if `extend` is set and the new `total` is not longer, or if
+      changes prevent resuming. The message lists all of these changes.
   """
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
@@ -552,12 +566,14 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """Sets fields by dotted names, such as {'optimizer.lr': '0.01'}.
 
   `model` takes the name of a variant, `objective` the name of an objective.
+  Both are set first, because they reset their groups of fields.
 
   Raises:
     ValueError: if a name is unknown, or a value is invalid.
   """
   known = flatten(config)
-  for key, text in pairs.items():
+  for key in sorted(pairs, key=lambda key: key not in ('model', 'objective')):
+    text = pairs[key]
     if key in ('model', 'objective'):
       choose = choose_model if key == 'model' else choose_objective
       choose(config, text)
@@ -570,9 +586,9 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
     try:
       value = _parse(text, kind)
     except (ValueError, SyntaxError, TypeError, OverflowError):
+      example = '' if known[key] is None else f', as in {known[key]!r}'
       raise ValueError(
-        f'{key}={text!r}: expected a value of type {kind.__name__}, as in '
-        f'{known[key]!r}.'
+        f'{key}={text!r}: expected a value of type {kind.__name__}{example}.'
       ) from None
     config.update_from_flattened_dict({key: value})
 

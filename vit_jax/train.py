@@ -69,7 +69,8 @@ def train(
     if operator.attrgetter(field)(config):
       raise ValueError(
         f'{field} is set, and vit_jax.train trains a single run. Unset it, or '
-        'use python -m vit_jax.main. To evaluate, call train.evaluate_only.'
+        'use python -m vit_jax.main. To evaluate, import evaluate_only from '
+        'vit_jax.train.'
       )
   dashboards.check(config)
   workdir = os.path.expanduser(workdir)
@@ -252,13 +253,12 @@ def _new_meta(
 ) -> dict[str, Any]:
   """Returns the metadata that is saved with every checkpoint of a run."""
   config, objective = experiment.config, experiment.objective
-  is_first = jax.process_index() == 0  # it alone looks at all files
   return {
     'config': json.loads(config.to_json()),
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
-    'data': bad_images.gather([source.identity()] if is_first else [])[0],
+    'data': bad_images.shared_identity(source),
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],

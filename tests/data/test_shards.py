@@ -271,7 +271,7 @@ def test_shards_that_cannot_be_read(write, tmp_path, photos, monkeypatch):
   with pytest.raises(ValueError, match='class 3.*classes.txt'):
     sources.open_source(f'tfrecord:{tmp_path}', 'all')
   (tmp_path / 'classes.txt').write_text('cat\ndog\ncat\n')
-  with pytest.raises(ValueError, match="classes.txt has 'cat' twice"):
+  with pytest.raises(ValueError, match="classes.txt has the line 'cat'"):
     sources.open_source(f'tfrecord:{tmp_path}', 'all')
   (tmp_path / 'classes.txt').write_text('pâté\n', encoding='latin-1')
   with pytest.raises(ValueError, match='classes.txt has the byte 0xe2 at'):
@@ -317,6 +317,24 @@ def test_objects_are_not_written(tmp_path, capsys):
   target = tmp_path / 'made'
   assert data_command.main(['digits_canvas', f'--shards={target}']) == 2
   assert 'has objects' in capsys.readouterr().err
+
+
+def test_one_split_is_not_written_under_two_names(tmp_path, photos, capsys):
+  args = [str(photos), f'--shards={tmp_path}/made', '--splits=train,val,test']
+  assert data_command.main(args) == 2  # without val/, val is test
+  assert 'have the same images' in capsys.readouterr().err
+  assert not (tmp_path / 'made').exists()
+
+
+def test_only_line_feeds_end_the_name_of_a_class(tmp_path):
+  listed = tmp_path / 'classes.txt'
+  for text in ('a\u2028b\nz\n', 'a\u2028b\r\nz\r\n'):
+    listed.write_bytes(text.encode())
+    found = shards.class_file(fsspec.filesystem('file'), f'{tmp_path}/x')
+    assert found == ('a\u2028b', 'z')
+  listed.write_text('a\n\nz\n')
+  with pytest.raises(ValueError, match="the line '', which is empty"):
+    shards.class_file(fsspec.filesystem('file'), f'{tmp_path}/x')
 
 
 def test_large_splits_have_several_shards(tmp_path, photos, monkeypatch):

@@ -20,9 +20,9 @@ def same_classes(
   `config.data`.
 
   Raises:
-    ValueError: if the checkpoint has no head; if a name to match is missing
-      or occurs twice; if the checkpoint has no names and the numbers of classes
-      differ; or if the order of the classes is ambiguous.
+    ValueError: if the checkpoint has no head; if the checkpoint lacks a name to
+      match, or has it twice; if the checkpoint has no names and the numbers of
+      classes differ; or if the order of the classes is ambiguous.
   """
   checkpoint.check_head()
   C = checkpoint.model.num_classes
@@ -96,7 +96,7 @@ def _match_by_position(
     raise ValueError(
       f'{checkpoint.path} does not have these class names, and the names have '
       f'two orders: as text {", ".join(names[:4])}, ... (torchvision) or by '
-      f'value {", ".join(by_value[:4])}, ... (timm, TFDS). Choose the order '
+      f'value {", ".join(by_value[:4])}, ... (timm). Choose the order '
       'that the checkpoint was trained with: --class_order=text or number; in '
       'a config, data.class_order.'
     )

@@ -189,12 +189,14 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
   Args:
     path: a workdir; a folder `checkpoints/STEP` in a workdir; a file or
       directory in a foreign format; or a name that `fetch.local` fetches. A
-      `Checkpoint`, or that of a `TrainedModel`, is returned unchanged.
+      `Checkpoint` is returned unchanged. A `TrainedModel` stands for its
+      checkpoint.
 
   Raises:
     FileNotFoundError: if the path does not exist.
-    ValueError: if it is not a checkpoint, is damaged, or has an unsupported
-      model.
+    OSError: if a folder or foreign file cannot be read.
+    ValueError: if the path is not a checkpoint, is damaged, or has an
+      unsupported model.
 
   Also raises the errors of `fetch.local` and `recognise.read`.
   """
@@ -207,7 +209,11 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
     hint = ''
     # Names like vit_base_patch16_224 and google/vit-base-patch16-224.
     if re.fullmatch(r'([\w-]+/)?[\w.-]*patch\d[\w.-]*', path):
-      name = f'hf://{path}' if '/' in path else f'timm://{path}.TAG'
+      name = (
+        f'hf://{path}'
+        if '/' in path
+        else f'timm://{path}' + '.TAG' * ('.' not in path)
+      )
       hint = f'Did you mean {name}? '
     raise FileNotFoundError(
       f'No checkpoint at {path}. {hint}Give a path that exists, '

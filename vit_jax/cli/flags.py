@@ -154,7 +154,7 @@ def _full_configs(argv: list[str]) -> list[str]:
     if full and full[-1] in ('-config', '--config'):
       arg = f'{full.pop()}={arg}'
     if match := re.fullmatch(r'(--?config=)([^:]+)(.*)', arg):
-      path = own.get(match[2], match[2])
+      path = os.path.expanduser(own.get(match[2], match[2]))
       if not pathlib.Path(path).is_file():
         refuse(
           f'--config={path} is not a file. Give a path, or a name: '
@@ -221,7 +221,7 @@ def _environment(error: BaseException | None) -> str | None:
 
 def _calm_libtpu() -> None:
   """Without a TPU, keeps libtpu from a network search that logs errors."""
-  # A machine with TPUs has at least one such device file.
+  # A machine with TPUs has at least one of these device files.
   if not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/[0-9]*'):
     os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
     os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
@@ -344,7 +344,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     '--on_bad_image',
     choices=('error', 'skip'),
     default='error',
-    help='how to handle unreadable images (default: error)',
+    help='error: unreadable images end the command; skip: they are left out '
+    '(default: error)',
   )
 
 

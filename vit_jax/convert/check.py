@@ -44,8 +44,8 @@ def agree(source: str, target: str, tolerance: float) -> bool:
   want, got = ours.run(images), theirs.run(images)
   if want.shape != got.shape:
     raise ValueError(
-      f'{source} has {want.shape[-1]:,} outputs and {target} '
-      f'{got.shape[-1]:,}. Compare checkpoints with the same head.'
+      f'{source} has outputs of shape {want.shape[1:]} and {target} of '
+      f'{got.shape[1:]}. Compare checkpoints with the same head.'
     )
   if not np.ptp(want, axis=0).any():
     raise ValueError(
@@ -74,7 +74,7 @@ def open_peer(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   If `image_size` is given, a checkpoint is converted to this (H, W).
 
   Raises:
-    FileNotFoundError: if the path does not exist.
+    OSError: if the path does not exist or cannot be fetched.
     ImportError: if a needed library is not installed.
     ValueError: if the path cannot be read, or converted to the image size.
   """

@@ -16,15 +16,15 @@ The attention weights and `read` exist only with `served`, for models in which
 every token attends to all tokens.
 
 DETR outputs the last layer's `boxes` [batch, Q, 4] and `logits` [batch, Q,
-C + 1], or `pre_logits` [batch, Q, D] without a head. `served` adds the input
-`sizes`, int32 [batch, 2]: height and width of each image without padding.
-Without `served`, images have no padding, and `model.masks` adds `mask_logits`.
+C + 1]. Without a head, `pre_logits` [batch, Q, D] replaces `logits`. `served`
+adds the input `sizes`, int32 [batch, 2]: height and width of each image without
+padding. Without `served`, images have no padding, and `model.masks` adds
+`mask_logits`.
 """
 
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import json
 import pathlib
 from typing import Any
@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+import vit_jax
 from vit_jax.checkpoints.formats.table import COMPARED, Peer
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.convert.convert import dtype_notes
@@ -67,7 +68,7 @@ def write(
     OSError: if the target exists or cannot be written.
     ImportError: if a library is not installed.
     ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
-      file would be too large, or the opset lacks an operator.
+      file would be too large, or the opset lacks an operator or is unknown.
   """
   _library('onnx')
   if dtype == 'int8':
@@ -208,9 +209,8 @@ def _to_model(
   class_names = checkpoint.class_names
   if served:  # unique names, as `predict` prints them
     class_names = tuple(map(checkpoint.class_name, range(len(class_names))))
-  version = importlib.metadata.version('vit_jax')
   metadata = {
-    'source': f'vit_jax {version} on JAX {jax.__version__}',
+    'source': f'vit_jax {vit_jax.__version__} on JAX {jax.__version__}',
     'input': (
       'images: float32, batch x height x width x 3 (RGB), '
       '(x / 255 - mean) / std with x from 0 to 255'

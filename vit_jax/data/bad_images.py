@@ -2,10 +2,10 @@
 
 The check decodes every image once, in full, with the decoder that training
 uses. It stores a hash for each readable image in `~/.cache/vit_jax` (or under
-`$XDG_CACHE_HOME`) and in the workdir. The hash depends on the version of the
-decoder and on `Source.states`: for a file in a folder, its path, size and
-modification time. A restart checks only images whose hash is new. An image
-whose size differs from its annotation counts as unreadable.
+`$XDG_CACHE_HOME`) and, in training, in the workdir. The hash depends on the
+version of the decoder and on `Source.states`: for a file in a folder, its path,
+size and modification time. A restart checks only images whose hash is new. An
+image whose size differs from its annotation counts as unreadable.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def _hash(text: str, bar: Any) -> int:
 
 
 def _is_in(values_N: np.ndarray, known_M: np.ndarray) -> np.ndarray:
-  """Same as np.isin; 30 times as fast for 2,000 values in a million hashes."""
+  """Same as np.isin, but much faster for few values in many hashes."""
   known_M = np.sort(known_M)
   first_N, last_N = (
     np.searchsorted(known_M, values_N, side) for side in ('left', 'right')
@@ -195,6 +195,15 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
     atomic_files.replace(place / f'{name}.npy', data.getvalue())
   except OSError as e:  # training works with a read-only home too
     _log.warning('The results of the image check could not be stored: %s', e)
+
+
+def shared_identity(source: Source) -> str | None:
+  """Returns `source.identity()`, for which only process 0 looks at the files.
+
+  All processes must call this function together.
+  """
+  is_first = jax.process_index() == 0
+  return gather([source.identity()] if is_first else [])[0]
 
 
 def gather(items: list[Any]) -> list[Any]:

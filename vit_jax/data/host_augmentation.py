@@ -64,7 +64,7 @@ OPERATIONS = {
   'Identity': Operation(lambda image, _: image, signed=False),
   'ShearX': Operation(lambda image, v: _moved(image, 1, v, 0, 0, 1, 0), 0.3),
   'ShearY': Operation(lambda image, v: _moved(image, 1, 0, 0, v, 1, 0), 0.3),
-  # The value is a fraction of the side; the paper says 150 pixels of 331.
+  # The value is a fraction of the side. AutoAugment uses 150 of 331 pixels.
   'TranslateX': Operation(
     lambda image, v: _moved(image, 1, 0, -int(v * image.width), 0, 1, 0),
     150 / 331,
@@ -192,7 +192,7 @@ class RandAugment:
     if (
       self.count < 1
       or not 0 <= self.magnitude <= _MOST
-      or self.deviation < 0
+      or not self.deviation >= 0
       or self.operations not in ('torchvision', 'big_vision')
     ):
       raise ValueError(

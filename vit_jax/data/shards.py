@@ -3,10 +3,10 @@
   arrayrecord:./photos          all shards of a folder
   tfrecord:gs://bucket/train-*  the files that match a pattern
 
-A record is a tf.train.Example, as written by TFDS and by the ImageNet scripts.
-The first run reads the shards, to index the labels of the records and their
-positions in TFRecord files. The index is stored in `~/.cache/vit_jax/shards`
-(or under `$XDG_CACHE_HOME`).
+A record is a tf.train.Example, as written by TFDS and by TensorFlow's scripts
+for ImageNet. The first run reads the shards, to index the labels of the records
+and their positions in TFRecord files. The index is stored in
+`~/.cache/vit_jax/shards` (or under `$XDG_CACHE_HOME`).
 """
 
 import glob
@@ -37,7 +37,7 @@ KINDS = {
   'parquet': '.parquet*',
   'webdataset': '.tar',
 }
-# Field names of a record: the TFDS name, then the name in the ImageNet scripts.
+# Field names of a record: in TFDS, then in TensorFlow's scripts for ImageNet.
 _IMAGE = ('image', 'image/encoded')
 _LABEL = ('label', 'image/class/label')
 _FILE_NAME = ('file_name', 'image/filename')
@@ -237,11 +237,14 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
     if fs.exists(place):
-      lines = text_files.decoded(fs.cat_file(place), place).splitlines()
-      names = tuple(line.strip() for line in lines if line.strip())
-      if len({*names}) < len(names):
-        twice = next(x for x in names if names.count(x) > 1)
-        raise ValueError(f'{place} has {twice!r} twice: name each class once')
+      text = text_files.decoded(fs.cat_file(place), place)
+      names = tuple(x.strip() for x in text.rstrip().split('\n'))
+      if '' in names or len({*names}) < len(names):
+        wrong = next(x for x in names if not x or names.count(x) > 1)
+        raise ValueError(
+          f'{place} has the line {wrong!r}, which is empty or repeated: name '
+          'each class once.'
+        )
       return names
   return ()
 
@@ -253,7 +256,7 @@ def numbered(
 
   A value is the number or the name of a class. The label of a value that is
   None, -1 or not among the classes is -1. `names` are all classes in order;
-  without them, the classes are the other distinct values, sorted.
+  without them, the classes are the distinct values except None and -1, sorted.
   """
   known: Sequence[Any] = sorted({*values} - {None, -1})
   if names:

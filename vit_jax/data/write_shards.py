@@ -23,8 +23,8 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
   appears when everything is written. Returns the number of images by split.
 
   Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
-  ValueError if a split is not one of `splits.NAMES`, or images have objects,
-  masks or several classes.
+  ValueError if a split is not one of `splits.NAMES`, an image file cannot be
+  read, or images have objects, masks or several classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
@@ -38,6 +38,12 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
         f'{name} has objects, masks, or several classes per image; shards keep '
         f'one class per image. Train on {name} itself.'
       )
+  identities = [source.identity() for source in found.values()]
+  if None not in identities and len({*identities}) < len(identities):
+    raise ValueError(
+      f'Two of the splits {", ".join(found)} of {name} have the same images. '
+      'Leave out splits that it does not have.'
+    )
   with atomic_files.new_folder(target) as folder:
     for key, source in found.items():
       _write_split(source, f'{folder}/{key}')

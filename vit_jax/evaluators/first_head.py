@@ -1,6 +1,6 @@
 """Fits the head to frozen features before fine-tuning (LP-FT, 2202.10054).
 
-The first gradients of a random head would distort the pre-trained features. A
+The gradients of an untrained head would distort the pre-trained features. A
 linear probe needs one pass over the images instead of epochs of head training.
 """
 
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from vit_jax.data import sources
-from vit_jax.evaluators import probe
+from vit_jax.evaluators import probe, ridge
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.models.model import Params
 from vit_jax.training import features
@@ -35,6 +35,7 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
     labels = np.eye(len(parts.facts.class_names), dtype=np.uint8)[labels]
   is_read_N = features.is_read(x_ND)
   x_ND, labels = x_ND[is_read_N], labels[is_read_N]
+  ridge.check_finite('training', x_ND)
   found = probe.fit_probe(
     *(x_ND, labels, x_ND, labels),
     num_classes=len(parts.facts.class_names),

@@ -70,11 +70,11 @@ def blocks_of(x_ND: np.ndarray, labels_N: np.ndarray) -> Iterator[Block]:
 
 
 def check_k(k: int, labels_N: np.ndarray) -> None:
-  """Raises ValueError if there are fewer training images than neighbours."""
-  if k > len(labels_N):
+  """Raises ValueError unless k is from 1 to the number of training images."""
+  if not 1 <= k <= len(labels_N):
     raise ValueError(
-      f'k-NN with k={k} needs at least {k} training images; there are '
-      f'{len(labels_N)}. Give a larger training split.'
+      f'k is {k}; for {len(labels_N)} training images it must be from 1 to '
+      f'{len(labels_N)}. Give another k or a larger training split.'
     )
 
 

@@ -8,16 +8,16 @@
 
 `--params` prints a table (never CSV) of the given models' parameters, with
 shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
-given models, except dtype, with defaults and valid values. `--pretrained` lists
-the published checkpoints: the name to pass as a checkpoint, the model, the
-image size, the training data, the top-1 accuracy and its source, and the size
-and address of the file.
+given models, except dtype, with their default, valid values and meaning.
+`--pretrained` lists the published checkpoints: the name to pass as a
+checkpoint, the model, the image size, the training data, the top-1 accuracy and
+its source, and the size and address of the file.
 
 GFLOPs count matrix products and convolutions of one image's forward pass. A
 multiply-add counts as two operations; products with padding do not count. The
-compute in the paper's table 6 is 3 * forward * images. Tokens count the
-encoder's input, including class and register tokens. Names that are not listed
-work too, such as s7, r101x2, r26+l16 and axial_l32.
+paper's table 6 counts three times as much for each training image. Tokens count
+the encoder's input, including class and register tokens. Names that are not
+listed work too, such as s7, r101x2, r26+l16 and axial_l32.
 """
 
 import argparse
@@ -148,17 +148,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   add(
     'models', nargs='*', help='Models to list (default: all published models).'
   )
-  add(
+  lists = parser.add_mutually_exclusive_group()
+  lists.add_argument(
     '--pretrained',
     action='store_true',
     help='List the published checkpoints of these models, or of all models.',
   )
-  add(
+  lists.add_argument(
     '--fields',
     action='store_true',
     help='List the config fields of these models, or of ViT.',
   )
-  add(
+  lists.add_argument(
     '--params',
     action='store_true',
     help='List the parameters of these models.',
@@ -176,11 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     help='Classes of the head; 0 for a model without a head (default: 1000).',
   )
   args = parser.parse_args(argv)
-  others = args.pretrained or args.fields or args.format != 'table'
-  if args.params and (others or not args.models):
+  if args.params and (args.format != 'table' or not args.models):
     parser.error(
-      '--params needs model names, as in l16 --params, and excludes '
-      '--pretrained, --fields and --format=csv.'
+      '--params needs model names, as in l16 --params, and prints no CSV.'
     )
   given = args.image_size, args.num_classes
   if (args.pretrained or args.fields) and given != (None, None):

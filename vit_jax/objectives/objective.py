@@ -1,7 +1,7 @@
 """The interface of objectives.
 
 An objective is a class, here or in a project, with a line in `OBJECTIVES`. The
-training loop and the data pipeline only use this interface.
+training loop and the data pipeline use objectives only through this interface.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Facts:
   """The facts of the data that an objective needs.
 
   Attributes:
-    class_names: C names by label; empty if the data have no labels.
+    class_names: name of each of the C classes; empty if the data lack labels.
     examples: number of examples per epoch.
     several_labels: whether an image may have several classes, or no class.
     class_counts: number of examples of each class if `loss.class_weights` is
@@ -103,7 +103,8 @@ class Objective:
   def __init_subclass__(cls) -> None:
     """Adds the fields declared with `field` to `defaults` and `valid`.
 
-    Without a `teacher`, the config's field of that name is unused.
+    Without a `teacher`, the config's field of that name is unused. With a
+    `result`, the Polyak average is unused.
     """
     super().__init_subclass__()
     # Fields are still Field objects, because `dataclass` runs later.
@@ -115,6 +116,8 @@ class Objective:
     cls.defaults = {**cls.defaults, **{k: x.default for k, x in own.items()}}
     if not hasattr(cls, 'teacher') and 'teacher' not in cls.__annotations__:
       cls.unused = {'teacher': '', **cls.unused}
+    if cls.result:
+      cls.unused = {'optimizer.polyak': 0.0, **cls.unused}
     cls.valid = {
       **cls.valid,
       **{k: x.metadata['valid'] for k, x in own.items() if x.metadata['valid']},
@@ -143,8 +146,8 @@ class Objective:
       if fields['name'] != needed:
         raise ValueError(
           f'model.name is {fields["name"]!r}, and objective.name='
-          f'{config.objective.name} needs {needed!r}. Choose a variant of it: '
-          'python -m vit_jax.models lists them.'
+          f'{config.objective.name} needs {needed!r}. Choose a variant of it; '
+          'docs/reference/models.md lists the names.'
         )
       fields |= {x: config.objective[x] for x in cls._model_fields()}
       fields['name'] = cls.trained.kind

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
+from vit_jax.training import features
 
 # Prefix of paths to the stages of a run; see `sweeps.stages`.
 STAGES = 'stages/'
@@ -14,8 +15,9 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
   Also returns None for `eval_only`, which needs no teacher.
 
   Raises:
-    ValueError: if the field is empty or not the path of a checkpoint.
-    FileNotFoundError: if the path does not exist.
+    ValueError: if the field is empty.
+
+  Also raises the errors of `open_checkpoint`.
   """
   if config.eval_only:
     return None
@@ -26,4 +28,6 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
     )
   if config.stages and config.teacher.startswith(STAGES):
     return None
-  return opening.open_checkpoint(config.teacher)
+  teacher = opening.open_checkpoint(config.teacher)
+  features.check_classifies(teacher.model)
+  return teacher

@@ -138,7 +138,7 @@ def distances(pixels_XN: np.ndarray, uniform: float) -> bytes:
   axes.xaxis.get_major_locator().set_params(integer=True)
   plots.tidy(axes)
   axes.legend(frameon=False, fontsize='small')
-  axes.set_ylim(0, 1.08 * pixels_XN.max())
+  axes.set_ylim(0, 1.08 * max(uniform, pixels_XN.max()))
   return plots.png(figure, 110)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import classes, opening
@@ -181,6 +182,14 @@ def test_a_run_saves_the_student_alone_and_knows_its_teacher(tmp_path):
 def test_what_cannot_work_is_refused_before_the_data(changes, message):
   with pytest.raises((ValueError, FileNotFoundError), match=message):
     CheckedConfig(config_of(**changes))
+
+
+def test_a_teacher_must_classify(tmp_path):
+  small = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 20, 'heads': 2}
+  headless = random_checkpoint(None, (8, 8), 0, names=False, **small)
+  orbax.write(headless, f'{tmp_path}/teacher', 'float32')
+  with pytest.raises(ValueError, match='has no head and does not classify'):
+    CheckedConfig(config_of(teacher=f'{tmp_path}/teacher'))
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,11 @@ def test_the_deviation_of_a_mean_is_over_the_means_of_seeds(tmp_path):
   assert rows['s16 (ours)']['Mean'] == '65.0 ± 0.0'
 
 
+def test_sweeps_without_datasets_have_no_such_report():
+  with pytest.raises(ValueError, match="needs the axis 'Dataset'"):
+    TransferReport({'seed': ['seed=0']}, ['seed'], 'test/accuracy', [])
+
+
 def test_only_vtab_is_table_9_alone(tmp_path):
   text = report(tmp_path, {task: [50, 60] for task in VTAB}).markdown()
   assert text.count('|  |') == 1

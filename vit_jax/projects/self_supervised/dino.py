@@ -2,8 +2,8 @@
 
 The teacher's parameters are a moving average of the student's. The teacher sees
 two large views of an image; the student sees these and several small views.
-From each view, the student predicts the teacher's output for the other large
-views. Centring and sharpening keep the teacher's outputs from collapsing to a
+From each view, the student predicts the teacher's output for every other large
+view. Centring and sharpening keep the teacher's outputs from collapsing to a
 constant.
 """
 
@@ -242,9 +242,8 @@ class DINO(Objective):
 
   def temperature_at(self, step: jax.Array) -> jax.Array:
     """Returns the teacher's temperature at a step, counted from 0."""
-    part = jnp.minimum(step / max(self.warmup_steps, 1), 1)
-    if not self.warmup_steps:
-      part = jnp.ones(())
+    warmup = self.warmup_steps
+    part = jnp.minimum(step / warmup, 1) if warmup else jnp.ones(())
     first = self.first_temperature
     return first + (self.teacher_temperature - first) * part
 

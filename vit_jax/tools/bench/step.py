@@ -15,7 +15,7 @@ NUM_CLASSES = 1000
 # at batch sizes below 90,000, and small enough for 32-bit steps.
 _FACTS = Facts(tuple(map(str, range(NUM_CLASSES))), 10**7)
 # Fields that have their own flags, because they appear in the tables' titles.
-_NAMED = ('batch_size', 'data.image_size', 'model.dtype', 'model.name')
+_NAMED = 'batch_size', 'data.image_size', 'model', 'model.dtype', 'model.name'
 
 
 def config_of(

@@ -49,6 +49,13 @@ class TransferReport(grid.GridReport):
   even if another metric chose the best step.
   """
 
+  def __post_init__(self) -> None:
+    if DATASET not in self.axes:
+      raise ValueError(
+        f'report is transfer, which needs the axis {DATASET!r} of '
+        'configs/transfer.py. Leave out report.'
+      )
+
   def markdown(self) -> str:
     """Returns table 9 for tasks of VTAB, and table 2 for other datasets."""
     parts = [self._caption(self._usual_n) + '\n']
@@ -164,7 +171,7 @@ class TransferReport(grid.GridReport):
     return Line(key or dataset, title, cells)
 
   def _mean_line(self, title: str, decimals: int) -> Line:
-    """Returns VTAB's mean over tasks, over seeds that finished all tasks."""
+    """Returns VTAB's mean over its tasks, for seeds that finished all tasks."""
     tasks = SUITES[VTAB]
     cells = {}
     for model in self.models:
@@ -189,7 +196,7 @@ class TransferReport(grid.GridReport):
     """Returns the published models to show, and their results.
 
     These are the models of table 2, and the models of table 5 that have the
-    architecture of a finished run. Models without a result are left out.
+    architecture of a run that ended. Models without a result are left out.
     """
     columns = dict(published.TABLE_2)
     models = [run.result['config']['model'] for run in self.runs if run.result]
