@@ -248,7 +248,7 @@ def test_what_lies_beside_is_said(tmp_path, png, caplog):
   for i in range(6):
     (tmp_path / 'vehicles' / f'v{i}').mkdir()
   _open(tmp_path / 'vehicles')
-  assert caplog.messages[-1].endswith(' left out: bus, car, v0, v1, v2')
+  assert caplog.messages[-1].endswith(' left out, such as bus, car, v0, v1, v2')
 
 
 def test_empty_folders(tmp_path, png):
