@@ -1,4 +1,4 @@
-"""CIFAR-10 from scratch, in an hour on 2 CPU cores or with a full recipe.
+"""CIFAR-10 from scratch, in an hour on 2 CPU cores or with 300 epochs.
 
   export JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4
   python -m vit_jax.main --config=configs/cifar10.py:hybrid --workdir=...
@@ -6,7 +6,7 @@
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
 The first value is the recipe. The second is a folder with train/CLASS/*.jpg and
-test/CLASS/*.jpg. The third is the training time in minutes, by default 60;
+test/CLASS/*.jpg, by default ./cifar10. The third is the training time in minutes, by default 60;
 `full` ignores it. The run trains on as many images as 2 cores of an AMD EPYC
 process in that time; evaluations take extra time. The recipes are:
 
@@ -33,8 +33,8 @@ cores, the environment variables above make each core a device, which was 10 to
 
 from vit_jax import config as config_lib
 
-# Training images per minute of the whole run, without evaluations. For `deit`,
-# these are the student's images.
+# Training images of the run per minute. The minutes include the training of a
+# teacher, but not evaluations. For `deit`, these are the student's images.
 IMAGES_PER_MINUTE = {'vit': 16_700, 'hybrid': 16_700, 'deit': 8_000}
 TEACHER = {
   'objective': 'classification',

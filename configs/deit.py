@@ -10,17 +10,17 @@ ViT that trains in minutes on a CPU, on a folder of small images. The default is
 the paper's recipe on ImageNet:
 
   length           300 epochs, batch size 1024
-  optimizer        AdamW, learning rate 5e-4 per 512 images, weight decay 0.05
+  optimizer        AdamW, learning rate 1e-3, weight decay 0.05
   augmentation     RandAugment 9/0.5, random erasing 0.25, mixup 0.8 or CutMix
                    1.0, repeated augmentation 3
   regularisation   label smoothing 0.1, stochastic depth 0.1
 
-The paper's code skips each operation of RandAugment with probability one half,
-and draws larger crops (see vit_jax/data/transforms.py).
+Unlike this config, the paper's code skips each operation of RandAugment with
+probability one half, and draws larger crops (see vit_jax/data/transforms.py).
 
 The teacher is a checkpoint in any supported format: a workdir, a file, or a
-published name. It may have any architecture and image size, but it must have
-the same classes.
+published name. It must classify images into the same classes. It may have any
+architecture and image size.
 
   objective.kind=hard              hard: the student learns the teacher's
                                    likeliest class; soft: the teacher's

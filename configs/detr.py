@@ -17,9 +17,11 @@ or cropped, have short sides of 480 to 800 pixels. For 500 epochs:
 
   "...:r50,./coco,total=500 epochs,optimizer.milestones=('400 epochs',)"
 
-Three things differ from the original:
+These things differ from the original:
 
 - Weight decay applies only to kernels.
+- Initial query, key and value kernels are larger by a factor of sqrt(2). The
+  biases of MLPs and of the input projection start at 0.
 - A batch has one of three shapes: squares of 960, 1184 or 1333 pixels. Its
   images get similar short sides. This needs more padding than the original. In
   the first two shapes, images with an aspect ratio above 5/3 may be shrunk.

@@ -6,7 +6,8 @@
 #   launch/multi_process.sh --dry_run -- ...     only prints the commands
 #
 # The processes form one mesh, like the hosts of a pod. Each process writes to
-# WORKDIR/processes/ID.log, and process 0 to the terminal too. If one process
+# WORKDIR/processes/ID.log, and process 0 to the terminal too. A new start
+# overwrites these logs. If one process
 # fails alone, the others end with status 69, or are killed after --grace_s
 # seconds. The script ends with the status of the first process that failed. On
 # Ctrl-C or SIGTERM, training saves and ends with status 75. The same command
@@ -19,7 +20,7 @@ source "$(dirname "$0")/options.sh"
 processes=2
 devices=4   # number of devices per process
 port=free   # port on which process 0 waits for the others; free: any free port
-grace_s=60  # seconds that the other processes have to end after a failure
+grace_s=60  # seconds after a failure until the other processes are killed
 options=(processes devices port grace_s)
 take_options "$@"
 need_main_args

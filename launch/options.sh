@@ -4,7 +4,7 @@
 # `take_options "$@"`. Then --NAME=VALUE sets an option. An option whose default
 # is `false` is a switch: --NAME sets it to `true`. Arguments after -- are for
 # vit_jax.main and go into `main_args` unchanged.
-# shellcheck shell=bash disable=SC2034,SC2086,SC2154  # shares variables
+# shellcheck shell=bash disable=SC2034,SC2086,SC2154  # scripts share these variables
 
 main_args=()
 dry_run=false
@@ -80,8 +80,9 @@ need_shipped_config() {
       "Put the file into configs/."
 }
 
-# Refuses data and checkpoints on this machine, because the hosts do not get
-# them. A path that begins with / is accepted: the hosts may have mounted it.
+# Refuses most paths of data and checkpoints on this machine, because the hosts
+# do not get them. A path that begins with / is accepted: the hosts may have
+# mounted it. Paths with ~, =, commas or spaces are not found.
 need_no_local_path() {
   local arg word words before=''
   for arg in "${main_args[@]}"; do

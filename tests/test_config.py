@@ -43,6 +43,12 @@ def test_every_config_file_builds_a_model_and_has_no_field_of_its_own(path):
 
 
 def test_locked_configs_refuse_new_fields():
+  chosen = config_lib.base()
+  config_lib.choose_model(chosen, 'ti16')
+  config_lib.choose_objective(chosen, 'rotation')
+  for group in (chosen.model, chosen.objective):
+    with pytest.raises(AttributeError, match='locked'):
+      group.wieght = 2.0
   config = config_lib.base().lock()
   with pytest.raises(AttributeError, match='learning_rate'):
     config.optimizer.learning_rate = 1.0
@@ -169,7 +175,7 @@ def test_sgd_is_that_of_bit():
 def test_who_chooses_nothing_has_the_papers_base_model():
   config = config_lib.base()
   config_lib.choose_model(config, 'b16')
-  assert config_lib.base().model == config.model
+  assert config_lib.base().model.to_dict() == config.model.to_dict()
   o = config.optimizer
   assert (o.name, o.b1, o.b2, o.momentum) == ('adam', 0.9, 0.999, 0.9)
 
@@ -345,16 +351,12 @@ def test_a_model_and_an_objective_come_before_their_fields():
 @pytest.mark.parametrize(
   ('group', 'fields', 'message'),
   [
-    ('objective', {'wieght': 1.0}, "No config field 'objective.wieght'"),
     ('evaluators.test', {'spilt': 'train'}, 'Did you mean evaluators.test.spl'),
     ('evaluators.near', {'k': 0}, 'evaluators.near.k is 0'),
   ],
 )
-def test_fields_of_objectives_and_evaluators_are_checked(
-  group, fields, message
-):
+def test_fields_of_evaluators_are_checked(group, fields, message):
   config = config_lib.base()
-  config_lib.choose_objective(config, 'rotation')
   with config.unlocked():
     config.evaluators.near = config.evaluators.knn.copy_and_resolve_references()
     config.update_from_flattened_dict(

@@ -310,9 +310,9 @@ def base() -> ConfigDict:
         # times this factor. For fine-tuning, 0.65 to 0.9.
         'layer_decay': 1.0,
         # Decay of the Polyak average (EMA) of the parameters; 0 disables it.
-        # Evaluators measure the average (with DINO, the teacher). Step t,
-        # counted from 0, uses min(polyak, (1 + t) / (10 + t)), so initial
-        # parameters soon fade.
+        # Evaluators measure the average. Step t, counted from 0, uses
+        # min(polyak, (1 + t) / (10 + t)), so initial parameters soon fade. DINO
+        # needs 0, because evaluators measure its teacher.
         'polyak': 0.0,
       },
       # Devices along each axis of the mesh. slice=-1 uses all TPU slices. -1 on
@@ -353,25 +353,24 @@ def choose_model(config: ConfigDict, variant: str) -> None:
   Raises:
     ValueError: if the variant is unknown.
   """
-  config.model = ConfigDict(variants.carry_over(config.model, variant))
+  config.model = ConfigDict(variants.carry_over(config.model, variant)).lock()
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
   """Sets an objective and its defaults; raises ValueError if it is unknown."""
   defaults = OBJECTIVES.load(name).defaults
-  config.objective = ConfigDict({'name': name, **defaults})
+  config.objective = ConfigDict({'name': name, **defaults}).lock()
 
 
 def check_fields(config: ConfigDict) -> None:
   """Checks the names and values of fields.
 
   Raises ValueError if a field lacks a value, has a value that `VALID` does not
-  allow, or is unknown. Does not check fields of `model`, which models check.
+  allow, or is unknown. Does not check the names of fields in `model`, which
+  models check, and in `objective`.
   """
   usual = base()
   known, allowed, valid = flatten(config), flatten(usual), dict(VALID)
-  fields = OBJECTIVES.load(config.objective.name).defaults
-  allowed |= {f'objective.{x}': None for x in fields}
   # Evaluators may have any name; the type determines the fields.
   typical = {entry.type: name for name, entry in usual.evaluators.items()}
   for name, entry in config.evaluators.items():
@@ -383,7 +382,7 @@ def check_fields(config: ConfigDict) -> None:
       if (key := f'evaluators.{other}.{field}') in VALID:
         valid[f'evaluators.{name}.{field}'] = VALID[key]
   for field in known.keys() - allowed.keys():
-    if not field.startswith('model.'):
+    if not field.startswith(('model.', 'objective.')):
       raise ValueError(unknown_field(field, allowed))
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(

@@ -253,12 +253,13 @@ def _new_meta(
 ) -> dict[str, Any]:
   """Returns the metadata that is saved with every checkpoint of a run."""
   config, objective = experiment.config, experiment.objective
+  is_first = jax.process_index() == 0  # only it computes the data's identity
   return {
     'config': json.loads(config.to_json()),
     'model': variants.fields_of(objective.model),
     'class_names': list(objective.class_names),
     'examples': len(source),
-    'data': bad_images.shared_identity(source),
+    'data': bad_images.gather([source.identity()] if is_first else [])[0],
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],

@@ -94,7 +94,7 @@ def test_features_that_are_not_finite_are_refused():
 
 
 def test_too_few_training_images_are_refused():
-  with pytest.raises(ValueError, match='k is 20; for 19 '):
+  with pytest.raises(ValueError, match='k=20 .* 19. Give'):
     knn.check_k(20, np.zeros(19))
 
 

@@ -197,15 +197,6 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
     _log.warning('The results of the image check could not be stored: %s', e)
 
 
-def shared_identity(source: Source) -> str | None:
-  """Returns `source.identity()`, for which only process 0 looks at the files.
-
-  All processes must call this function together.
-  """
-  is_first = jax.process_index() == 0
-  return gather([source.identity()] if is_first else [])[0]
-
-
 def gather(items: list[Any]) -> list[Any]:
   """Concatenates the items of all processes; items must be JSON values."""
   text = np.frombuffer(json.dumps(items).encode(), np.uint8)

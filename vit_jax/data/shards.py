@@ -238,6 +238,8 @@ def class_file(fs: Any, path: str) -> tuple[str, ...]:
     place = f'{posixpath.dirname(path)}/{file_name}'
     if fs.exists(place):
       text = text_files.decoded(fs.cat_file(place), place)
+      if not text.strip():
+        return ()
       names = tuple(x.strip() for x in text.rstrip().split('\n'))
       if '' in names or len({*names}) < len(names):
         wrong = next(x for x in names if not x or names.count(x) > 1)

@@ -24,7 +24,8 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
   Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
   ValueError if a split is not one of `splits.NAMES`, an image file cannot be
-  read, or images have objects, masks or several classes.
+  read, two splits are the same, or images have objects, masks or several
+  classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
@@ -38,8 +39,9 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
         f'{name} has objects, masks, or several classes per image; shards keep '
         f'one class per image. Train on {name} itself.'
       )
-  identities = [source.identity() for source in found.values()]
-  if None not in identities and len({*identities}) < len(identities):
+  # Synonyms of a missing split select another split.
+  first = [source[0]['name'] for source in found.values() if len(source)]
+  if len({*first}) < len(first):
     raise ValueError(
       f'Two of the splits {", ".join(found)} of {name} have the same images. '
       'Leave out splits that it does not have.'

@@ -19,8 +19,8 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
 
   The probe has the loss of training, softmax or sigmoid.
 
-  Raises ValueError unless images have classes, the head is linear and at least
-  ten images are readable.
+  Raises ValueError unless images have classes, the head is linear, at least
+  ten images are readable, and all features are finite.
   """
   labels = sources.all_labels(source, parts.config.data.name)
   head = params.get('head', {})

@@ -73,8 +73,8 @@ def check_k(k: int, labels_N: np.ndarray) -> None:
   """Raises ValueError unless k is from 1 to the number of training images."""
   if not 1 <= k <= len(labels_N):
     raise ValueError(
-      f'k is {k}; for {len(labels_N)} training images it must be from 1 to '
-      f'{len(labels_N)}. Give another k or a larger training split.'
+      f'k-NN with k={k} is impossible: k must be from 1 to the number of '
+      f'training images, {len(labels_N)}. Give a larger training split.'
     )
 
 

@@ -3,7 +3,6 @@
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening
-from vit_jax.training import features
 
 # Prefix of paths to the stages of a run; see `sweeps.stages`.
 STAGES = 'stages/'
@@ -15,7 +14,7 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
   Also returns None for `eval_only`, which needs no teacher.
 
   Raises:
-    ValueError: if the field is empty.
+    ValueError: if the field is empty, or the checkpoint does not classify.
 
   Also raises the errors of `open_checkpoint`.
   """
@@ -29,5 +28,9 @@ def teacher_of(config: ConfigDict) -> opening.Checkpoint | None:
   if config.stages and config.teacher.startswith(STAGES):
     return None
   teacher = opening.open_checkpoint(config.teacher)
-  features.check_classifies(teacher.model)
+  if 'logits' not in teacher.model.vectors:
+    raise ValueError(
+      f'teacher is {config.teacher}, which does not classify images. Give the '
+      'checkpoint of a classifier.'
+    )
   return teacher

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
-from vit_jax.data import bad_images, sources
+from vit_jax.data import sources
 from vit_jax.experiment import Experiment, facts_of
 from vit_jax.models import flops
 from vit_jax.objectives.objective import Facts
@@ -62,7 +62,7 @@ class KnownData:
     if key not in self._by_split:
       source = sources.open_config(config.data, name)
       self._by_split[key] = facts_of(config, source)
-      self._identities[key] = bad_images.shared_identity(source)
+      self._identities[key] = source.identity()
     return self._by_split[key]
 
   def examples(self, config: ConfigDict, name: str) -> int:

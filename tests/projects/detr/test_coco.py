@@ -492,7 +492,7 @@ def test_encodings_that_are_not_read(tmp_path):
   path = root / 'Annotations/c.xml'
   text = path.read_text()
   path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>\n{text}')
-  with pytest.raises(ValueError, match='c.xml is not valid XML in the enc'):
+  with pytest.raises(ValueError, match='c.xml cannot be read as XML'):
     sources.open_source(str(root), 'train')
   path.write_text(text)
   path = root / 'ImageSets/Main/train.txt'
@@ -524,7 +524,7 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
       r'category_id is missing \(no <name>\), which is not',
     ),
     ({'width': 'w'}, "image c: is 'w40' wide"),
-    ({'size': '<'}, 'c.xml is not valid XML in the enc'),
+    ({'size': '<'}, 'c.xml cannot be read as XML'),
   ],
 )
 def test_bad_files_of_pascal_voc_are_named(tmp_path, changes, message):

@@ -188,7 +188,7 @@ def test_a_teacher_must_classify(tmp_path):
   small = {'patch_size': 4, 'width': 16, 'depth': 1, 'mlp_dim': 20, 'heads': 2}
   headless = random_checkpoint(None, (8, 8), 0, names=False, **small)
   orbax.write(headless, f'{tmp_path}/teacher', 'float32')
-  with pytest.raises(ValueError, match='has no head and does not classify'):
+  with pytest.raises(ValueError, match='teacher, which does not classify'):
     CheckedConfig(config_of(teacher=f'{tmp_path}/teacher'))
 
 

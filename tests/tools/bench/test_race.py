@@ -25,7 +25,7 @@ def test_medians_and_ratios_are_over_the_rounds(monkeypatch):
   )
   # The median of the ratios 2, 4 and 1.6. The ratio of the medians is 1.6.
   assert lines == [
-    'images/s, median of 3 rounds (slowest to fastest):',
+    'images/s, median of 3 rounds (minimum to maximum):',
     '  ours                            8.0  (1.0 to 12.0), compiled in 2.5 s',
     '  theirs                          5.0  (0.2 to 6.0)',
     'ours / theirs: 2.00',
@@ -51,13 +51,13 @@ def test_what_does_not_fit_is_left_out(monkeypatch, message, capsys):
     raise RuntimeError(message)
 
   lines = race.race([too_large, scripted('b', 1, 2), scripted('c', 1, 1)])
-  said = f'does not fit: {message.splitlines()[0][:200]}\n'
-  assert capsys.readouterr().out == f'implementation 1 {said}'
+  said = f'does not fit into memory: {message.splitlines()[0][:200]}\n'
+  assert capsys.readouterr().out == f'Implementation 1 {said}'
   # Others are compared with the first that fits, which is named.
   assert len(lines) == 4 and lines[-1] == 'b / c: 2.00'
   lines = race.race([scripted('a', 4, 4), too_large, scripted('c', 1, 1)])
   assert lines[-1] == 'a / c: 4.00'
-  assert capsys.readouterr().out == f'implementation 2 {said}'
+  assert capsys.readouterr().out == f'Implementation 2 {said}'
 
 
 def test_other_errors_are_not_hidden():

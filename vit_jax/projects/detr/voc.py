@@ -36,7 +36,7 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   """Returns the newest modification time of a split's files.
 
-  If `path` is COCO's JSON, it is the only file. If `path` is from `splits`, the
+  If `path` is COCO's JSON, only this file counts. If `path` is from `splits`, the
   XML files of all splits and the image folder count too.
   """
   read = [path]
@@ -54,8 +54,8 @@ def image_folder(root: pathlib.Path) -> pathlib.Path:
 def _files(root: pathlib.Path) -> dict[str, pathlib.Path]:
   """Returns the annotation files by stem, sorted.
 
-  If they lie in `root`, XML files without an image of the same stem there are
-  ignored, because they may not be annotations.
+  XML files in `root` itself count only if `root` has an image of the same stem;
+  others may not be annotations.
   """
   for place in (root / 'Annotations', root / 'annotations', root):
     found = {
@@ -153,8 +153,8 @@ def _parsed(path: pathlib.Path) -> _Element:
   # An unknown encoding raises ValueError or LookupError.
   except (xml.etree.ElementTree.ParseError, ValueError, LookupError) as e:
     raise ValueError(
-      f'{path} is not valid XML in the encoding that it declares (UTF-8 if it '
-      f'declares none): {e}. Download or export it again.'
+      f'{path} cannot be read as XML: {e}. Save it in UTF-8, or download or '
+      'export it again.'
     ) from e
 
 

@@ -30,9 +30,7 @@ class TwoStreams(Classification):
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     made = super().from_config(config, image_size)
     o, data = config.objective, config.data.copy_and_resolve_references()
-    data.split = o.unlabelled
-    if o.unlabelled_data:
-      data.update(name=o.unlabelled_data, class_order='')
+    data.update(name=o.unlabelled_data or data.name, split=o.unlabelled)
     return dataclasses.replace(made, data=data)
 
   def augmented(self, images: jax.Array, key: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ class Contender(NamedTuple):
 def paced(
   start: Callable[[], Any], wait: Callable[[], Any], images: int
 ) -> Callable[[], float]:
-  """Returns a turn that runs 1 to 100 steps, as many as fit into `TURN_S`.
+  """Returns a turn of 1 to 100 steps that takes about `TURN_S`.
 
   `start` dispatches a step of `images` images. `wait` blocks until the device
   has finished all steps.
@@ -71,10 +71,10 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
       if not is_out_of_memory(e):
         raise
       said = str(e).splitlines()[0][:200]
-      print(f'implementation {number} does not fit: {said}')
+      print(f'Implementation {number} does not fit into memory: {said}')
   taken = [[each.turn() for each in contenders] for _ in range(ROUNDS)]
   rates = [*zip(*taken, strict=True)]
-  lines = [f'images/s, median of {ROUNDS} rounds (slowest to fastest):']
+  lines = [f'images/s, median of {ROUNDS} rounds (minimum to maximum):']
   width = max([26, *(len(each.name) for each in contenders)])
   for each, found in zip(contenders, rates, strict=True):
     median = statistics.median(found)

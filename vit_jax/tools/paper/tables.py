@@ -52,8 +52,8 @@ class TransferReport(grid.GridReport):
   def __post_init__(self) -> None:
     if DATASET not in self.axes:
       raise ValueError(
-        f'report is transfer, which needs the axis {DATASET!r} of '
-        'configs/transfer.py. Leave out report.'
+        f"config.report is 'transfer', which needs the axis {DATASET!r} of "
+        'configs/transfer.py. Set --config.report=grid.'
       )
 
   def markdown(self) -> str:
@@ -68,7 +68,7 @@ class TransferReport(grid.GridReport):
   def _caption(self, n: int) -> str:
     return (
       f'{METRIC} {self.when()} in percent{self._counted(n)}. '
-      'Results of models not marked (ours) are from the paper.'
+      'Models without (ours): results of the ViT paper (2010.11929).'
     )
 
   def _table_2(self) -> str:
@@ -195,8 +195,9 @@ class TransferReport(grid.GridReport):
   def published_columns(self, lines: Sequence[Line]) -> dict[str, Results]:
     """Returns the published models to show, and their results.
 
-    These are the models of table 2, and the models of table 5 that have the
-    architecture of a run that ended. Models without a result are left out.
+    These are the models of table 2, and the models of table 5 with the patch
+    size, depth and widths of a run that ended. Models without a result for any
+    of `lines` are left out.
     """
     columns = dict(published.TABLE_2)
     models = [run.result['config']['model'] for run in self.runs if run.result]

@@ -19,7 +19,7 @@ class Answer(NamedTuple):
   """The output of a model for an image."""
 
   probability_C: np.ndarray  # float64; for DETR, [Q, C] for Q queries
-  boxes_Q4: np.ndarray | None  # for DETR, (x0, y0, x1, y1) as shares
+  boxes_Q4: np.ndarray | None  # for DETR, (x0, y0, x1, y1), 0 to 1
   # For each fusion of heads, the attention weights of all X layers, [X, L, L];
   # empty if the model does not support maps.
   fused: dict[str, np.ndarray]
@@ -41,7 +41,7 @@ class ServedModel:
     """Opens NAME.DTYPE.onnx; 0 threads means onnxruntime's default.
 
     Raises:
-      ValueError: if the file is not a model that `board.write_model` wrote.
+      ValueError: if the file is not a model of `convert/onnx.py`.
     """
     self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
@@ -142,7 +142,7 @@ def _probabilities(logits_C: np.ndarray, loss: str) -> np.ndarray:
 
 
 def _text(text: str) -> str:
-  """Replaces characters that UTF-8 cannot encode, as file names may have."""
+  """Replaces characters that UTF-8 cannot encode; file names may have them."""
   return text.encode(errors='replace').decode()
 
 
