@@ -6,9 +6,10 @@
   python -m vit_jax.main --config=configs/cifar10.py:full --workdir=...
 
 The first value is the recipe. The second is a folder with train/CLASS/*.jpg and
-test/CLASS/*.jpg, by default ./cifar10. The third is the training time in minutes, by default 60;
-`full` ignores it. The run trains on as many images as 2 cores of an AMD EPYC
-process in that time; evaluations take extra time. The recipes are:
+test/CLASS/*.jpg, by default ./cifar10. The third is the training time in
+minutes, by default 60; `full` ignores it. The run trains on as many images as 2
+cores of an AMD EPYC process in that time; evaluations take extra time. The
+recipes are:
 
   vit      a small ViT with patches of 4 pixels
   hybrid   the same ViT after two stages of a ResNet, at 48 pixels

@@ -138,9 +138,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
-        # data's order, which is 'text' for folders. If it is 'text' and differs
-        # from 'number', training warns, and checkpoints without these class
-        # names are refused, except as `init` of a training run.
+        # data's order, which is the text order for folders. If this differs
+        # from the order of numbers, training warns, and checkpoints without
+        # these class names are refused, except as `init` of a training run.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -176,8 +176,9 @@ def base() -> ConfigDict:
         'interpolation': 'bilinear',
         # With resize_small: whether to resize to image_size's aspect ratio.
         'squash': False,
-        # Library whose resizing is reproduced exactly: 'torchvision' (used by
-        # timm), 'transformers', or 'dinov3' (its processor in transformers).
+        # For evaluation: library whose resizing is reproduced exactly, which
+        # is 'torchvision' (used by timm), 'transformers', or 'dinov3' (its
+        # processor in transformers).
         # 'vit_jax' is the fastest.
         'resize_like': 'vit_jax',
         # Mean and standard deviation per channel (RGB), of values in [0, 1].
@@ -334,10 +335,11 @@ def base() -> ConfigDict:
       # is WORKDIR/stages/NAME; other fields, such as `teacher`, refer to its
       # checkpoint as 'stages/NAME'. See `sweeps.stages`.
       'stages': (),
-      # Tuning before the sweep. Each combination of `axes` is trained on
-      # `train` and compared on `val` by the objective's first metric. `train`
-      # and `val` are parts of the training set. The runs of the sweep use the
-      # best combination. --tune sets an axis.
+      # Tuning in a sweep, before each group of runs that differ only in the
+      # seed. Each combination of `axes` is trained on `train` and compared on
+      # `val` by the objective's first metric. `train` and `val` are parts of
+      # the training set. The group uses its best combination. --tune sets an
+      # axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
       # Report of a sweep: 'grid' is a table with the second axis in its columns
       # and the others in its rows, averaged over seeds. 'transfer' gives tables
@@ -366,8 +368,7 @@ def check_fields(config: ConfigDict) -> None:
   """Checks the names and values of fields.
 
   Raises ValueError if a field lacks a value, has a value that `VALID` does not
-  allow, or is unknown. Does not check the names of fields in `model`, which
-  models check, and in `objective`.
+  allow, or is unknown. Does not check field names in `model` and `objective`.
   """
   usual = base()
   known, allowed, valid = flatten(config), flatten(usual), dict(VALID)
@@ -386,8 +387,8 @@ def check_fields(config: ConfigDict) -> None:
       raise ValueError(unknown_field(field, allowed))
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
-      f'Config fields without a value: {", ".join(left_open)}. Only a single '
-      f'run chooses them from the data. Set them, as in '
+      f'Config fields without a value: {", ".join(left_open)}. Sweeps, tuning '
+      'and stages do not choose them from the data. Set them, as in '
       f'--config.{left_open[0]}=...'
     )
   for field in known.keys() & valid.keys():
@@ -417,7 +418,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` is set and the new `total` is not longer, or if
+    ValueError: if `extend` is set and the new `total` is shorter, or if
       changes prevent resuming. The message lists all of these changes.
   """
   model = variants.defaults(given['config']['model']['name'])
@@ -565,10 +566,10 @@ def override(config: ConfigDict, pairs: dict[str, str]) -> None:
   """Sets fields by dotted names, such as {'optimizer.lr': '0.01'}.
 
   `model` takes the name of a variant, `objective` the name of an objective.
-  Both are set first, because they reset their groups of fields.
+  Both are set first, because they change other fields of their groups.
 
   Raises:
-    ValueError: if a name is unknown, or a value is invalid.
+    ValueError: if a name is unknown, or a value has the wrong type.
   """
   known = flatten(config)
   for key in sorted(pairs, key=lambda key: key not in ('model', 'objective')):

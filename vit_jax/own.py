@@ -58,7 +58,8 @@ OPTIMIZERS = {
 }
 # Minimum number of steps for a `total` in minutes; fewer hardly change a model.
 LEAST_STEPS = 300
-# Maximum number of epochs for a `total` in minutes; more do not raise accuracy.
+# Maximum number of epochs for a `total` in minutes, except that there are at
+# least `LEAST_STEPS`. More epochs do not raise accuracy.
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
 # Evaluations per run.
 _EVALUATIONS = 10
@@ -80,7 +81,9 @@ def config(
   """
   total = f'{minutes} minutes'
   if not (match := _MINUTES.fullmatch(total)) or not float(match[1]):
-    raise ValueError(f'minutes is {minutes!r}: give a number above 0.')
+    raise ValueError(
+      f'minutes is {minutes!r}: give a number above 0, such as 0.5.'
+    )
   made = config_lib.base()
   made.total = total
   made.eval_every = made.checkpoint_every = f'{100 // _EVALUATIONS}%'
@@ -141,7 +144,7 @@ def _choices(photos: Photos, epochs: float, kind: str) -> dict[str, Any]:
   side = 32 if min(photos.size) < 24 else 48
   return {
     'batch_size': 64,
-    # Random crops enlarge objects by 17 to 29 % on average. Evaluation does not
+    # Random crops enlarge objects by 23 to 43 % on average. Evaluation does not
     # crop; its images are larger by 17 or 25 % instead.
     'data.image_size': f'{side + 8}',
     'data.train_size': f'{side}',
@@ -178,18 +181,21 @@ def resolve(
 ) -> Callable[[], None]:
   """Fills in the open fields of a config from WORKDIR/chosen.json.
 
-  Chooses fields that the file lacks, and the length if `total` changed. Returns
-  a function that writes the file. Call it once the run may use the workdir.
+  Chooses fields that the file lacks, the length if `total` changed, and all
+  fields if `init` changed. Returns a function that writes the file. Call that
+  function after the run has locked the workdir.
 
   Args:
     config: a config after `from_init.resolve`.
     workdir: folder of the run.
     measure: whether to time training steps if `total` is in minutes. If false
-      (for evaluation), such a `total` becomes one step, unless a run chose it.
+      (for evaluation), such a `total` becomes one step, unless chosen.json has
+      the number of steps.
 
   Raises:
     ValueError: if the data or `total` are invalid.
     OSError: if the data or the checkpoint `config.init` are missing.
+    ImportError: if the data need a package that is not installed.
   """
   asked = {
     field: value

@@ -32,10 +32,10 @@ _TRY = (
 def report(config: ConfigDict, workdir: str) -> str:
   """Measures a finished run on its test split and writes WORKDIR/report.txt.
 
-  Uses the split of an evaluator of type 'mean': of `test` if it has this type,
-  else of the first. Returns the text of the report; '' if there is no such
-  split, if it has no labels, if the model has more than 1,000 classes, or if
-  the objective does not classify images.
+  Uses the split of the evaluator `test` if it is on and has the type 'mean'.
+  Otherwise uses the first such evaluator that is on. Returns the text of the
+  report; '' if there is no such split, if it has no labels, if the model has
+  more than 1,000 classes, or if the objective does not classify images.
   """
   splits = {
     name: entry.split

@@ -65,7 +65,8 @@ class TrainedModel:
     """Returns the likeliest classes of each image, the likeliest first.
 
     The list of an image has `topk` pairs (name, probability), or fewer if there
-    are fewer classes. The name of an unnamed class is its number.
+    are fewer classes. An unnamed class has its number as name.
+    If several classes share a name, their numbers are appended.
     Probabilities are the softmax of the logits, or their sigmoid if the model
     was trained with the sigmoid loss.
 
@@ -226,7 +227,7 @@ def _read(image: Any, name: str) -> bytes | np.ndarray:
   """Returns the argument for `transform.image`: bytes or an array."""
   if isinstance(image, str | os.PathLike):
     return decode.read_file(name)
-  if hasattr(image, 'convert'):  # Pillow's
+  if hasattr(image, 'convert'):  # a Pillow image
     with decode.naming_errors(name):
       image = decode.from_pillow(image)
   return np.asarray(image)

@@ -11,14 +11,15 @@ import numpy as np
 
 # Penalties to try on standardised features. The squared singular values of the
 # features sum to N D, about 2^21 for 25 shots of 100 classes at D = 1024.
-# Above this grid the ranking of the classes does not change any more. Below it,
-# the penalty only affects directions that are rounding noise in float32
-# features.
+# With equally many examples per class, penalties above this grid hardly change
+# the ranking of the classes. Penalties below it rarely matter for features of
+# networks.
 L2_GRID = tuple(2.0**power for power in range(-10, 21))
 
 # Maximum number of examples to leave out in turn. With 1,000 examples, an
-# accuracy of 75 % has a standard error of 1.4 %. The error of a difference
-# between two penalties is much smaller.
+# accuracy of 75 % has a standard error of 1.4 %. The difference
+# between two penalties has a much smaller error, because both use the same
+# examples.
 LEFT_OUT = 1000
 
 # Rows of features converted to float64 at a time.
@@ -62,7 +63,7 @@ def hits(scores_NC: Any, labels: Any) -> Any:
   """Returns whether the label of each example has the highest score, N.
 
   If `labels` is 0/1 NC, a score above 0 predicts the label 1. The result is
-  then the share of classes whose label is predicted, N.
+  then the share of classes whose label is predicted correctly, N.
   """
   if labels.ndim == 2:
     return ((scores_NC > 0) == labels).mean(axis=1)

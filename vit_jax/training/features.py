@@ -60,7 +60,7 @@ def layer(model: Model, name: str, patches: bool = False) -> Function:
   patches or over the feature map.
 
   With `patches`, the function computes each patch's representation, BhwD.
-  'pre_logits' then means the last tokens or feature map.
+  'pre_logits' then means the encoder's output tokens or the last feature map.
 
   Raises:
     ValueError: if the layer is unknown, or is 'logits' with `patches`.

@@ -304,8 +304,8 @@ def _trust_ratio(model: Model) -> optax.GradientTransformation:
   """Scales updates u of kernels w to u |w| / |u|, as LAMB does.
 
   This is algorithm 2 of 1904.00962 with the identity as phi. If a norm is 0, u
-  stays. As in the code of DeiT III, parameters without weight decay are not
-  scaled. Layers stacked for a scan have separate norms.
+  stays. Parameters other than kernels are not scaled, as in the code of DeiT
+  III. Layers stacked for a scan have separate norms.
   """
 
   def scale(path: tuple[Any, ...], u: jax.Array, w: jax.Array) -> jax.Array:
@@ -341,9 +341,9 @@ def make(
   """Returns the optax chain of `config.optimizer`.
 
   Except for SGD, weight decay is decoupled and multiplied by the learning rate,
-  as in AdamW. big_vision multiplies it by the schedule without the peak: decay
-  0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. SGD adds the
-  gradient of an L2 penalty instead, as in BiT, so momentum accumulates it.
+  as in AdamW. big_vision multiplies it by the schedule divided by its peak:
+  decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. SGD adds
+  the gradient of an L2 penalty instead, as in BiT, so momentum accumulates it.
 
   LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.
   2024) orthogonalises the momentum of `hidden_matrices`; Adam updates all other

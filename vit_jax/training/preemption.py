@@ -17,8 +17,8 @@ from jax.experimental import multihost_utils
 
 _log = logging.getLogger(__name__)
 
-# Numbers by which several processes agree where to stop. JAX needs numbers that
-# only grow, but step numbers begin again in each run of a sweep.
+# Counts the calls to JAX's sync point, where processes agree on the step to
+# stop at. JAX needs numbers that only grow; a run's steps begin again at 1.
 _SYNC_POINTS = itertools.count(1)
 # The function that the open `preemption_notice` yielded, or None.
 _open: Callable[[], bool] | None = None
@@ -50,7 +50,8 @@ def preemption_notice(
 
   Call the yielded function after every step. All processes get the same answer
   at the same step. A second Ctrl-C raises KeyboardInterrupt. Nested notices, as
-  of a sweep and its runs, yield the same function.
+  of a sweep and its runs, yield the same function. A single process notices the
+  signals only if the notice is opened in the main thread.
 
   Args:
     between_runs: whether the code inside is a sweep, whose runs have their own

@@ -108,8 +108,8 @@ def test_table_2_has_ours_and_the_published_models(every):
   assert rows['VTAB (19 tasks)']['BiT-L (R152x4)'] == '76.29 ± 1.70'
   assert every.markdown().startswith(
     'test/accuracy at the last step in percent, mean ± standard deviation of '
-    'n = 3 runs (seed). Models without (ours): results of the ViT paper '
-    '(2010.11929).\n\n|'
+    'n = 3 runs (seed). Results of models not marked (ours) are from the '
+    'paper.\n\n|'
   )
 
 

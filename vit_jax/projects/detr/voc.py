@@ -36,8 +36,8 @@ def splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 def modified_ns(root: pathlib.Path, path: pathlib.Path) -> int:
   """Returns the newest modification time of a split's files.
 
-  If `path` is COCO's JSON, only this file counts. If `path` is from `splits`, the
-  XML files of all splits and the image folder count too.
+  If `path` is COCO's JSON, only this file counts. If `path` is from `splits`,
+  the XML files of all splits and the image folder count too.
   """
   read = [path]
   if path.suffix != '.json':

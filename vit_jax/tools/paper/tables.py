@@ -68,7 +68,7 @@ class TransferReport(grid.GridReport):
   def _caption(self, n: int) -> str:
     return (
       f'{METRIC} {self.when()} in percent{self._counted(n)}. '
-      'Models without (ours): results of the ViT paper (2010.11929).'
+      'Results of models not marked (ours) are from the paper.'
     )
 
   def _table_2(self) -> str:

@@ -8,7 +8,7 @@ from vit_jax.tools.serve.decoder import TOKEN
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-  """Adds the flags of `vit_jax.serve`, and of serve.py from `convert --to=board`."""
+  """Adds the flags of `vit_jax.serve` and of the serve.py for boards."""
   parser.add_argument(
     '--host',
     default='127.0.0.1',
