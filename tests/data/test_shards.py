@@ -322,7 +322,7 @@ def test_objects_are_not_written(tmp_path, capsys):
 def test_one_split_is_not_written_under_two_names(tmp_path, photos, capsys):
   args = [str(photos), f'--shards={tmp_path}/made', '--splits=train,val,test']
   assert data_command.main(args) == 2  # without val/, val is test
-  assert 'have the same images' in capsys.readouterr().err
+  assert 'begin with the same image' in capsys.readouterr().err
   assert not (tmp_path / 'made').exists()
 
 

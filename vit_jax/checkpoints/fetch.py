@@ -49,8 +49,8 @@ def local(source: str) -> str:
     ConnectionError: if the download fails.
     FileNotFoundError: if the file, model or revision does not exist.
     ImportError: if a library is not installed.
-    PermissionError: if the model on the hub is gated, or the cache folder is
-      not writable.
+    PermissionError: if the model on the hub is gated, or vit_jax's own cache
+      folder is not writable.
     ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')

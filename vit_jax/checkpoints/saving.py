@@ -295,7 +295,10 @@ class Checkpoints:
 
 
 class _Manager(ocp.CheckpointManager):
-  """A manager that ignores preemption and never waits after a failed write."""
+  """A manager that leaves preemption to `preemption_notice`.
+
+  After a failed write it does not wait for other processes.
+  """
 
   def metrics(self, step: int) -> None:
     # Stops the manager from reading the metrics that orbax saved in old
@@ -304,8 +307,8 @@ class _Manager(ocp.CheckpointManager):
 
   def reached_preemption(self, step: int) -> bool:
     # JAX chooses one step id at which all processes stop. `preemption_notice`
-    # gives JAX its own count as step id. If orbax also gave JAX its step
-    # numbers, `preemption_notice` could miss the chosen id.
+    # counts its calls and gives JAX this count as step id. If orbax also gave
+    # JAX its step numbers, `preemption_notice` could miss the chosen id.
     return False
 
   def _finalize(self, step: int, steps_to_remove: list[int]) -> None:
@@ -372,7 +375,7 @@ def steps_in(workdir: str) -> list[int]:
 
 
 def is_step(path: epath.Path) -> bool:
-  """Whether a path is a finished checkpoint."""
+  """Whether an existing path is a finished checkpoint."""
   if not re.fullmatch('0|[1-9][0-9]*', path.name):
     return False
   # On a disk, unfinished checkpoints have other names.

@@ -10,7 +10,7 @@ metadata. All outputs are float32:
   rollout           [batch, h, w]: the attention rollout, with `rollout`.
   attention_mean, attention_min, attention_max
                     [batch, layers, L, L]: attention weights reduced over heads.
-  read              [batch, L]: each token's weight in the output.
+  read              [batch, L]: weight of each token in the pooled output.
 
 The attention weights and `read` exist only with `served`, for models in which
 every token attends to all tokens.
@@ -61,8 +61,8 @@ def write(
   stay float32, as in JAX. With 'int8', products with weight matrices are
   quantised; other operations, such as convolutions, stay float32. `served`
   makes the file for `vit_jax.tools.serve`. Without an opset, the file gets the
-  lowest that suffices. Returns one sentence for each difference from the
-  checkpoint.
+  lowest that suffices. Returns notes: if a 16-bit model computes in another
+  dtype, and if convolutions stay float32 with 'int8'.
 
   Raises:
     OSError: if the target exists or cannot be written.

@@ -18,7 +18,8 @@ from vit_jax.convert.onnx_trace import Pattern
 from vit_jax.models import layers
 from vit_jax.models.model import Model
 
-# Epsilons of GroupNorm in hybrids and BiT, and of LayerNorm in DETR.
+# Epsilons: 1e-6 of GroupNorm in hybrids; 1e-5 of GroupNorm in BiT and of
+# LayerNorm in DETR.
 _EPSILONS = (1e-6, 1e-5)
 
 

@@ -118,7 +118,7 @@ def find_bad_images(source: Source) -> list[BadImage] | None:
   texts = source.states(share)
   if texts is None:
     return None
-  # Part of each hash: another decoder version may fail on the same file.
+  # Each hash includes the decoders, as another version may fail on a file.
   decoders = (
     f'decoder {decode.DECODER_VERSION} pillow {PIL.__version__} '
     f'simplejpeg {simplejpeg.__version__}'
@@ -176,7 +176,7 @@ def _read(place: epath.Path) -> np.ndarray:
   """Returns the hashes in the files of a folder; ignores damaged files."""
   hashes = [np.empty(0, np.uint64)]
   for path in place.glob('*.npy'):
-    with contextlib.suppress(Exception):  # of many kinds
+    with contextlib.suppress(Exception):  # damaged files raise many types
       found = np.load(io.BytesIO(path.read_bytes()))
       if found.dtype == np.uint64 and found.ndim == 1:
         hashes.append(found)

@@ -19,13 +19,14 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
   `arrayrecord:TARGET` reads the same images and classes as `name`. The order is
   also the same if `split_seed` is 0. If `train` is the only split in the
-  folder, `arrayrecord:` takes a fifth of its images as `test`. The folder
-  appears when everything is written. Returns the number of images by split.
+  folder, `arrayrecord:` takes a fifth as `test`, and the order differs. The
+  folder appears when everything is written. Returns the number of images by
+  split.
 
   Raises the errors of `sources.open_source` and `atomic_files.new_file`, and
   ValueError if a split is not one of `splits.NAMES`, an image file cannot be
-  read, two splits are the same, or images have objects, masks or several
-  classes.
+  read, two splits begin with the same image, or images have objects, masks or
+  several classes.
   """
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
@@ -39,12 +40,12 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
         f'{name} has objects, masks, or several classes per image; shards keep '
         f'one class per image. Train on {name} itself.'
       )
-  # Synonyms of a missing split select another split.
-  first = [source[0]['name'] for source in found.values() if len(source)]
+  # Without a validation split, val selects test, and vice versa.
+  first = [bytes(x[0]['image']) for x in found.values() if len(x)]
   if len({*first}) < len(first):
     raise ValueError(
-      f'Two of the splits {", ".join(found)} of {name} have the same images. '
-      'Leave out splits that it does not have.'
+      f'Two of the splits {", ".join(found)} of {name} begin with the same '
+      'image. If val or test is missing, leave it out of --splits.'
     )
   with atomic_files.new_folder(target) as folder:
     for key, source in found.items():
@@ -57,7 +58,7 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
 
 
 def _write_split(source: Source, prefix: str) -> None:
-  # Imported here: TFDS takes a second; array_record is only installed on Linux.
+  # Imported here: TFDS takes a second; Windows lacks array_record.
   from array_record.python import array_record_module
   from tensorflow_datasets.proto import tf_example_pb2
 

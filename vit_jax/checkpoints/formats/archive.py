@@ -121,7 +121,7 @@ class Lookup:
     """Returns the shape of an array that determines a field.
 
     Raises ValueError if the array is missing, has another number of dimensions,
-    or is empty. The axes of an empty array could ask for a model of any size.
+    or is empty. The axes of an empty array, and so the model, may have any size.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)

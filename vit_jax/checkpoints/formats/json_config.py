@@ -18,7 +18,8 @@ def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 class JsonConfig(dict[str, Any]):
   """An object of a JSON file, with methods that check its values.
 
-  Every check raises a ValueError that names the file, the key and the value.
+  Checks raise a ValueError that names the file, the key and the value; errors
+  of `preprocessing` name our field instead of the key.
   `prefix` is the path of the object inside the file, such as 'a.b.'.
   """
 
@@ -182,9 +183,10 @@ class Kind(NamedTuple):
 class Key(NamedTuple):
   """How a key of a configuration corresponds to a field of our models."""
 
-  field: str = ''  # '' if our models lack this field
+  # A field that the arrays determine, or '' if the key is not compared.
+  field: str = ''
   kind: Kind = Kind()
-  default: Any = None  # value of a missing key; None skips the key
+  default: Any = None  # assumed if the key is missing; None: no check then
   only: tuple[Any, ...] = ()  # the supported values, for a key without a field
 
 
@@ -206,7 +208,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the keys with `only`, and the keys whose field is in `fields`."""
+  """Returns values for the keys with `only` and those of the given fields."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

@@ -55,7 +55,7 @@ def read(path: str) -> File:
 
 
 def _no_checkpoint(path: str) -> ValueError:
-  # --to=stablehlo writes the first file, --to=board the second.
+  # --to=stablehlo writes model.stablehlo, --to=board writes serve.py.
   names = 'model.stablehlo', 'serve.py'
   if path.endswith('.onnx') or any(
     os.path.exists(os.path.join(path, name)) for name in names
@@ -72,7 +72,7 @@ def _read_folder(path: str) -> File:
   if not os.path.exists(place):
     raise _no_checkpoint(path)
   config = tensors.read_json(place)
-  # transformers wraps timm's models, and keeps their configuration.
+  # A timm model that transformers saved has timm's keys in config.json.
   if config.get('model_type', 'timm_wrapper') != 'timm_wrapper':
     file = hf.read(path, config)
   elif 'architecture' in config:
@@ -121,7 +121,8 @@ def _read_tensors(path: str, arrays: Flat, *config: dict[str, Any]) -> File:
 def _prefixes(arrays: Flat) -> list[str]:
   """Returns the key prefixes of all models in a file, averaged weights first.
 
-  Leaves out a model inside another one, such as DETR's ResNet.
+  Leaves out a model inside another one, such as DETR's ResNet. Returns [''] if
+  there is no model.
   """
   found: list[str] = []
   dots = (key[: m.end()] for key in arrays for m in re.finditer(r'\.', key))

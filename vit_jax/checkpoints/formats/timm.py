@@ -72,10 +72,15 @@ def read(
     image_size = timm_config.image_size(full)
     if image_size is None:
       image_size = (224, 224)
+      also = ''
+      if config is None:
+        also = (
+          ', bilinear resizing without a crop, values in [-1, 1] and average '
+          'pooling'
+        )
       full.warnings.append(
-        f'{path} does not store its configuration. vit_jax assumes images of '
-        '224x224 pixels, bilinear resizing without a crop, values in [-1, 1] '
-        f'and average pooling. {_CORRECT_IT}'
+        f'{path} does not store its image size. vit_jax assumes 224x224 pixels'
+        f'{also}. {_CORRECT_IT}'
       )
     fields = torch_vit.bit_fields(named.lookup('timm'))
     fields |= {'image_size': image_size}

@@ -1,7 +1,7 @@
 """Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
 Reading accepts every name in the tables below. Writing uses the first name in a
-row for timm, the second for transformers.
+row for timm, the second for transformers. DeiT's head has a third name there.
 """
 
 import math
@@ -91,7 +91,7 @@ _UNIT = re.compile(
   r'(downsample\.)?(conv|norm)(\d?)'
 )
 # Endings of names in files. A module whose kernel has such a name may lack its
-# bias. If the query bias has such a name, the key projection may lack its bias.
+# bias. The key projection may lack its bias if the query's has such a name.
 # Missing biases are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
@@ -266,7 +266,10 @@ class Arrays(dict[str, np.ndarray]):
         self._put(bias, zeros, self._keys[name], ' (bias)')
 
   def key_of(self, name: str) -> str:
-    """Returns the file's key of an array; our name if the array is missing."""
+    """Returns the file's key of an array, or our name if it is missing.
+
+    For a part of a fused array, names the part too.
+    """
     return self._keys.get(name, name)
 
   def lookup(self, format_name: str) -> archive.Lookup:
