@@ -371,7 +371,7 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert got.image_size == (224, 224)
   assert_arrays_equal(got.weights().arrays, want.weights().arrays)
   (warning,) = caplog.messages
-  assert 'vit_jax assumes images of 224x224' in warning
+  assert 'vit_jax assumes 224x224 pixels, bilinear' in warning
 
 
 def test_an_architecture_may_have_its_tag(folder, monkeypatch):

@@ -121,7 +121,7 @@ class Lookup:
     """Returns the shape of an array that determines a field.
 
     Raises ValueError if the array is missing, has another number of dimensions,
-    or is empty. The axes of an empty array, and so the model, may have any size.
+    or is empty. An empty array may have axes of any size, as may its model.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)
