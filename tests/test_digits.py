@@ -50,18 +50,12 @@ def test_digits_reach_97_percent(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('family', 'epochs'),
-  # The others are parts of these: ResNets' stages, axial attention.
-  [('hybrid', 12), ('axial_resnet', 5)],
-)
-def test_other_families_learn_digits(tmp_path, family, epochs):
+def test_a_hybrid_learns_digits(tmp_path):
   """In less than half the time that its config takes."""
   row = final_metrics(
     tmp_path,
-    f'configs/digits.py:{family}',
-    f'--config.total={epochs} epochs',
+    'configs/digits.py:hybrid',
+    '--config.total=12 epochs',
     '--config.eval_every=100%',
   )
-  print(family, row['test/accuracy'])
   assert float(row['test/accuracy']) >= 0.95

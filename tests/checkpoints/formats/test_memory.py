@@ -38,9 +38,7 @@ def published(tmp_path_factory):
   ('to', 'library'),
   {
     'npz': None,
-    'bigvision': None,
-    'timm': None,
-    'hf': None,
+    'hf': None,  # writes by the functions that write timm's files
     'onnx': 'onnx',
     'stablehlo': None,
     'orbax': None,

@@ -542,7 +542,6 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
       'r26+s32', 'vit_small_r26_s32_224', 'hybrid', marks=pytest.mark.slow
     ),
     pytest.param('r50x1', 'resnetv2_50x1_bit', 'BiT', marks=pytest.mark.slow),
-    pytest.param('r152x2', 'resnetv2_152x2_bit', 'BiT', marks=pytest.mark.slow),
   ],
 )
 def test_named_models_give_their_numbers_there(
