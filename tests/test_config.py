@@ -474,6 +474,14 @@ def test_other_data_is_refused():
     config_lib.check_resumable(meta(), meta(class_names=('a', 'c')))
 
 
+def test_images_or_labels_that_changed_are_said(caplog):
+  config_lib.check_resumable(meta() | {'data': 'a'}, meta() | {'data': 'a'})
+  config_lib.check_resumable(meta(), meta() | {'data': 'a'})
+  assert not caplog.messages
+  config_lib.check_resumable(meta() | {'data': 'b'}, meta() | {'data': 'a'})
+  assert 'images or labels' in caplog.text
+
+
 def test_images_that_are_gone_can_be_skipped(caplog):
   skip = {'data.on_bad_image': 'skip'}
   config_lib.check_resumable(meta(), meta(**skip))

@@ -97,6 +97,19 @@ def test_a_size_that_is_given_holds_in_training_too(photos, tmp_path):
   assert (made.data.image_size, made.data.train_size) == ('96', '')
 
 
+def test_sizes_of_a_run_that_never_saved_are_chosen_together(photos, tmp_path):
+  def sizes(**data):
+    made = own.config(str(photos))
+    made.total = '300 steps'
+    made.data.update(data)
+    own.resolve(made, str(tmp_path))()
+    return made.data.image_size, made.data.train_size
+
+  chosen = sizes()
+  assert sizes(image_size='96') == ('96', '')
+  assert sizes() == chosen
+
+
 @pytest.mark.slow
 def test_a_run_from_before_train_size_keeps_one_size(photos, tmp_path):
   path = tmp_path / 'run' / own.FILE

@@ -143,16 +143,23 @@ def test_sigterm_ends_an_evaluation_which_is_done_again(
 
 
 @pytest.mark.slow
-def test_patience_forgets_values_of_another_metric(tmp_path, preempt_at):
+@pytest.mark.parametrize(
+  'changes',
+  [{'best_metric': 'test/loss'}, {'extend': True, 'total': '13 steps'}],
+  ids=str,
+)
+def test_patience_forgets_values_of_another_metric_or_length(
+  tmp_path, preempt_at, changes
+):
   config = small_config()
   preempt_at(8)
   with pytest.raises(preemption.Preempted, match='saved step 8'):
     train.train(config, str(tmp_path))
   preempt_at(None)
-  config.best_metric = 'test/loss'
+  config.update(changes)
   train.train(config, str(tmp_path))
   meta = saving.read_meta(epath.Path(tmp_path / 'checkpoints/12'))
-  assert meta['evaluated'] == [meta['metrics']['test/loss']]
+  assert meta['evaluated'] == [meta['metrics'][config.best_metric]]
 
 
 @pytest.mark.slow

@@ -442,6 +442,14 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   # A folder that was moved or renamed holds the same data.
   if saved.get('data') and saved['data'] == given.get('data'):
     old['data.name'] = new['data.name']
+  elif old['data.examples'] == new['data.examples'] and (
+    saved.get('data') and given.get('data')
+  ):
+    _log.warning(
+      'The images or labels of %s have changed since the run began, or an older '
+      'version began it. If they have changed, train in another workdir.',
+      new['data.name'],
+    )
 
   def was(key: str) -> Any:
     value = old.get(key, defaults.get(key, '(absent)'))

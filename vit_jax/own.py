@@ -213,6 +213,8 @@ def resolve(
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
+  if 'data.image_size' not in chosen:  # the two sizes belong together
+    chosen.pop('data.train_size', None)
   is_new = chosen.keys() != asked.keys()
   if is_new:
     found = _choose(config, chosen, measure)

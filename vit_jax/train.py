@@ -183,8 +183,10 @@ def _train(
   # damaged.
   if (saved_meta := checkpoints.latest_meta()) is not None:
     names = {'elapsed_s', 'since_log', 'evaluated'} & saved_meta.keys()
-    if saved_meta['config'].get('best_metric') != config.best_metric:
-      names -= {'evaluated'}  # it has values of the former metric
+    # Patience counts anew with another metric or a longer run.
+    fields = ('best_metric', 'total')
+    if any(saved_meta['config'].get(x) != config[x] for x in fields):
+      names -= {'evaluated'}
     meta |= {name: saved_meta[name] for name in names}
   train_step = experiment.train_step()
   all_params = jax.jit(experiment.all_params)

@@ -1,6 +1,8 @@
 """Pixels against Pillow, and what must be refused."""
 
+import errno
 import io
+import os
 import pickle
 import struct
 
@@ -399,3 +401,10 @@ def test_of_a_jpeg_of_several_pictures_the_first_counts(photo, encode):
 def test_errors_survive_the_way_between_processes():
   error = pickle.loads(pickle.dumps(decode.UnreadableImage('a.png', 'torn')))
   assert str(error) == 'cannot read image a.png: torn'
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/mem'), reason='reads /proc')
+def test_storage_that_fails_is_no_unreadable_image():
+  with pytest.raises(OSError) as e:  # which fails to be read as a bad disk does
+    decode.read_file('/proc/self/mem')
+  assert e.value.errno == errno.EIO

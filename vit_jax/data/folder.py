@@ -213,7 +213,8 @@ class Files(Source):
 
   def identity(self) -> str:
     # The folder of an image may be its class. Folders above may be renamed.
-    return identity(self.paths, self.annotations, 2 if self.class_names else 1)
+    folders_are_classes = self.class_names and not self.annotations
+    return identity(self.paths, self.annotations, 1 + bool(folders_are_classes))
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
     # The type is included, because ObjectNet cuts off the border of images.
