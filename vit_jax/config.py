@@ -446,8 +446,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     saved.get('data') and given.get('data')
   ):
     _log.warning(
-      'The images or labels of %s have changed since the run began, or an older '
-      'version began it. If they have changed, train in another workdir.',
+      'The images or labels of %s have changed since the run began, or an '
+      'older version began it. If they have changed, train in another workdir.',
       new['data.name'],
     )
 
