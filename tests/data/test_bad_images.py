@@ -267,7 +267,7 @@ def test_nothing_but_the_result_is_left_behind(small):
 
 
 def test_refusals(small):
-  with pytest.raises(ValueError, match="on_bad_image is 'drop': use"):
+  with pytest.raises(ValueError, match="on_bad_image is 'drop'; it must be"):
     _open(small, 'drop')
   for i in (1, 2):
     (small / 'train' / 'a' / f'{i}.png').write_bytes(b'')

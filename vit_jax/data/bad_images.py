@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.data import atomic_files, cores, decode, sources
 from vit_jax.data.sources import Source, subset
+from vit_jax.models.fields import check_value
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +62,7 @@ def checked(source: Source, on_bad_image: str) -> Source:
       are unreadable; the processes see different data; or `on_bad_image` is
       neither 'error' nor 'skip'.
   """
-  if on_bad_image not in ('error', 'skip'):
-    raise ValueError(
-      f"on_bad_image is {on_bad_image!r}: use 'error' or 'skip'."
-    )
+  check_value('on_bad_image', on_bad_image, ('error', 'skip'))
   _refuse_different(source)
   own = find_bad_images(source)
   if own is None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from vit_jax.models.fields import check_value
+
 _MOST = 10
 _GREY = (128, 128, 128)  # fills areas without pixels
 
@@ -189,16 +191,10 @@ class RandAugment:
   operations: str = 'torchvision'  # or 'big_vision', for `BIG_VISION`
 
   def __post_init__(self) -> None:
-    if (
-      self.count < 1
-      or not 0 <= self.magnitude <= _MOST
-      or not self.deviation >= 0
-      or self.operations not in ('torchvision', 'big_vision')
-    ):
-      raise ValueError(
-        f'{self} is invalid: use count >= 1, magnitude from 0 to {_MOST}, '
-        "deviation >= 0 and operations 'torchvision' or 'big_vision'."
-      )
+    check_value('count', self.count, '[1, inf)')
+    check_value('magnitude', self.magnitude, f'[0, {_MOST}]')
+    check_value('deviation', self.deviation, '[0, inf)')
+    check_value('operations', self.operations, ('torchvision', 'big_vision'))
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator
@@ -223,8 +219,7 @@ class ThreeAugment:
   jitter: float = 0.3
 
   def __post_init__(self) -> None:
-    if not 0 <= self.jitter <= 1:
-      raise ValueError(f'{self} is invalid: jitter must be from 0 to 1.')
+    check_value('jitter', self.jitter, '[0, 1]')
 
   def __call__(
     self, pixels_HWC: np.ndarray, rng: np.random.Generator

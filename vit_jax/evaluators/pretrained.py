@@ -26,6 +26,7 @@ import numpy as np
 
 from vit_jax.checkpoints import opening
 from vit_jax.data import decode
+from vit_jax.models.fields import check_value
 from vit_jax.training import features
 from vit_jax.visualize import attention_maps
 from vit_jax.visualize import rollout as rollout_lib
@@ -77,10 +78,7 @@ class TrainedModel:
       ValueError: if an argument is invalid, the model does not classify images,
         or a logit is not finite.
     """
-    if on_bad_image not in ('error', 'skip'):
-      raise ValueError(
-        f"on_bad_image is {on_bad_image!r}. Use 'error' or 'skip'."
-      )
+    check_value('on_bad_image', on_bad_image, ('error', 'skip'))
     found = self.stream(images, topk)
     if on_bad_image == 'error':
       return list(map(_readable, found))
