@@ -15,11 +15,13 @@ from etils import epath
 
 
 def replace(target: str | os.PathLike[str], data: bytes) -> None:
-  """Writes or replaces a file, on disk or in a bucket."""
+  """Writes or replaces a file, on disk or in a bucket; makes its folder."""
   if '://' in os.fspath(target):
     epath.Path(target).write_bytes(data)  # writes to a bucket are atomic
     return
-  with _beside(pathlib.Path(target)) as partial:
+  path = pathlib.Path(target)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with _beside(path) as partial:
     partial.write_bytes(data)
     os.replace(partial, target)
 
