@@ -36,11 +36,6 @@ class FoundRun(NamedTuple):
   values: list[float]
 
   @property
-  def sign(self) -> int:
-    """1 if lower values of the metric are better, else -1."""
-    return 1 if self.meta.get('best') == 'lowest' else -1
-
-  @property
   def best(self) -> float:
     """The best value of the metric; NaN if all values are NaN."""
     good = self.meta.get('best', 'highest')
@@ -91,10 +86,12 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
       f'No run in {folder} has both a checkpoint and values of '
       f'{metric or "its best_metric"}.' + seen
     )
-  return sorted(
-    found,
-    key=lambda run: (run.metric, math.isnan(run.best), run.sign * run.best),
-  )
+
+  def rank(run: FoundRun) -> tuple[str, bool, float]:
+    sign = 1 if run.meta.get('best') == 'lowest' else -1
+    return run.metric, math.isnan(run.best), sign * run.best
+
+  return sorted(found, key=rank)
 
 
 def differing(found: Sequence[FoundRun]) -> dict[str, list[str]]:

@@ -39,9 +39,7 @@ def check_finite(split: str, x_ND: np.ndarray) -> None:
 
 def one_vs_rest(labels_N: np.ndarray, num_classes: int) -> np.ndarray:
   """Returns targets float64 NC: 1 for an example's class, -1 for others."""
-  y_NC = np.full((len(labels_N), num_classes), -1.0)
-  y_NC[np.arange(len(labels_N)), labels_N] = 1.0
-  return y_NC
+  return np.where(labels_N[:, None] == np.arange(num_classes), 1.0, -1.0)
 
 
 def moments(x_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
