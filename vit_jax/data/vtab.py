@@ -7,20 +7,15 @@ In some tasks, validation or test images come from another TFDS split, beginning
 at a percentage of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data.source import Label
+from vit_jax.data.source import Label, Source
 from vit_jax.register import nearest
-
-if TYPE_CHECKING:  # Importing TFDS takes a second.
-  from vit_jax.data.tfds_source import TfdsSource
 
 _log = logging.getLogger(__name__)
 
@@ -130,8 +125,9 @@ TASKS: dict[str, Task] = {
 # fmt: on
 
 
-def open_task(name: str, split: str, data_dir: str | None) -> TfdsSource:
+def open_task(name: str, split: str, data_dir: str | None) -> Source:
   """Opens one of `SPLITS` of a task such as 'vtab/caltech101'."""
+  # TFDS takes a second to import.
   from vit_jax.data import tfds_source
 
   key = name.removeprefix(PREFIX)

@@ -112,14 +112,13 @@ def evaluate(
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{split} images')
+  is_read_N = features.is_read(likeliest_Nk)
   if source.several_labels:
-    is_read_N = features.is_read(likeliest_Nk)
     logits_NC = likeliest_Nk[is_read_N][:, class_C]
     checkpoint.check_finite(logits_NC, f'an image of {split}')
     found = several_labels.measures(labels[is_read_N], logits_NC, 0.0)
     return SeveralMeasures(source.class_names, int(is_read_N.sum()), found)
   for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
     checkpoint.check_finite(np.array(np.nan), f'image {row:,} of {split}')
-  is_read_N = features.is_read(likeliest_Nk)
   labels_N = class_C[labels[is_read_N]]
   return measures(labels_N, likeliest_Nk[is_read_N], names)
