@@ -421,17 +421,16 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     ValueError: if `extend` is set and the new `total` is shorter, or if
       changes prevent resuming. The message lists all of these changes.
   """
+  objective = OBJECTIVES.load(given['config']['objective']['name'])
   model = variants.defaults(given['config']['model']['name'])
   defaults = flatten(base()) | flatten({'model': model})
+  defaults |= flatten({'objective': objective.defaults})
   old, new = (
     flatten(meta['config'])
     | {f'data.{key}': meta[key] for key in ('examples', 'class_names')}
     | {'objective.fixed': meta.get('fixed', [])}
     for meta in (saved, given)
   )
-  learned = str(new.get('objective.name'))
-  if learned in OBJECTIVES:
-    defaults |= flatten({'objective': dict(OBJECTIVES.load(learned).defaults)})
   # Paths of stages are saved as absolute paths, and the workdir may have moved.
   for fields in (old, new):
     for key in ('init', 'teacher', 'objective.labels'):
@@ -481,12 +480,11 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     )
     old['total'] = new['total']
   # Unused fields may be reset to their off value when resuming.
-  unused = OBJECTIVES.load(learned).unused if learned in OBJECTIVES else {}
   changes = [
     f'  {key}: {was(key)!r:.60} -> {new.get(key, "(absent)")!r:.60}'
     for key in sorted(old.keys() | new.keys())
     if was(key) != new.get(key)
-    and not (key in unused and new.get(key) == unused[key])
+    and (key not in objective.unused or new.get(key) != objective.unused[key])
     and not any(re.fullmatch(p, key) for p in RESUMABLE)
   ]
   if changes:
