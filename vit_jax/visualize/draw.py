@@ -54,10 +54,12 @@ def class_colour(label: int) -> tuple[int, ...]:
   return ImageColor.getrgb(f'hsl({label * 137.5 % 360:.0f}, 90%, 40%)')
 
 
-def png(image_HWC: np.ndarray) -> bytes:
-  """Encodes uint8 pixels as PNG."""
-  file = io.BytesIO()
-  Image.fromarray(image_HWC).save(file, format='png', optimize=True)
+def png(pixels: np.ndarray, palette_XC: np.ndarray | None = None) -> bytes:
+  """Encodes pixels uint8 HWC, or HW as indices of a palette, as PNG."""
+  file, image = io.BytesIO(), Image.fromarray(pixels)
+  if palette_XC is not None:
+    image.putpalette(palette_XC.tobytes())
+  image.save(file, format='png', optimize=True)
   return file.getvalue()
 
 

@@ -1,13 +1,10 @@
 """Segment photographs, and paint the classes of their pixels."""
 
-import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from PIL import Image
 
 from vit_jax.checkpoints.opening import Checkpoint
 from vit_jax.data import atomic_files, decode
@@ -29,11 +26,6 @@ def find(
     ValueError: if the outputs of the model are not finite.
   """
   transform = checkpoint.transform()
-  logits_of = jax.jit(
-    lambda params, image_HWC: checkpoint.model.apply(
-      {'params': params}, checkpoint.normalize(image_HWC[None])
-    )[0][0]
-  )
   if out:
     os.makedirs(out, exist_ok=True)
   for path, name in zip(paths, photos.unique_names(paths), strict=True):
@@ -44,14 +36,14 @@ def find(
     except decode.UnreadableImage as e:
       yield e
       continue
-    logits_hwC = np.asarray(logits_of(checkpoint.on_device, seen_HWC))
+    logits_hwC = np.asarray(checkpoint.logits(seen_HWC[None]))[0]
     checkpoint.check_finite(logits_hwC, path)
     classes_HW = likeliest(logits_hwC, shown_HWC.shape[:2])
     if out:
       place = os.path.join(out, f'painted-{name}.png')
       atomic_files.replace(place, draw.png(painted(shown_HWC, classes_HW)))
       place = os.path.join(out, f'classes-{name}.png')
-      atomic_files.replace(place, _indexed(classes_HW))
+      atomic_files.replace(place, draw.png(classes_HW, _palette()))
     share_C = np.bincount(classes_HW.ravel()) / classes_HW.size
     yield [
       (checkpoint.class_name(c), float(share_C[c]))
@@ -79,14 +71,6 @@ def painted(shown_HWC: np.ndarray, classes_HW: np.ndarray) -> np.ndarray:
   """Tints the pixels of an image, uint8 HWC, by class, except class 0."""
   mixed_HWC = shown_HWC // 2 + _palette()[classes_HW] // 2
   return np.where(classes_HW[..., None] > 0, mixed_HWC, shown_HWC)
-
-
-def _indexed(classes_HW: np.ndarray) -> bytes:
-  image = Image.fromarray(classes_HW)
-  image.putpalette(_palette().tobytes())
-  file = io.BytesIO()
-  image.save(file, format='png', optimize=True)
-  return file.getvalue()
 
 
 def _palette() -> np.ndarray:
