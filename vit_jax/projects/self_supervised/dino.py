@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import transfer
 from vit_jax.data.images import size_of
+from vit_jax.data.transforms import TrainTransform
 from vit_jax.models import flops
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params, run
@@ -28,7 +29,7 @@ from vit_jax.objectives.objective import (
   sums,
 )
 from vit_jax.projects.self_supervised.dino_model import DINOViT
-from vit_jax.projects.self_supervised.views import Views
+from vit_jax.projects.self_supervised.views import Distortion, Views
 from vit_jax.training.durations import durations_of, steps_of
 
 
@@ -131,11 +132,23 @@ class DINO(Objective):
     return size_of(self.small_size)
 
   def train_transform(self) -> Views:
-    return Views.of(
-      self.images.size,
-      self._small_hw,
-      self.images.crop_min_area,
-      self.small_area,
+    """Returns the views with the distortions of DINO's original code.
+
+    Blur scales with the image size, and has the original radius at 224.
+    """
+    size, least = self.images.size, self.images.crop_min_area
+    radius = 2.0 * max(size) / 224
+    first, second, small = (
+      Distortion(blurred, solarized, radius)
+      for blurred, solarized in ((1.0, 0.0), (0.1, 0.2), (0.5, 0.0))
+    )
+    least_small, most_small = self.small_area
+    return Views(
+      (
+        TrainTransform(size, least, augmentation=first),
+        TrainTransform(size, least, augmentation=second),
+      ),
+      TrainTransform(self._small_hw, least_small, None, small, most_small),
       self.small_views,
     )
 

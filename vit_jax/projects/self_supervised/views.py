@@ -58,37 +58,6 @@ class Views:
   small: TrainTransform
   count: int
 
-  @classmethod
-  def of(
-    cls,
-    size: tuple[int, int],
-    small_size: tuple[int, int],
-    least: float,
-    areas: tuple[float, float],
-    count: int,
-  ) -> 'Views':
-    """Returns a transform with the distortions of DINO's original code.
-
-    `least` is the smallest share of an image that a large view covers. `areas`
-    is the range of this share for a small view. Sizes are (H, W). Blur scales
-    with `size`, and has the original radius at 224.
-    """
-    radius = 2.0 * max(size) / 224
-    first, second, small = (
-      Distortion(blurred, solarized, radius)
-      for blurred, solarized in ((1.0, 0.0), (0.1, 0.2), (0.5, 0.0))
-    )
-    return cls(
-      (
-        TrainTransform(size, least, augmentation=first),
-        TrainTransform(size, least, augmentation=second),
-      ),
-      TrainTransform(
-        small_size, areas[0], augmentation=small, max_area=areas[1]
-      ),
-      count,
-    )
-
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
