@@ -40,14 +40,6 @@ class DigitsCanvas(Source):
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     position = int(self._positions[index])
-    image, objects = self._made(position)
-    return {'image': image, 'name': f'digits_canvas/{position}'} | objects
-
-  def objects(self, index: int) -> Mapping[str, np.ndarray]:
-    """Returns the objects of a record; see `BoxedSource`."""
-    return self._made(int(self._positions[index]))[1]
-
-  def _made(self, position: int) -> tuple[np.ndarray, dict[str, Any]]:
     # RandomState draws the same numbers in all versions of NumPy.
     rng = np.random.RandomState([self._seed, position])
     digits = self._digits['train' if position in _CANVASES['train'] else 'test']
@@ -74,7 +66,9 @@ class DigitsCanvas(Source):
       boxes.append((*low, columns.max() + 1, rows.max() + 1))
       labels.append(record['label'])
     boxes_N4 = np.array(boxes, np.float32)
-    return canvas, {
+    return {
+      'image': canvas,
+      'name': f'digits_canvas/{position}',
       'boxes': boxes_N4,
       'labels': np.array(labels, np.int32),
       'crowd': np.zeros(len(labels), bool),
@@ -82,3 +76,7 @@ class DigitsCanvas(Source):
       'size': (SIDE, SIDE),
       'masks': masks,
     }
+
+  def objects(self, index: int) -> Mapping[str, Any]:
+    """Returns the objects of a record; see `BoxedSource`."""
+    return {k: x for k, x in self[index].items() if k != 'image'}
