@@ -47,12 +47,9 @@ class SegmentationEvaluator(Evaluator):
     """Returns the metrics of `measures`, each named `{name}/{metric}`."""
     counts = (self.confusion(params, batch) for batch in self.batches())
     names = self.parts.objective.class_names
-    C = len(names)
     # int64, since a split can have more pixels than int32 can count.
-    confusion_CC = np.zeros((C, C), np.int64)
-    for of_batch_CC in features.fetched(counts, ahead=2):
-      confusion_CC += of_batch_CC
-    found = measures(confusion_CC, names)
+    zeros_CC = np.zeros((len(names), len(names)), np.int64)
+    found = measures(sum(features.fetched(counts, ahead=2), zeros_CC), names)
     return {f'{self.name}/{key}': value for key, value in found.items()}
 
 
