@@ -193,13 +193,10 @@ def _middles(count: int, side: int) -> np.ndarray:
 
 def _mosaic(axes: Any, tiles_YXhw: np.ndarray, **style: Any) -> Any:
   """Draws tiles YXhw (or YXhwC) with a line of one pixel between them."""
-  Y, X, h, w = tiles_YXhw.shape[:4]
-  rest = tiles_YXhw.shape[4:]
-  line = 1 if rest else np.nan
-  whole = np.full((Y * (h + 1) - 1, X * (w + 1) - 1, *rest), line, float)
-  for y, x in np.ndindex(Y, X):
-    top, left = y * (h + 1), x * (w + 1)
-    whole[top : top + h, left : left + w] = tiles_YXhw[y, x]
+  Y, X, h, w, *rest = tiles_YXhw.shape
+  lined = np.full((Y, X, h + 1, w + 1, *rest), 1.0 if rest else np.nan)
+  lined[:, :, :h, :w] = tiles_YXhw
+  whole = lined.swapaxes(1, 2).reshape(Y * (h + 1), -1, *rest)[:-1, :-1]
   axes.spines[:].set_visible(False)
   axes.tick_params(length=0)
   return axes.imshow(whole, interpolation='nearest', **style)
