@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -90,10 +89,7 @@ def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
   kmeans = MiniBatchKMeans(
     colours, batch_size=_STEP, n_init=3, random_state=0, max_iter=20
   )
-  with warnings.catch_warnings():
-    # On Windows with MKL, scikit-learn may warn of a memory leak.
-    warnings.simplefilter('ignore')
-    kmeans.fit(values_NC)
+  kmeans.fit(values_NC)
   found_KC = np.clip(kmeans.cluster_centers_, -1, 1).astype(np.float32)
   found_KC = found_KC[np.argsort(found_KC.sum(-1), kind='stable')]
   if found_KC.min() >= 0:
