@@ -119,10 +119,8 @@ def _tf_data(photos: _Photos, antialias: bool) -> Callable[[], float]:
     image = tf.image.resize(image, _IMAGE_SIZE, antialias=antialias)
     return {'image': tf.cast(image, tf.uint8), 'label': label}
 
-  records = [photos[i] for i in range(2)]
-  data = [record['image'] for record in records]
-  labels = [record['label'] for record in records]
-  dataset = tf.data.Dataset.from_tensor_slices((data, labels)).repeat()
+  data = [photos[i]['image'] for i in range(2)]
+  dataset = tf.data.Dataset.from_tensor_slices((data, [0, 1])).repeat()
   # On one core, more parallel calls would only add context switches.
   dataset = dataset.map(transform, num_parallel_calls=1).batch(_BATCH_SIZE)
   dataset = dataset.prefetch(1)
