@@ -42,14 +42,12 @@ def section(subject: Subject, rate: float) -> Section:
   def predict(
     params: Any, image_HWC: jax.Array, key: jax.Array
   ) -> tuple[jax.Array, ...]:
-    kind_L, other_L = made.corruption(key, h * w)
-    images_1HWC = made.images.normalize(image_HWC[None])
-    corruption = kind_L[None], other_L[None]
+    hidden = made.hide(image_HWC[None], key[None])
+    kind_1L, other_1L = hidden['kind'], hidden['other']
     predicted, _ = model.apply(
-      {'params': params}, images_1HWC, corruption=corruption
+      {'params': params}, hidden['image'], corruption=(kind_1L, other_1L)
     )
-    target = objective.target(model, image_HWC[None], images_1HWC)
-    return kind_L, other_L, predicted[0], target[0]
+    return kind_1L[0], other_1L[0], predicted[0], hidden['target'][0]
 
   rows, kinds = [], []
   for n, photograph in enumerate(subject.photographs):
