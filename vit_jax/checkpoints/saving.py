@@ -169,9 +169,8 @@ class Checkpoints:
 
   def latest_meta(self) -> dict[str, Any] | None:
     """Like `restore`, but reads and returns only `meta`, or None."""
-    args = ocp.args.Composite(**{META: ocp.args.JsonRestore()})
-    found = self._newest(args, lambda step, got: _verified(got[META], step))
-    return found and found[1][META]['meta']
+    found = self._newest(read_meta)
+    return found and found[1]
 
   def restore(self, like: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
     """Restores the newest undamaged checkpoint.
@@ -194,33 +193,34 @@ class Checkpoints:
       for name, found in leaves.items()
     }
 
-    def check(step: int, restored: Any) -> None:
+    def check(restored: Any) -> None:
       for name in like:
         check_sums(restored[name], restored[CHECKSUMS][name], name)
 
     trees = like | {CHECKSUMS: sums_like}
-    args = {
-      name: ocp.args.StandardRestore(tree) for name, tree in trees.items()
-    }
-    found = self._newest(ocp.args.Composite(**args), check)
-    return found and (found[0], {name: found[1][name] for name in like})
-
-  def _newest(
-    self, args: ocp.args.Composite, check: Callable[[int, Any], Any]
-  ) -> tuple[int, Any] | None:
-    """Returns the newest step whose items pass `check`, and its items."""
+    args = ocp.args.Composite(
+      **{name: ocp.args.StandardRestore(tree) for name, tree in trees.items()}
+    )
     # The manager's own handler waits for all processes after reading. It would
     # wait for ever if one process finds damage and raises an error instead.
     handler = ocp.CompositeCheckpointHandler()
+    found = self._newest(lambda folder: handler.restore(folder, args), check)
+    return found and (found[0], {name: found[1][name] for name in like})
+
+  def _newest(
+    self,
+    read: Callable[[epath.Path], Any],
+    check: Callable[[Any], Any] | None = None,
+  ) -> tuple[int, Any] | None:
+    """Returns the newest step whose content passes `check`, and its content."""
     damaged: dict[int, str] = {}
     found = None
     for step in reversed(steps(self.directory)):
-      folder = self.directory / str(step)
-      restored, damage = self._attempt(step, handler.restore, folder, args)
-      if not damage:
+      restored, damage = self._attempt(step, read, self.directory / str(step))
+      if check and not damage:
         # All processes compute checksums together, so all must have read their
         # arrays before. `_attempt` above waits for them.
-        _, damage = self._attempt(step, check, step, restored)
+        _, damage = self._attempt(step, check, restored)
       if not damage:
         found = step, restored
         break
@@ -388,9 +388,7 @@ def save_parameters(workdir: str, params: Any, meta: dict[str, Any]) -> None:
   `params` are NumPy arrays. Unlike `Checkpoints.save`, does not copy them.
   """
   handler = ocp.CompositeCheckpointHandler(
-    params=_trees(copy=False),
-    **{CHECKSUMS: ocp.StandardCheckpointHandler()},
-    **{META: ocp.JsonCheckpointHandler()},
+    CHECKSUMS, META, params=_trees(copy=False)
   )
   with ocp.Checkpointer(handler) as checkpointer:
     checkpointer.save(
@@ -422,9 +420,14 @@ def _meta_args(meta: dict[str, Any]) -> ocp.args.JsonSave:
   return ocp.args.JsonSave({'meta': meta, 'sha256': _digest(meta)})
 
 
-def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
-  """Returns `meta`, or raises ValueError if its checksum or step is wrong."""
-  meta = saved['meta']
+def read_meta(step_dir: epath.Path) -> dict[str, Any]:
+  """Returns `meta` of a checkpoint, verified by its checksum.
+
+  Raises OSError, ValueError, LookupError or TypeError if damaged or missing.
+  """
+  # A checkpointer would wait for all processes, even if one of them fails here.
+  saved = ocp.JsonCheckpointHandler().restore(step_dir / META)
+  meta, step = saved['meta'], int(step_dir.name)
   if _digest(meta) != saved['sha256']:
     raise ValueError('its metadata differ from their checksum')
   # Old checkpoints and those of `convert` lack the step.
@@ -434,16 +437,6 @@ def _verified(saved: dict[str, Any], step: int) -> dict[str, Any]:
       f'folder to {was}'
     )
   return meta
-
-
-def read_meta(step_dir: epath.Path) -> dict[str, Any]:
-  """Returns `meta` of a checkpoint, verified by its checksum.
-
-  Raises OSError, ValueError, LookupError or TypeError if damaged or missing.
-  """
-  # A checkpointer would wait for all processes, even if one of them fails here.
-  restored = ocp.JsonCheckpointHandler().restore(step_dir / META)
-  return _verified(restored, int(step_dir.name))
 
 
 def read_arrays(item_dir: epath.Path, like: Any = None) -> Any:
