@@ -215,18 +215,14 @@ def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
   invalid.
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))
-  share, mode = found['crop_pct'], found['crop_mode']
-  # The lower bound limits the resized side.
-  if type(share) not in (int, float) or not 1e-5 < share <= 1:
-    found.refuse(
-      'crop_pct', '; it must be above 0.00001 and at most 1, as in 0.875.'
-    )
+  share, mode = found.above_zero('crop_pct', 1), found['crop_mode']
   if mode not in ('center', 'squash'):
     found.refuse(
       'crop_mode', '; it must be center or squash: vit_jax does not pad images.'
     )
   height, width = size
-  resize_small = math.floor(min(size) / share)
+  # Keeps the result finite; `Preprocessing` refuses a side that is too large.
+  resize_small = math.floor(min(min(size) / share, 1e9))
   squash = mode == 'squash'
   if squash and share == 1:
     resize_small, squash = 0, False

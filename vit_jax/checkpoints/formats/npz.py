@@ -126,16 +126,10 @@ def encoder_fields(
   layer = LAYERS if stacked else f'{LAYERS}_0'
   patch, _, _, width = lookup.shape('embedding/kernel', 4)
   query = f'{layer}/MultiHeadDotProductAttention_1/query/kernel'
-  *_, heads, head_width = lookup.shape(query, 3 + stacked)
+  *_, heads, _ = lookup.shape(query, 3 + stacked)
   dense = lookup.shape(f'{layer}/MlpBlock_3/Dense_0/kernel', 2 + stacked)
   *depths, _, mlp_dim = dense
   depth = sum(depths or lookup.count(lookup.key_of(LAYERS), '(_[^/]+)/'))
-  if heads * head_width != width:
-    raise ValueError(
-      f'{lookup.path} is not a {lookup.format_name} checkpoint: '
-      f'{lookup.key_of(query)!r} has {heads} heads of width '
-      f'{head_width}; their product must be the width {width}.'
-    )
   return {
     'patch_size': patch,
     'width': width,
