@@ -81,6 +81,11 @@ def test_what_models_here_lack_is_named(folder, tmp_path, key, what):
       {'blocks.1.attn.qkv.bias': None},
       'lacks the array .*encoderblock_1/.*bias',
     ),
+    # Which no three parts of one size are.
+    (
+      {'blocks.1.attn.qkv.bias': np.zeros(145, np.float32)},
+      r"'blocks.1.attn.qkv.bias \(query\)' of shape \(49,\), but \(48,\)",
+    ),
     ({'attn_pool.latent': ONE}, "architecture means pool 'cls', .* need 'map'"),
     ({'blocks.1.ls1.gamma': ONE}, "has the array 'blocks.1.ls1.gamma', which"),
     ({'more': ONE}, "has the array 'more', which"),

@@ -227,10 +227,9 @@ class Arrays(dict[str, np.ndarray]):
       start, _, last = module.rpartition('/')
       parts = last.split('+')
       if len(parts) > 1 and parts[-1] == 'value':
-        rows = len(x) // len(parts) if x.ndim else 0
-        for i, part in enumerate(parts):
-          rest = x[i * rows : (i + 1) * rows] if rows else x
-          self._put(f'{start}/{part}/{leaf}', rest, key, f' ({part})')
+        pieces = np.array_split(x, len(parts)) if x.ndim else [x] * len(parts)
+        for part, piece in zip(parts, pieces, strict=True):
+          self._put(f'{start}/{part}/{leaf}', piece, key, f' ({part})')
       else:
         self._put(name, x, key)
     self._join_gates()
