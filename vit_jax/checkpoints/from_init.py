@@ -80,9 +80,8 @@ def resolve(config: ConfigDict) -> None:
 
 
 def _all_tiled(config: ConfigDict, fields: dict[str, Any]) -> dict[str, Any]:
-  size = fields.get('data.image_size')
-  sized = {'data.image_size': _tiled(config, size)} if size else {}
-  return dict(fields) | sized
+  name = 'data.image_size'
+  return {k: _tiled(config, x) if k == name else x for k, x in fields.items()}
 
 
 def _tiled(config: ConfigDict, size: str | None) -> str | None:

@@ -142,18 +142,16 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   """
   if head == 'keep':
     return checkpoint
-  params = dict(checkpoint.params)
   if head == 'drop':
     model, dropped = checkpoint.model.body(), checkpoint.model.task_params
-  elif 'pre_logits' in params:
+  elif 'pre_logits' in checkpoint.params:
     model, dropped = checkpoint.model.clone(num_classes=0), ('head',)
   else:
     raise ValueError(
       f'{checkpoint.path} has no representation layer to keep. Use --head=keep '
       'or --head=drop.'
     )
-  for name in dropped:
-    params.pop(name, None)
+  params = {k: x for k, x in checkpoint.params.items() if k not in dropped}
   return dataclasses.replace(
     checkpoint, model=model, params=params, class_names=()
   )

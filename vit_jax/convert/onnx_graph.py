@@ -102,13 +102,11 @@ class Graph:
     shape = tuple(shape)
     if x.shape == shape:
       return x
-    if is_static(shape):
-      target: Value = np.array(shape, np.int64)
-      if isinstance(x, np.ndarray):
-        return np.broadcast_to(x, shape)
-    else:
-      target = self._sizes(shape)
-    return self.node('Expand', [x, target], shape)
+    if not is_static(shape):
+      return self.node('Expand', [x, self._sizes(shape)], shape)
+    if isinstance(x, np.ndarray):
+      return np.broadcast_to(x, shape)
+    return self.node('Expand', [x, np.array(shape, np.int64)], shape)
 
   def slice(
     self, x: Tensor, ranges: Mapping[int, tuple[int, int, int]]

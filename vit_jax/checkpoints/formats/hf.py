@@ -28,6 +28,8 @@ PROJECTS = Register(
     'detr': 'vit_jax.projects.detr.hf_format',
   },
 )
+# The first part of transformers' class names, by `model_type`.
+_CLASSES = {'vit': 'ViT', 'deit': 'DeiT', 'ijepa': 'IJepa', 'bit': 'Bit'}
 DTYPES: tuple[str, ...] = ('float32', 'bfloat16', 'float16')
 
 
@@ -181,13 +183,9 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
       holds += ' representation_size'
   start = 'The ViT, DeiT, I-JEPA and BiT of transformers do not support'
   table.check_writable(fields, start, ('vit', 'deit', 'resnet'), holds)
-  model_type, name = 'vit', 'ViT'
-  if fields['name'] == 'resnet':
-    model_type, name = 'bit', 'Bit'
-  elif fields['name'] == 'deit':
-    model_type, name = 'deit', 'DeiT'
-  elif fields['pool'] != 'cls':
-    model_type, name = 'ijepa', 'IJepa'
+  model_type = {'resnet': 'bit'}.get(fields['name'], fields['name'])
+  if model_type == 'vit' and fields['pool'] != 'cls':
+    model_type = 'ijepa'
   family = FAMILIES[model_type]
   known = fields | {'channels': 3}
   config: dict[str, Any] = {'dtype': dtype, 'model_type': model_type}
@@ -210,7 +208,7 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
     config |= hf_families.labels(num_classes, weights.class_names)
     if weights.loss == 'sigmoid':
       config['problem_type'] = 'multi_label_classification'
-  config['architectures'] = [name + task]
+  config['architectures'] = [_CLASSES[model_type] + task]
   key_of = torch_vit.namer('hf', model_type == 'bit')
 
   def full_key_of(name: str) -> str:

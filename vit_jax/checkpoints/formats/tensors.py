@@ -75,28 +75,27 @@ def read_folder(folder: str, ignored: str = _COUNTS) -> Flat:
   `ignored` is as in `read`. Raises the errors of `read`; ValueError if the
   index is invalid; FileNotFoundError if weights are missing.
   """
-  for name in _FOLDER_FILES:
-    path = os.path.join(folder, name)
-    if not os.path.exists(path):
-      continue
-    if not name.endswith('.json'):
-      return read(path, ignored)
-    places = read_json(path).get('weight_map')
-    if not isinstance(places, dict):
-      raise ValueError(f'{path}: weight_map must be an object.')
-    flat: Flat = {}
-    for part in sorted({str(part) for part in places.values()}):
-      place = os.path.join(folder, part)
-      if not os.path.isfile(place):
-        raise FileNotFoundError(
-          f'{path} names the file {part!r}, which is missing. Download this '
-          'file.'
-        )
-      flat |= read(place, ignored)
-    return flat
-  raise FileNotFoundError(
-    f'{folder} has no weights. It must have one of {", ".join(_FOLDER_FILES)}.'
-  )
+  paths = [os.path.join(folder, name) for name in _FOLDER_FILES]
+  path = next(filter(os.path.exists, paths), '')
+  if not path:
+    raise FileNotFoundError(
+      f'{folder} has no weights. It must have one of '
+      f'{", ".join(_FOLDER_FILES)}.'
+    )
+  if not path.endswith('.json'):
+    return read(path, ignored)
+  places = read_json(path).get('weight_map')
+  if not isinstance(places, dict):
+    raise ValueError(f'{path}: weight_map must be an object.')
+  flat: Flat = {}
+  for part in sorted({str(part) for part in places.values()}):
+    place = os.path.join(folder, part)
+    if not os.path.isfile(place):
+      raise FileNotFoundError(
+        f'{path} names the file {part!r}, which is missing. Download this file.'
+      )
+    flat |= read(place, ignored)
+  return flat
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ LEAVES = torch_vit.LEAVES | {'mean': '.running_mean', 'var': '.running_var'}
 # Replacements that convert our module paths to torchvision's, in this order.
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 RULES: Rules = (
+  ('^head$', 'fc'),
   (r'(conv|bn)_root', r'\g<1>1'),
   (r'block(\d+)/unit(\d+)/', lambda m: f'layer{m[1]}.{int(m[2]) - 1}.'),
   ('conv_proj', 'downsample.0'),
@@ -70,8 +71,6 @@ def read(
 
 def _key_of(name: str) -> str:
   """Returns the file's key for one of our names."""
-  if name.startswith('head/'):
-    return {'head/kernel': 'fc.weight', 'head/bias': 'fc.bias'}[name]
   module, _, leaf = name.rpartition('/')
   for pattern, to in RULES:
     module = re.sub(pattern, to, module)
