@@ -152,7 +152,9 @@ def final_arrays(workdir):
   """Returns every array of the last checkpoint by its path."""
   step_dir = workdir / 'checkpoints' / str(saved_steps(workdir)[-1])
   arrays = {}
-  for item in ('params', 'opt_state', 'average'):
+  for item in ('params', 'opt_state', 'average', 'objective_state'):
+    if not (step_dir / item).exists():
+      continue
     checkpointer = ocp.PyTreeCheckpointer()
     like = checkpointer.metadata(step_dir / item).item_metadata.tree
     tree = checkpointer.restore(
@@ -169,10 +171,11 @@ def final_arrays(workdir):
 def assert_same_run(workdir, reference):
   """Every array bit for bit, and the table of metrics byte for byte."""
   got, want = final_arrays(workdir), final_arrays(reference)
-  # Parameters and average, Adam's two moments, and its and the schedule's
-  # count of steps.
+  # Parameters and average or teacher, Adam's two moments, and its and the
+  # schedule's count of steps. A teacher has a centre and a count too.
   n = sum(name.startswith('params') for name in want)
-  assert n >= 20 and len(want) == 4 * n + 2
+  taught = any(name.startswith('objective_state') for name in want)
+  assert n >= 20 and len(want) == 4 * n + 2 + 2 * taught
   assert got.keys() == want.keys()
   for name in want:
     assert got[name].dtype == want[name].dtype, name
