@@ -225,6 +225,7 @@ def resolve(
     if is_new and jax.process_index() == 0:
       new = {k: {'asked': v, 'chosen': chosen[k]} for k, v in asked.items()}
       new['init'] = config.init
+      path.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(path, json.dumps(new, indent=1).encode())
 
   return keep

@@ -350,6 +350,7 @@ def data_of(name: str, args: argparse.Namespace) -> ConfigDict:
 def write_files(folder: str, files: Mapping[str, str | bytes]) -> None:
   """Writes files into a folder, replacing old files, and prints their paths."""
   place = epath.Path(folder)
+  place.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     data = content.encode() if isinstance(content, str) else content
     atomic_files.replace(place / name, data)

@@ -15,13 +15,11 @@ from etils import epath
 
 
 def replace(target: str | os.PathLike[str], data: bytes) -> None:
-  """Writes or replaces a file, on disk or in a bucket; makes its folder."""
+  """Writes or replaces a file, on disk or in a bucket."""
   if '://' in os.fspath(target):
     epath.Path(target).write_bytes(data)  # writes to a bucket are atomic
     return
-  path = pathlib.Path(target)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with _beside(path) as partial:
+  with _beside(pathlib.Path(target)) as partial:
     partial.write_bytes(data)
     os.replace(partial, target)
 

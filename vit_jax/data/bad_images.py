@@ -189,6 +189,7 @@ def _keep(place: epath.Path, states_N: np.ndarray) -> None:
   np.save(data, states_N)
   name = hashlib.sha256(data.getvalue()).hexdigest()[:16]
   try:
+    place.mkdir(parents=True, exist_ok=True)
     atomic_files.replace(place / f'{name}.npy', data.getvalue())
   except OSError as e:  # training works with a read-only home too
     _log.warning('The results of the image check could not be stored: %s', e)

@@ -307,6 +307,7 @@ def _index(
     data = io.BytesIO()
     np.savez(data, counts=counts, labels=labels, places=places)
     try:
+      place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, data.getvalue())
     except OSError as e:  # training works with a read-only home too
       _log.warning('The index of shards could not be stored: %s', e)

@@ -44,6 +44,7 @@ class GridReport:
 
   def write(self, folder: epath.Path) -> None:
     """Writes the files."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, data in self.files().items():
       atomic_files.replace(folder / name, data)
 
