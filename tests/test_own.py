@@ -106,6 +106,7 @@ def test_sizes_of_a_run_that_never_saved_are_chosen_together(photos, tmp_path):
     return made.data.image_size, made.data.train_size
 
   chosen = sizes()
+  assert sizes(image_size=chosen[0]) == chosen
   assert sizes(image_size='96') == ('96', '')
   assert sizes() == chosen
 

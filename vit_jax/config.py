@@ -441,8 +441,14 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   # A folder that was moved or renamed holds the same data.
   if saved.get('data') and saved['data'] == given.get('data'):
     old['data.name'] = new['data.name']
-  elif old['data.examples'] == new['data.examples'] and (
-    saved.get('data') and given.get('data')
+  elif (
+    saved.get('data')
+    and given.get('data')
+    # Both forms of the data and other data have other identities.
+    and all(
+      old.get(f'data.{key}') == new[f'data.{key}']
+      for key in ('name', 'examples', 'on_bad_image')
+    )
   ):
     _log.warning(
       'The images or labels of %s have changed since the run began, or an '

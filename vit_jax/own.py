@@ -213,7 +213,10 @@ def resolve(
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
-  if 'data.image_size' not in chosen:  # the two sizes belong together
+  # The training size belongs to the image size that it was chosen with.
+  size = kept.get('data.image_size', {}).get('chosen')
+  was_open, is_open = size is not None, 'data.image_size' in asked
+  if was_open != is_open and (is_open or size != config.data.image_size):
     chosen.pop('data.train_size', None)
   is_new = chosen.keys() != asked.keys()
   if is_new:

@@ -1,6 +1,5 @@
 """Pixels against Pillow, and what must be refused."""
 
-import errno
 import io
 import os
 import pickle
@@ -11,6 +10,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps, PngImagePlugin
 
+from vit_jax.cli import flags
 from vit_jax.data import decode
 from vit_jax.data.orientation import Box
 
@@ -404,7 +404,11 @@ def test_errors_survive_the_way_between_processes():
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/mem'), reason='reads /proc')
-def test_storage_that_fails_is_no_unreadable_image():
-  with pytest.raises(OSError) as e:  # which fails to be read as a bad disk does
+def test_storage_that_fails_is_the_cause_of_an_unreadable_image():
+  """/proc/self/mem fails to be read as a bad disk does: EIO."""
+  with pytest.raises(decode.UnreadableImage, match='/proc/self/mem') as e:
     decode.read_file('/proc/self/mem')
-  assert e.value.errno == errno.EIO
+  assert flags.status(e.value) == flags.EXIT_ENVIRONMENT
+  with pytest.raises(decode.UnreadableImage) as e:
+    decode.read_file('/proc/self/missing')
+  assert flags.status(e.value) == flags.EXIT_BAD_INPUT

@@ -15,7 +15,6 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import importlib.util
@@ -54,16 +53,6 @@ _warn_once = functools.cache(logging.getLogger(__name__).warning)
 _PILLOW_FILTER = ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
 
 
-# Error numbers of storage and network failures that may be temporary.
-STORAGE_ERRNOS = {
-  errno.EIO,
-  errno.ESTALE,
-  errno.ENOTCONN,
-  errno.EHOSTUNREACH,
-  errno.ENETUNREACH,
-}
-
-
 class UnreadableImage(ValueError):
   """An image that cannot be decoded: `name` is the file, `reason` says why."""
 
@@ -80,8 +69,7 @@ class UnreadableImage(ValueError):
 def read_file(path: str) -> bytes:
   """Returns the bytes of an image file.
 
-  Raises UnreadableImage if it cannot be read or is not a regular file, and
-  OSError if the storage failed.
+  Raises UnreadableImage if it cannot be read or is not a regular file.
   """
   try:
     mode = os.stat(path).st_mode
@@ -90,9 +78,8 @@ def read_file(path: str) -> bytes:
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    if error.errno in STORAGE_ERRNOS:
-      raise
-    raise UnreadableImage(path, error.strerror or str(error)) from None
+    # The cause decides the exit status: storage may work later.
+    raise UnreadableImage(path, error.strerror or str(error)) from error
 
 
 def state_of_files(paths: Iterable[str], about: str = '') -> str:

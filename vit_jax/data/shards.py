@@ -130,7 +130,7 @@ class Shards(Source):
     try:
       data = self._records[int(self._rows[index])]
     except (OSError, RuntimeError) as e:  # RuntimeError is ArrayRecord's
-      raise UnreadableImage(name, str(e)) from None
+      raise UnreadableImage(name, str(e)) from e
     fields = _parse(data, name)
     image = _value(fields, _IMAGE)
     if not isinstance(image, bytes):
