@@ -133,6 +133,14 @@ def test_class_named_train_beside_other_classes(tmp_path, png):
   assert (len(source), source.class_names) == (15, ('Bus', 'Train', 'Tram'))
 
 
+def test_class_folders_beside_a_list_of_classes(tmp_path, png):
+  """Without masks/, classes.txt does not make a folder of masks."""
+  _write(tmp_path / 'a', 5, png)
+  _write(tmp_path / 'b', 5, png)
+  (tmp_path / 'classes.txt').write_text('a\nb\n')
+  assert _open(tmp_path, 'all').class_names == ('a', 'b')
+
+
 def test_class_that_train_lacks(tmp_path, png):
   _write(tmp_path / 'train' / 'a', 1, png)
   _write(tmp_path / 'test' / 'zebra', 1, png)

@@ -94,6 +94,29 @@ def test_what_is_right_looks_like_the_image(target, opened):
   assert np.abs(patches.astype(float) - want).max() <= bound
 
 
+def test_only_corrupted_patches_are_replaced_by_what_is_right(
+  opened, file, tmp_path, monkeypatch
+):
+  sheets = []
+  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
+  out = tmp_path / 'out'
+  assert command.main(['masked', 'mean_colour', str(file), f'--out={out}']) == 0
+  with np.load(out / 'masked.npz') as found:
+    kind = found['kind'][0]
+  assert {*np.unique(kind)} > {KEPT}
+  seen = np.asarray(Image.open(file))
+  ((row,), _), *_ = sheets
+  times = row['image'].shape[0] // SIZE[0]
+  right = row['what is right'][::times, ::times]
+  for y, x in np.ndindex(kind.shape):
+    patch, at = (a[P * y : P * y + P, P * x : P * x + P] for a in (right, seen))
+    if kind[y, x] == KEPT:
+      np.testing.assert_array_equal(patch, at)
+    else:  # one colour, near the mean
+      assert np.ptp(patch, axis=(0, 1)).max() == 0
+      assert np.abs(patch[0, 0] - at.mean((0, 1))).max() <= 16
+
+
 def test_a_checkpoint_of_another_task_is_refused(
   opened, file, tmp_path, capsys
 ):

@@ -241,6 +241,10 @@ def test_odd_images_have_finite_gradients(case):
   grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, batch)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
   assert all(np.isfinite(x) for x in metrics.values())
+  if case == 'no objects':
+    # The mean over images and queries; a new head gives all classes alike.
+    logits = objective.model.num_classes + 1
+    assert metrics['cross_entropy'] == pytest.approx(np.log(logits), rel=0.2)
 
 
 @pytest.mark.slow
