@@ -82,7 +82,7 @@ need_shipped_config() {
 
 # Refuses most paths of data and checkpoints on this machine, because the hosts
 # do not get them. A path that begins with / is accepted: the hosts may have
-# mounted it. Paths with ~, =, commas or spaces are not found.
+# mounted it. The check misses paths with ~, =, commas or spaces.
 need_no_local_path() {
   local arg word words before=''
   for arg in "${main_args[@]}"; do

@@ -138,9 +138,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
-        # data's order, which is the text order for folders. If this differs
-        # from the order of numbers, training warns, and checkpoints without
-        # these class names are refused, except as `init` of a training run.
+        # data's order, which is the text order for folders. If empty and
+        # the data's order is not by value, training warns, and checkpoints
+        # without these class names are refused, except as `init`.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -335,9 +335,9 @@ def base() -> ConfigDict:
       # is WORKDIR/stages/NAME; other fields, such as `teacher`, refer to its
       # checkpoint as 'stages/NAME'. See `sweeps.stages`.
       'stages': (),
-      # Tuning in a sweep, before each group of runs that differ only in the
-      # seed. Each combination of `axes` is trained on `train` and compared on
-      # `val` by the objective's first metric. `train` and `val` are parts of
+      # A sweep tunes before each group of runs; runs of a group differ only in
+      # the seed. Each combination of `axes` is trained on `train` and compared
+      # on `val` by the objective's first metric. `train` and `val` are parts of
       # the training set. The group uses its best combination. --tune sets an
       # axis.
       'tune': {'axes': (), 'train': 'train[:90%]', 'val': 'train[90%:]'},
@@ -418,7 +418,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` is set and the new `total` is shorter, or if
+    ValueError: if `extend` is set and another `total` has no more steps, or if
       changes prevent resuming. The message lists all of these changes.
   """
   objective = OBJECTIVES.load(given['config']['objective']['name'])
@@ -444,15 +444,16 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   elif (
     saved.get('data')
     and given.get('data')
-    # Both forms of the data and other data have other identities.
+    # Other data, or data handled otherwise, have another identity anyway.
     and all(
       old.get(f'data.{key}') == new[f'data.{key}']
       for key in ('name', 'examples', 'on_bad_image')
     )
   ):
     _log.warning(
-      'The images or labels of %s have changed since the run began, or an '
-      'older version began it. If they have changed, train in another workdir.',
+      'The images or labels of %s differ from those that this run began with, '
+      'or an older vit_jax began the run. If you changed images or labels, use '
+      'another --workdir.',
       new['data.name'],
     )
 

@@ -213,7 +213,8 @@ def resolve(
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
-  # The training size belongs to the image size that it was chosen with.
+  # Choose train_size again if image_size was chosen and is now given, or vice
+  # versa.
   size = kept.get('data.image_size', {}).get('chosen')
   was_open, is_open = size is not None, 'data.image_size' in asked
   if was_open != is_open and (is_open or size != config.data.image_size):

@@ -4,8 +4,8 @@
 
 The command clusters pixels by k-means in RGB. It writes the cluster centres,
 from dark to bright, as a float32 array (colours, 3) in [-1, 1]. configs/igpt.py
-reads the file whenever the run starts or resumes. Checkpoints store the colours
-and do not need the file.
+reads the file when a run starts or resumes. Opening a checkpoint does not need
+the file, because checkpoints store the colours.
 """
 
 import argparse

@@ -78,7 +78,7 @@ def read_file(path: str) -> bytes:
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    # The cause decides the exit status: storage may work later.
+    # With an OSError of failing storage as cause, a command ends with 71.
     raise UnreadableImage(path, error.strerror or str(error)) from error
 
 

@@ -40,7 +40,7 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
         f'{name} has objects, masks, or several classes per image; shards keep '
         f'one class per image. Train on {name} itself.'
       )
-  # Without a validation split, val selects test, and vice versa.
+  # If val or test is missing, its name selects the other split.
   first = [bytes(x[0]['image']) for x in found.values() if len(x)]
   if len({*first}) < len(first):
     raise ValueError(

@@ -63,7 +63,7 @@ class GridReport:
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Returns functions of a result for the CSV's last columns, by name."""
+    """Maps the CSV's last columns to functions of a result."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 

@@ -341,8 +341,8 @@ def make(
   """Returns the optax chain of `config.optimizer`.
 
   Except for SGD, weight decay is decoupled and multiplied by the learning rate,
-  as in AdamW. big_vision multiplies it by the schedule divided by its peak:
-  decay 0.1 of table 3 at learning rate 1e-3 is 1e-4 in its configs. SGD adds
+  as in AdamW. big_vision does not multiply by the peak learning rate:
+  decay 0.1 with rate 1e-3 (table 3) is 1e-4 in big_vision's configs. SGD adds
   the gradient of an L2 penalty instead, as in BiT, so momentum accumulates it.
 
   LAMB is Adam with `_trust_ratio` after the weight decay. Muon (Jordan et al.

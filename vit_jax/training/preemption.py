@@ -50,8 +50,8 @@ def preemption_notice(
 
   Call the yielded function after every step. All processes get the same answer
   at the same step. A second Ctrl-C raises KeyboardInterrupt. Nested notices, as
-  of a sweep and its runs, yield the same function. A single process notices the
-  signals only if the notice is opened in the main thread.
+  of a sweep and its runs, yield the same function. Open the notice in the main
+  thread; elsewhere it installs no signal handlers.
 
   Args:
     between_runs: whether the code inside is a sweep, whose runs have their own

@@ -121,7 +121,7 @@ class Lookup:
     """Returns the shape of an array that determines a field.
 
     Raises ValueError if the array is missing, has another number of dimensions,
-    or is empty. An empty array may have axes of any size, as may its model.
+    or is empty. A tiny file with an empty array could ask for a huge model.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)

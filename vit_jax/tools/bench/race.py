@@ -31,7 +31,9 @@ class Contender(NamedTuple):
 def paced(
   start: Callable[[], Any], wait: Callable[[], Any], images: int
 ) -> Callable[[], float]:
-  """Returns a turn of 1 to 100 steps that takes about `TURN_S`.
+  """Returns a function that runs a turn and returns images/s.
+
+  A turn takes about `TURN_S`, but has 1 to 100 steps.
 
   `start` dispatches a step of `images` images. `wait` blocks until the device
   has finished all steps.
