@@ -238,9 +238,11 @@ def test_odd_images_have_finite_gradients(case):
     batch = objective.augment(batch, jax.random.key(0))
     return objective.loss(params, batch, jax.random.key(1))
 
-  grads, metrics = jax.jit(jax.grad(loss, has_aux=True))(params, batch)
+  step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (learned, metrics), grads = step(params, batch)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
   assert all(np.isfinite(x) for x in metrics.values())
+  assert metrics['loss'] == pytest.approx(float(learned), rel=1e-5)
   if case == 'no objects':
     # The mean over images and queries; a new head gives all classes alike.
     logits = objective.model.num_classes + 1
