@@ -189,7 +189,7 @@ def test_help_explains_flags_and_statuses():
     'init=CHECKPOINT',
     'resumes',
     '1    an error in the program',
-    f'{main.EXIT_DIVERGED}   the loss diverged',
+    f'{main.EXIT_DIVERGED}   training diverged',
     '2    bad input',
     f'{flags.EXIT_ENVIRONMENT}   the machine',
     f'{main.EXIT_PREEMPTED}   preempted',

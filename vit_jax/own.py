@@ -63,7 +63,7 @@ LEAST_STEPS = 300
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
 # Evaluations per run.
 _EVALUATIONS = 10
-# Seconds over which the speed of training is measured.
+# Seconds over which the speed of training is measured; 50 steps are enough.
 _MEASURE_S = 6
 _MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
 
@@ -213,8 +213,8 @@ def resolve(
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
-  # Choose train_size again if image_size was chosen and is now given, or vice
-  # versa.
+  # Choose train_size again if image_size was chosen and another is now given,
+  # or if it was given and is now open.
   size = kept.get('data.image_size', {}).get('chosen')
   was_open, is_open = size is not None, 'data.image_size' in asked
   if was_open != is_open and (is_open or size != config.data.image_size):
@@ -372,9 +372,12 @@ def _summary(
   pixels = config.data.image_size
   if config.data.train_size:
     pixels = f'{config.data.train_size} pixels, tested at {pixels}'
+  per_class = ''
+  if photos.fewest < photos.count:  # one class per photo
+    per_class = f'{photos.fewest:,} to {photos.most:,} a class, '
   lines = [
-    f'photos  {photos.count:,} to learn from, {photos.fewest:,} to '
-    f'{photos.most:,} a class, usually {width}x{height} pixels',
+    f'photos  {photos.count:,} to learn from, {per_class}usually '
+    f'{width}x{height} pixels',
     f'chosen  images of {pixels} pixels, {total:,} steps of '
     f'{config.batch_size} ({epochs:.3g} epochs), {", ".join(augmentation)}, '
     f'{config.optimizer.name} at {config.optimizer.lr:g}',

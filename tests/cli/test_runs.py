@@ -101,3 +101,6 @@ def test_a_damaged_checkpoint_is_named(tmp_path, capsys):
     (tmp_path / 'a/checkpoints/0/meta/metadata').write_text(text)
     assert runs.main([str(tmp_path)]) == 2
     assert 'checkpoints/0 is damaged' in capsys.readouterr().err
+  (tmp_path / 'a/checkpoints/0/meta/metadata').unlink()
+  assert runs.main([str(tmp_path)]) == 2
+  assert 'checkpoints/0 is damaged' in capsys.readouterr().err

@@ -555,8 +555,8 @@ def test_bfloat16_models_compute_in_float32_and_that_is_said(tmp_path):
 @pytest.mark.parametrize(
   ('fields', 'size', 'dtype', 'rollout', 'message'),
   {
-    'axial rollout': (VIT | AXIAL, SMALL, 'float32', True, 'which ViT lacks'),
-    'resnet rollout': (RESNET, LARGE, 'float32', True, 'which ResNet lacks'),
+    'axial rollout': (VIT | AXIAL, SMALL, 'float32', True, 'this ViT lacks'),
+    'resnet rollout': (RESNET, LARGE, 'float32', True, 'this ResNet lacks'),
     'resnet int8': (RESNET, LARGE, 'int8', False, 'Use --dtype=float32'),
   }.values(),
   ids=['axial rollout', 'resnet rollout', 'resnet int8'],

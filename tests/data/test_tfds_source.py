@@ -226,7 +226,7 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
   )
 
 
-@pytest.mark.parametrize('split', ['val', 'train[3:3]'])
+@pytest.mark.parametrize('split', ['val', 'train[3:3]', 'all[:50%]'])
 def test_wrong_splits(data_dir, split):
   with pytest.raises(
     ValueError,

@@ -192,3 +192,9 @@ def test_a_named_model_and_its_fields_do_not_go_together():
     ValueError, match="model.depth is set by the axis 'model'"
   ):
     axes.refuse_swept(small('model=ti16,s16'), ['model.pool', 'model.depth'])
+
+
+def test_fields_of_an_objective_are_lost_where_an_axis_chooses_it():
+  config = small('objective=rotation,exemplar')
+  with pytest.raises(ValueError, match='objective.weight is set by the axis'):
+    axes.refuse_swept(config, ['objective.weight'])

@@ -332,8 +332,8 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
   ('sizes', 'message'),
   [
     ((1, 2, -1, -1), 'Set one of .* to -1'),
-    ((1, 0, 1, 8), 'Sizes must be at least 1'),
-    ((1, 0, -1, 8), 'Sizes must be at least 1'),
+    ((1, 0, 1, 8), 'Sizes must be -1 or at least 1'),
+    ((1, 0, -1, 8), 'Sizes must be -1 or at least 1'),
     ((1, 16, 1, 1), 'does not multiply to the 8 devices'),
     ((1, -1, 3, 1), 'does not multiply to the 8 devices'),
     ((2, 8, 1, 1), 'does not multiply to the 4 devices of each of 2 slices'),

@@ -65,7 +65,7 @@ def find(folder: str, metric: str = '') -> list[FoundRun]:
     newest = kept / str(saved[-1])
     try:
       meta = saving.read_meta(newest)
-    except (ValueError, LookupError, TypeError) as e:
+    except (FileNotFoundError, ValueError, LookupError, TypeError) as e:
       raise ValueError(
         f'The checkpoint {newest} is damaged: {saving.first_line(e)}. Move its '
         'run out of the folder to list the other runs.'

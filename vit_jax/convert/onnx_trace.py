@@ -1,7 +1,7 @@
 """Translates a JAX program, traced with a symbolic batch size, to ONNX nodes.
 
-Results that depend only on parameters become constants. The operations of a
-known function, such as LayerNorm, become one node or a few.
+Results that depend only on parameters and lack a batch axis become constants.
+The operations of a known function, such as LayerNorm, become one node or a few.
 
 The package jax2onnx 0.13 cannot replace this module: it fails for ResNets and
 gives wrong numbers for hybrids.
@@ -127,7 +127,8 @@ class _Reader:
       return [self._graph.reshape(inputs[0], shape)]
     shapes = [atom.aval.shape for atom in eqn.invars]
     arrays = [x for x in inputs if isinstance(x, np.ndarray)]
-    if len(arrays) == len(inputs) and all(map(is_static, shapes)):
+    fixed = all(map(is_static, [*shapes, out.shape]))
+    if len(arrays) == len(inputs) and fixed:
       arrays = list(map(np.broadcast_to, arrays, shapes))
       return [np.asarray(eqn.primitive.bind(*arrays, **params))]
     if name in ELEMENTWISE:

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax.data import decode, shards, splits
 from vit_jax.data.source import Source
 
-PREFIX = 'hf://datasets/'
+_PREFIX = 'hf://'
 
 
 class HubSource(Source):
@@ -39,8 +39,9 @@ class HubSource(Source):
 
     given_names: tuple[str, ...] = ()
     files: dict[str, list[str]] | None = None
-    if name.startswith(PREFIX):
-      path, _, config = name.removeprefix(PREFIX).partition(':')
+    if name.startswith(_PREFIX):
+      path, _, config = name.removeprefix(_PREFIX).partition(':')
+      path = path.removeprefix('datasets/')
     else:
       path, config = name.partition(':')[0], ''
       fs, files = shards.find(name)
@@ -62,8 +63,10 @@ class HubSource(Source):
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):
       raise ValueError(
-        f'{lacking:,} images of {name} {split} have no class: use a split '
-        'whose classes are published'
+        f'{lacking:,} images of {name} {split} have no class, or a class that '
+        f'is not among the {len(self.class_names)}. Use a split whose classes '
+        'are published. If there is a file classes.txt, it must have a line '
+        'for each class, from class 0.'
       )
     self._title = f'{name}/{split}'
     # `first._fingerprint` is the library's hash of the loaded data.

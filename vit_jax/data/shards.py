@@ -230,9 +230,9 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
-  """Returns the class names from a file beside a shard; () if it is missing.
+  """Returns class names from a file beside a shard; () if missing or blank.
 
-  Raises ValueError if the file is not UTF-8 or names a class twice.
+  Raises ValueError if the file is not UTF-8, or a line is empty or repeated.
   """
   for file_name in _CLASSES:
     place = f'{posixpath.dirname(path)}/{file_name}'
@@ -271,7 +271,7 @@ def numbered(
 
 def _state(fs: Any, path: str) -> str:
   """Formats a file's path, size, and mtime, ETag or creation time."""
-  info = fs.info(path)
+  info = {key.lower(): value for key, value in fs.info(path).items()}
   time = info.get('mtime') or info.get('etag') or info.get('created')
   return f'{path}\0{info["size"]}\0{time}'
 

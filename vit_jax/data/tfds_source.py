@@ -86,7 +86,7 @@ class TfdsSource(Source):
       )
       if not len(self._records):
         raise ValueError('the split selects no example')
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
       sizes = ', '.join(
         f'{key}: {info.num_examples}'
         for key, info in builder.info.splits.items()
@@ -153,8 +153,8 @@ def prepared_builder(
 ) -> tfds.core.DatasetBuilder:
   """Returns the builder of a dataset that is prepared as array_record.
 
-  Raises FileNotFoundError if it is prepared in another format or not at all,
-  and ValueError if TFDS does not know it.
+  Raises FileNotFoundError if it has another format, or is known to TFDS but not
+  prepared. Raises ValueError if it is neither known nor prepared.
   """
   data_dir = data_dir and os.path.expanduser(data_dir)
   places = data_dir or '$TFDS_DATA_DIR, by default ~/tensorflow_datasets'

@@ -24,10 +24,10 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """
   labels = sources.all_labels(source, parts.config.data.name)
   head = params.get('head', {})
-  if set(head) != {'kernel', 'bias'}:
+  if set(head) != {'kernel', 'bias'} or 'pre_logits' in params:
     raise ValueError(
-      f'head_first is True, but a {type(parts.objective.model).__name__} has '
-      'no linear head. Set head_first=False.'
+      f'head_first is True, but this {type(parts.objective.model).__name__} '
+      'has no linear head. Set head_first=False.'
     )
   extract = parts.extractor(features.layer(parts.objective.model, 'pre_logits'))
   x_ND = extract(params, source, 'images for the head')

@@ -39,11 +39,11 @@ DEPTHS = '[1, 1000]'
 EncoderFields = Any
 
 
-def check_heads(model: Any) -> None:
+def check_heads(model: Any, prefix: str = 'model.') -> None:
   """Raises ValueError if the heads cannot share the width equally."""
   if model.width % model.heads:
     raise ValueError(
-      f'model.width {model.width} is not a multiple of model.heads '
+      f'{prefix}width {model.width} is not a multiple of {prefix}heads '
       f'{model.heads}: choose a multiple.'
     )
 

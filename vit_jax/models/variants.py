@@ -1,4 +1,4 @@
-"""Builds models of the ViT paper and its successors by name."""
+"""Builds the models of the ViT paper, and related models, by name."""
 
 import dataclasses
 import re
@@ -189,7 +189,7 @@ def _fields(variant: str) -> dict[str, Any]:
 
 def _stem(depth: str, stride: int) -> dict[str, Any]:
   """Returns a hybrid's stem and patch size; depth '' means only the root."""
-  if not depth and stride > 1:
+  if not depth and stride % 2 == 0:
     # The names in AugReg count the stride of the root's convolution, but not
     # the stride of its pooling: a token of R+Ti/16 covers 32 x 32 pixels.
     return {'stem_width': 64, 'patch_size': stride // 2}

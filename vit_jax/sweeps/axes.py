@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.models import variants
+from vit_jax.objectives import OBJECTIVES
 
 RUNS = 'runs'
 
@@ -45,7 +46,7 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   0.001 are the same.
 
   Raises:
-    ValueError: if the field is unknown or a value is invalid.
+    ValueError: if the field is unknown or a value has the wrong type.
   """
   entries = {}
   for text in values:
@@ -66,7 +67,7 @@ def add_axes(
   rates per dataset.
 
   Raises:
-    ValueError: if a text, a field or a value is invalid.
+    ValueError: if a text lacks values; also the errors of `axis`.
   """
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
@@ -105,7 +106,7 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
     for _, entry in values
   ]
   for flag, found in ((flag, found) for flag, grid in grids for found in grid):
-    for field in sorted(_fields(found) & set(fields)):
+    for field in sorted((_fields(found) | _reset(found)) & set(fields)):
       hint = 'Leave it out: every run has its own value.'
       if sets_only(found, field):
         hint = f'Choose its values with --{flag}={field}=...'
@@ -124,7 +125,8 @@ def cells(config: ConfigDict, workdir: str) -> list[Cell]:
   """Returns the runs of a sweep in order, without tuned fields.
 
   Raises:
-    ValueError: if an axis or a value is invalid, or if there are no runs.
+    ValueError: if a field is unknown or set by two axes, if a value has the
+      wrong type, or if there are no runs.
   """
   check_axes(config.sweep)
   found = []
@@ -202,3 +204,13 @@ def _fields(found: Axis) -> set[str]:
     if 'model' in entry:
       fields |= {f'model.{key}' for key in variants.fields(entry['model'])}
   return fields
+
+
+def _reset(found: Axis) -> set[str]:
+  """Returns the fields to which an axis on `objective` gives their defaults."""
+  names = {entry['objective'] for _, entry in found[1] if 'objective' in entry}
+  return {
+    f'objective.{key}'
+    for name in names
+    for key in OBJECTIVES.load(name).defaults
+  }

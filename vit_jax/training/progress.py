@@ -107,18 +107,21 @@ class Progress:
 
   def message(self, text: str) -> None:
     """Prints text above the status line."""
-    if not self._bar.disable:
-      self._bar.write(text, file=self.stream)
-    elif self.enabled:
-      try:
+    if not self.enabled:
+      return
+    try:
+      if self._bar.disable:
         self.stream.write(f'{text}\n')
         self.stream.flush()
-      except OSError:
-        # A closed pipe (Ctrl-C ends `tee` too) or a full disk must not stop
-        # training. Later output, and Python's flush at exit, go to /dev/null.
-        self.enabled = False
-        with contextlib.suppress(OSError):
-          os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+      else:
+        self._bar.write(text, file=self.stream)
+    except OSError:
+      # A closed terminal or pipe (Ctrl-C ends `tee` too) or a full disk must
+      # not stop training. Later output, and Python's flush at exit, go to
+      # /dev/null.
+      self.enabled = False
+      with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
   def close(self) -> None:
     """Ends the status line."""

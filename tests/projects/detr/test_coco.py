@@ -119,6 +119,20 @@ def test_files_of_train_and_val(tmp_path):
   assert train.fingerprint() != val.fingerprint()
 
 
+def test_a_file_of_all_does_not_mix_the_splits(tmp_path):
+  for part in ('train', 'val', 'all'):
+    write(tmp_path, annotated(), f'annotations/instances_{part}.json', part)
+  train, val = (sources.open_source(str(tmp_path), x) for x in ('train', 'val'))
+  assert len(train) == len(val) == 10
+  assert all('/train/' in train[i]['name'] for i in range(10))
+  assert all('/val/' in val[i]['name'] for i in range(10))
+
+
+def test_a_name_that_is_only_a_year(tmp_path):
+  write(tmp_path, annotated(), 'annotations/instances_2017.json', '2017')
+  assert len(sources.open_source(str(tmp_path), '2017')) == 10
+
+
 def test_the_fingerprint_changes_with_annotations(tmp_path):
   write(tmp_path, annotated())
   before = sources.open_source(str(tmp_path), 'all').fingerprint()

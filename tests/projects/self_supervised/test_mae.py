@@ -240,5 +240,5 @@ def test_labels_come_later(tmp_path):
   ],
 )
 def test_what_cannot_work_is_refused(field, value):
-  with pytest.raises(ValueError, match=field.rpartition('.')[2].split('_')[-1]):
+  with pytest.raises(ValueError, match=field):
     CheckedConfig(config_of(**{field: value}))

@@ -85,7 +85,7 @@ def test_pages_of_other_sites_may_only_link_here(
   if is_answered:
     protection.check_origin(request, None)
     return
-  with pytest.raises(HTTPException, match='other sites') as refused:
+  with pytest.raises(HTTPException, match='other origins') as refused:
     protection.check_origin(request, None)
   assert refused.value.status_code == 403
 

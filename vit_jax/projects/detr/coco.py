@@ -64,7 +64,9 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   }
   if [*files] == ['default']:
     return {'all': files['default']}
-  without_year = {re.sub(r'\d+$', '', x): path for x, path in files.items()}
+  without_year = {
+    re.sub(r'(\D)\d+$', r'\1', name): path for name, path in files.items()
+  }
   same = len(without_year) == len(files)
   return (without_year if same else files) or voc.splits(root)
 
@@ -92,7 +94,7 @@ class CocoFolder(Source):
     problems, and invalid XML in any split, raise ValueError.
     """
     needed = {'all'}
-    if 'all' not in files:
+    if [*files] != ['all']:
       needed = splits.needed(split, files, f'folder {root}')
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
@@ -116,7 +118,7 @@ class CocoFolder(Source):
     self.class_names = tuple(
       names.get(i, NO_NAME) for i in range(max(names) + 1)
     )
-    if 'all' in files:
+    if [*files] == ['all']:
       members = splits.stratified_fifth([0] * len(every), split_seed)
     members = splits.permuted(members, split_seed)
     chosen = splits.select(split, members, f'folder {root}')

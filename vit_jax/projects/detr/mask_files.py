@@ -138,8 +138,8 @@ def _objects(numbers_HW: np.ndarray, path: pathlib.Path) -> list[int]:
   at_edges = np.bincount(of_pixel.ravel(), edge_HW.ravel())
   if np.sum(at_edges > areas / 2) > max(3, len(found) / 2):
     raise ValueError(
-      f'{path} has {len(found) - 1} object numbers, and most occur mainly at '
-      'edges: it looks antialiased, or resized with interpolation. Write it '
+      f'{path} has {np.sum(found > 0)} object numbers, and most occur mainly '
+      'at edges: it looks antialiased, or resized with interpolation. Write it '
       'with hard edges, and resize it by nearest neighbours.'
     )
   return found[found > 0].tolist()

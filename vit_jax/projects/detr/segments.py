@@ -54,7 +54,7 @@ def problem(segmentation: Any, size: tuple[int, int]) -> str:
         f'{math.prod(size)}'
       )
     return ''
-  for x in segmentation if isinstance(segmentation, list) else [None]:
+  for x in segmentation if isinstance(segmentation, list) else [segmentation]:
     if not are_numbers(x) or len(x) < 6 or len(x) % 2:
       return (
         f'segmentation has {x!r:.50}, which is not x and y of 3 or more points'
@@ -146,7 +146,8 @@ class Segments(NamedTuple):
 def wanted(objects: Mapping[str, Any]) -> Segments:
   """Returns the annotated segments; where they overlap, the smaller one wins.
 
-  `objects` are from `BoxedSource.objects`; without a mask, they get no pixels.
+  `objects` are from `BoxedSource.objects`. An object without a mask gets no
+  pixels.
   """
   size = objects['size']
   masks = [mask(x, size) for x in objects['masks']]

@@ -88,7 +88,7 @@ class MAEViT(PatchViT):
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    layers.check_heads(self.decoder_fields)
+    layers.check_heads(self.decoder_fields, 'objective.decoder_')
     check_only(
       self,
       'a masked autoencoder',
