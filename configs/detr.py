@@ -30,10 +30,10 @@ These things differ from the original:
   A frozen BatchNorm needs the statistics of a checkpoint. To start without a
   checkpoint, set model.backbone_version=1 and optimizer.frozen=().
 
-With model.masks=True the model learns masks, and each object must have a mask.
-evaluators.coco.masks=True measures them. The original trains boxes first, then
-only the mask head. Here --config.init always replaces the class layer by a new
-one, so this command trains the class layer too:
+With model.masks=True the model learns masks. Each object, except crowds, must
+have a mask. evaluators.coco.masks=True measures masks. The original trains
+boxes first, then only the mask head. Here --config.init always replaces the
+class layer by a new one, so this command trains the class layer too:
 
   "...:r50,./coco,model.masks=True,init=runs/boxes,optimizer.lr_scales=()" \
     --config.objective.mask_stride=4 \

@@ -6,11 +6,11 @@
   python -m vit_jax.main --workdir=... \
       --config=configs/vit.py:s16,/data/my_folder,total=30epochs
 
-VARIANT is a ViT, named by size (ti, s, b, l, h, g, G) and patch size, such as
-l16 (the default) or h14; a ResNet such as r50x1; a hybrid such as r50+b16; or
-an axial model such as axial_b16. `python -m vit_jax.models` lists the published
-variants. The second value is the data, which selects the row of table 3. All
-rows have Adam 0.9/0.999, 10,000 steps of warm-up and batch size 4096.
+VARIANT is a ViT, named by size and patch size, such as l16 (the default) or
+h14; a ViT-5 such as vit5_b16; a ResNet such as r50x1; a hybrid such as r50+b16;
+or an axial model such as axial_b16. `python -m vit_jax.models` lists the
+published variants. The second value is the data, which selects the row of table
+3. All rows have Adam 0.9/0.999, 10,000 steps of warm-up and batch size 4096.
 
   jft           (default) the row of JFT-300M: 7 or 14 epochs, linear decay,
                 weight decay 0.1. The data are ImageNet-21k: JFT is not public.

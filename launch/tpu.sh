@@ -254,7 +254,7 @@ up() {
 # Ends with status $1, or 1 if $1 is 0, because the TPU still costs money.
 leave() {
   echo "Installing or training ended with status $1. The TPU still costs money." \
-    "Delete it: launch/tpu.sh delete --name=$name --zone=$zone" >&2
+    "Delete it: launch/tpu.sh delete --name=$name ${place[*]}" >&2
   exit "$(($1 ? $1 : 1))"
 }
 

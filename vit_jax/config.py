@@ -139,8 +139,9 @@ def base() -> ConfigDict:
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
         # data's order, which is the text order for folders. If empty and
-        # the data's order is not by value, training warns, and checkpoints
-        # without these class names are refused, except as `init`.
+        # the data have the text order but not the number order, training
+        # warns, and checkpoints without these class names are refused,
+        # except as `init` of training.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -444,7 +445,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   elif (
     saved.get('data')
     and given.get('data')
-    # Other data, or data handled otherwise, have another identity anyway.
+    # With another name, count or handling, another identity is expected.
     and all(
       old.get(f'data.{key}') == new[f'data.{key}']
       for key in ('name', 'examples', 'on_bad_image')

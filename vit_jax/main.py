@@ -27,15 +27,15 @@ set, with every seed. If the sweep has axes besides the seed, each of their
 combinations is tuned separately. tune.csv lists the trials.
 
 WORKDIR receives checkpoints/, metrics.csv, curves.png, parameters.txt and, with
-the extra `tensorboard`, TensorBoard's files. A single run of a classifier in
-one process also writes report.txt.
+the extra `tensorboard`, TensorBoard's files. A single run in one process also
+writes report.txt, if it trains a classifier with at most 1,000 classes.
 
 Exit status:
 
   0    done
   1    an error in the program, with its traceback
   2    bad input: a config, data or checkpoint that cannot work
-  65   the loss diverged; the same command would diverge again
+  65   training diverged; the same command would diverge again
   69   another process was lost, or no step, evaluation or save finished within
        --timeout_s seconds
   71   the machine failed: full or broken disk, storage that does not answer,

@@ -23,7 +23,7 @@ class Register(dict[str, str]):
     """Imports and returns the object of a name.
 
     Raises:
-      ValueError: if the name is unknown. The message suggests similar names.
+      ValueError: for an unknown name. The message lists similar or all names.
     """
     if name not in self:
       raise ValueError(f'{self.field} is {name!r}. {nearest(name, self)}')

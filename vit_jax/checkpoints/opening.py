@@ -135,8 +135,8 @@ class Checkpoint:
   def logits(self, images_BHWC: jax.Array | np.ndarray) -> jax.Array:
     """Returns the main output of the model, such as logits [B, C].
 
-    Without a head, a ViT or ResNet returns the representation [B, D]. Images
-    are RGB, of `image_size`, with values from 0 to 255.
+    Without a head, a ViT or ResNet returns the representation, one vector per
+    image. Images are RGB, of `image_size`, with values from 0 to 255.
     """
     return self._apply(self.on_device, images_BHWC)
 
@@ -196,7 +196,7 @@ def open_checkpoint(path: str | os.PathLike | Checkpoint) -> Checkpoint:
     FileNotFoundError: if the path does not exist.
     OSError: if a folder or foreign file cannot be read.
     ValueError: if the path is not a checkpoint, is damaged, or has an
-      unsupported model.
+      unsupported model; if a checkpoint of a workdir cannot be read.
 
   Also raises the errors of `fetch.local` and `recognise.read`.
   """
@@ -298,7 +298,7 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
       kept = saving.read_checksums(step_dir, item)
       saving.check_sums(params, kept, item, is_part=bool(result))
   if short_sides := config.get('objective', {}).get('short_sides'):
-    # Opens DETR at the largest size of its training.
+    # Opens DETR at the size of its evaluation, the last of `short_sides`.
     size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),

@@ -1,1 +1,1 @@
-"""Command lines: flags, exit status, and a module for each command."""
+"""Command lines: shared flags, exit status, and some of the commands."""

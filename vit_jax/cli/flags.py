@@ -67,7 +67,7 @@ ENDINGS = (
   RuntimeError,
 )
 
-WIDTH = 40  # limit of `short`; ImageNet has class names of 120 characters
+WIDTH = 40  # limit of `short`; some ImageNet class names exceed 100 characters
 
 # Help for the `dataset` argument of commands that need classes.
 WHAT_IS_LABELLED = (

@@ -81,7 +81,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     '--loss',
     choices=('softmax', 'sigmoid'),
-    help='training loss of the head, which most formats do not store '
+    help='training loss of the head, which most source formats do not store '
     "(default: the source's loss, or softmax)",
   )
   parser.add_argument(

@@ -74,9 +74,10 @@ def open_peer(path: str, image_size: tuple[int, int] | None = None) -> Peer:
   If `image_size` is given, a checkpoint is converted to this (H, W).
 
   Raises:
-    OSError: if the path does not exist or cannot be fetched.
+    OSError: if the path does not exist, or cannot be read or fetched.
     ImportError: if a needed library is not installed.
-    ValueError: if the path cannot be read, or converted to the image size.
+    ValueError: if the path is not a checkpoint or program, is damaged, or
+      cannot be converted to the image size.
   """
   if path.endswith('.onnx') and os.path.exists(path):
     return onnx.open_peer(path)

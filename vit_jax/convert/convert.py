@@ -51,8 +51,8 @@ def convert(
     opset: opset of an ONNX file; None for the lowest that the model needs.
 
   Returns:
-    One sentence for each setting that the format cannot store, and for each
-    difference from the checkpoint.
+    Sentences about settings that the format cannot store, and about other
+    differences from the checkpoint.
 
   Raises:
     FileExistsError: if the target exists.
@@ -121,8 +121,8 @@ def convert(
   is_sigmoid = checkpoint.loss == 'sigmoid' and checkpoint.model.num_classes
   if is_sigmoid and to in WEIGHTS and to != 'hf':
     lost.append(
-      'The file does not store that the training loss was sigmoid. To get the '
-      'probability of a class, apply a sigmoid to its logit.'
+      'The format does not store that the training loss was sigmoid. To get '
+      'the probability of a class, apply a sigmoid to its logit.'
     )
   if to in ('onnx', 'stablehlo') and checkpoint.model.any_size:
     H, W = checkpoint.image_size

@@ -62,7 +62,7 @@ def write(
   quantised; other operations, such as convolutions, stay float32. `served`
   makes the file for `vit_jax.tools.serve`. Without an opset, the file gets the
   lowest that suffices. Returns notes: if a 16-bit model computes in another
-  dtype, and if convolutions stay float32 with 'int8'.
+  dtype, and if a ResNet's convolutions stay float32 with 'int8'.
 
   Raises:
     OSError: if the target exists or cannot be written.
@@ -163,7 +163,7 @@ def _to_model(
   )
   if rollout and model.attention != 'all':
     raise ValueError(
-      '--rollout needs attention between all tokens, which '
+      '--rollout needs attention between all tokens, which this '
       f'{type(model).__name__} lacks. Leave --rollout out.'
     )
 

@@ -62,7 +62,7 @@ class Graph:
   ) -> Tensor:
     """Adds a node and returns its output, of the given shape and dtype.
 
-    The default is the dtype of the first input.
+    `dtype` defaults to the dtype of the first input.
     """
     name = f'{self.scope}/{op}_{len(self._nodes)}'.lstrip('/')
     names = [self._name(x, f'{name}.{i}') for i, x in enumerate(inputs)]

@@ -4,13 +4,13 @@
   python -m vit_jax.data ./pennfudan --class=person
 
 With --shards, the command writes a dataset as ArrayRecord files to a new
-folder, with at most one class per image. Train on it with
+folder. Its images must have at most one class each. Train on it with
 `--config.data.name=arrayrecord:./photos-shards`.
 
 Without --shards, the command writes COCO annotations to train DETR. The folder
-must have images/ and masks/, with a mask for each image. A pixel of a mask is
-the number of an object, 0 for the background, or 255 for a border. 255 is an
-object if a mask has 254, or if the masks have only 0 and 255. The result is
+must have images/ and masks/, with a mask for each image. A mask pixel is the
+number of its object, 0 for background, or 255 for a border. 255 is an object if
+a mask has 254, or if the masks have only 0 and 255. The result is
 instances.json in the folder. Train on it with
 `--config=configs/detr.py:r50,./pennfudan`.
 """

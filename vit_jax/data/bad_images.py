@@ -4,8 +4,8 @@ The check decodes every image once, in full, with the decoder that training
 uses. It stores a hash for each readable image in `~/.cache/vit_jax` (or under
 `$XDG_CACHE_HOME`) and, in training, in the workdir. The hash depends on the
 version of the decoder and on `Source.states`: for a file in a folder, its path,
-size and modification time. A restart checks only images whose hash is new. An
-image whose size differs from its annotation counts as unreadable.
+size and modification time. A restart checks only images whose hash is not
+stored. An image whose size differs from its annotation counts as unreadable.
 """
 
 import contextlib

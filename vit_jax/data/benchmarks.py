@@ -21,7 +21,7 @@ class Benchmark:
   learning_rates: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)  # table 4
   group: str = ''  # 'natural', 'specialised' or 'structured' in VTAB
   flip: bool = True  # whether training images are mirrored at random
-  crop: str = 'inception'  # of training; or 'resize' (BiT's crop), 'none'
+  crop: str = 'inception'  # for training; or 'resize' (BiT's crop) or 'none'
 
 
 # Additional learning rates for ResNets and hybrids on ImageNet.

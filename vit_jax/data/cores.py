@@ -25,7 +25,7 @@ def progress(what: str, total: int, unit: str, *, shown: bool = True) -> tqdm:
     desc=what,
     unit=f' {unit}',
     delay=1,
-    # In a log file each update adds a line, so updates there are rare.
+    # A log file keeps every update, so updates there are rare.
     mininterval=0.5 if sys.stderr.isatty() else 30,
     disable=not shown,
   )

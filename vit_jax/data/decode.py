@@ -193,7 +193,7 @@ class JpegHeader(NamedTuple):
     height_at: position of the height in the file, in bytes; 0 if the decoder
       cannot stop early. Only sequential JPEGs of one scan without restart
       markers allow it: libjpeg would report missing markers as damage.
-    lookahead: number of following rows that affect a decoded row; 0 unless
+    lookahead: number of following rows that may affect a decoded row; 0 unless
       chroma is interpolated between rows.
     has_metadata: whether the file has EXIF or XMP, which may rotate the image.
   """

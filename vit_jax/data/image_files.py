@@ -78,7 +78,7 @@ def list_images(folder: str | pathlib.Path) -> tuple[list[str], Counter]:
   for parent, folders, names in os.walk(
     folder, onerror=_raise, followlinks=True
   ):
-    # Following a link to a parent folder would never end.
+    # A link to a parent folder would list the same images many times.
     if (place := os.path.realpath(parent)) in seen:
       folders.clear()
       continue
@@ -104,7 +104,7 @@ def _raise(error: OSError) -> None:
 
 
 def _begins_as_image(path: str) -> bool:
-  # A backup or a partial download would be listed beside its original.
+  # A backup repeats its original, and a partial download is unreadable.
   if path.lower().endswith(_COPIES) or not os.path.isfile(path):
     return False
   try:

@@ -23,7 +23,7 @@ class Images:
 
   size: tuple[int, int]  # (H, W) of evaluation images in pixels
   preprocessing: Preprocessing = Preprocessing()
-  crop_min_area: float = 0.05  # smallest share of the image in a crop
+  crop_min_area: float = 0.05  # see `TrainTransform.min_area`
   crop_resize: float = 0.0
   flip: bool = False
   augment: str = ''  # see `host_augmentation.parse`

@@ -152,7 +152,7 @@ def fitted_size(
   Args:
     most: (height, width) of the array that must hold the resized image.
     short: wanted length of the shorter side in pixels; the result is smaller if
-      it would not fit otherwise. 0 for the largest size that fits.
+      it would not fit otherwise. 0 for the largest that fits, up to rounding.
   """
   (height, width), (low, high) = size, sorted(size)
   longest = max(most)

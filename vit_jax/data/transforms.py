@@ -41,7 +41,7 @@ class TrainTransform:
   """
 
   image_size: tuple[int, int]  # (height, width) of the output
-  min_area: float = 0.05  # smallest share of the image, except for strips
+  min_area: float = 0.05  # smallest share of the image, if such a crop fits
   resize: tuple[int, int] | None = None  # (H, W); None for the inception crop
   augmentation: Augmentation | None = None
   max_area: float = 1.0  # largest share of the image in the inception crop
@@ -90,8 +90,8 @@ class TrainTransform:
       ):
         break
     else:
-      # No draw fits if an image is very tall or wide: take the largest part
-      # that has an allowed aspect ratio.
+      # No draw fits if an image is too tall or wide for `min_area`, as 16:9 is
+      # for 0.8: take the largest part that has an allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
       box_height = min(height, round(width / aspect))
       box_width = min(width, round(height * aspect))
@@ -104,7 +104,7 @@ class TrainTransform:
 class EvalTransform:
   """Resizes an image, and crops its centre if `preprocessing` asks for it.
 
-  Raises ValueError if a crop of `image_size` does not fit the resized image.
+  Raises ValueError if a crop of `image_size` may not fit a resized image.
   """
 
   image_size: tuple[int, int]  # (height, width) of the output

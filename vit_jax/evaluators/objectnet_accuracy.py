@@ -27,7 +27,7 @@ class ObjectNetEvaluator(Evaluator):
   fixed_metrics = {'accuracy': 'highest', 'top5_accuracy': 'highest'}
 
   def __post_init__(self) -> None:
-    """Raises the errors of `ObjectNet`, `checked` and `check_imagenet`."""
+    """Raises errors of `ObjectNet`, `checked`, `top_k` and `check_imagenet`."""
     parts, data = self.parts, self.entry.data
     source = bad_images.checked(
       objectnet.ObjectNet(data), parts.config.data.on_bad_image

@@ -157,12 +157,12 @@ class TrainedModel:
     """Returns attention rollout Bhw, with a maximum of 1 in each image.
 
     If `of` is the name or number of a class, the maps explain this class. A map
-    is 0 everywhere if no patch reaches the output or supports the class.
+    is 0 everywhere if no patch reaches the output.
 
     Raises:
       UnreadableImage: if an image is unreadable.
-      ValueError: if the model lacks attention between all tokens, or the class
-        is unknown.
+      ValueError: if the model lacks attention between all tokens, or `of` is
+        unknown, ambiguous, or given for a model that does not classify images.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 

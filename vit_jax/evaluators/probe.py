@@ -147,10 +147,11 @@ def fit_probe(
 
 
 def hold_out(labels: np.ndarray) -> np.ndarray:
-  """Selects about a tenth of the examples of every class to hold out, bool N.
+  """Selects about a tenth of the examples to hold out, bool N.
 
-  If labels are 0/1 NC, every set of classes counts as a class. Raises
-  ValueError if there are fewer than ten examples.
+  Holds out n / 10 of the n examples of a class, rounded down or up. If labels
+  are 0/1 NC, every set of classes counts as a class. Raises ValueError if there
+  are fewer than ten examples.
   """
   if len(labels) < 10:
     raise ValueError(

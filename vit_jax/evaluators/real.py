@@ -36,8 +36,8 @@ class RealEvaluator(Evaluator):
 
     The split has all or some ImageNet validation images, in any order.
 
-    Raises the errors of `Parts.source` and `read_labels`, and ValueError if the
-    split has other images or classes than ImageNet's.
+    Raises the errors of `Parts.source`, `top_k` and `read_labels`, and
+    ValueError if the split has other images or classes than ImageNet's.
     """
     parts, entry = self.parts, self.entry
     source = parts.source(entry.split)

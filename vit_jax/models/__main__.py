@@ -8,8 +8,8 @@
 
 `--params` prints a table (never CSV) of the given models' parameters, with
 shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
-given models, except dtype, with their default, valid values and meaning.
-`--pretrained` lists the published checkpoints: the name to pass as a
+given models, except name and dtype, with their default, valid values and
+meaning. `--pretrained` lists the published checkpoints: the name to pass as a
 checkpoint, the model, the image size, the training data, the top-1 accuracy and
 its source, and the size and address of the file.
 
@@ -108,9 +108,9 @@ def published(models: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def fields(models: Sequence[str]) -> list[dict[str, Any]]:
-  """Returns a row for each config field, except dtype, of the models or of ViT.
+  """Returns a row for each config field of the models, or of ViT.
 
-  Raises ValueError for an unknown model.
+  Leaves out name and dtype. Raises ValueError for an unknown model.
   """
   kinds = dict.fromkeys(variants.fields(m)['name'] for m in models or ['b16'])
   return [

@@ -36,8 +36,8 @@ NAME = 'attention'
 # Queries per chunk. With K = 64 and M = 4 D, the logits of 1,024 queries have
 # four times as many elements as the hidden activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Maximum number of chunks in inference. Each chunk is traced separately, so a
-# checkpoint file that claims a huge image size would take too long to trace.
+# Maximum number of chunks in inference, because each chunk is traced separately
+# and a checkpoint file may claim a huge image size.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)

@@ -55,8 +55,8 @@ def max_pool(x_BHWC: Array, version: int) -> Array:
   def windows(x: Array) -> Array:
     if version == 1:
       return nn.max_pool(x, (3, 3), (2, 2), padding='SAME')
-    # Pads with zeros, not -inf, as the published models do. In version 2 a zero
-    # can be the maximum, because the inputs may be negative.
+    # Pads with zeros, not -inf, as BiT does. In version 2 a zero can be the
+    # maximum, because the inputs may be negative.
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     return nn.max_pool(x, (3, 3), (2, 2))
 

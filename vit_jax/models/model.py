@@ -110,8 +110,8 @@ class Model(nn.Module, kw_only=True):
   remat: str = field(
     'none',
     "Activations that a layer saves for the backward pass: all ('none'), "
-    "matrix products and attention ('cheap'), or chosen by a policy of "
-    '`jax.checkpoint_policies`.',
+    "matrix products and attention except cuDNN's ('cheap'), or chosen by a "
+    'policy of `jax.checkpoint_policies`.',
     valid=REMAT,
   )
 

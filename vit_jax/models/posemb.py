@@ -224,9 +224,9 @@ def resize_all(
   `like` is the same tree, with the shapes for the new grid. Grids are (h, w).
 
   Raises:
-    ValueError: if embeddings do not fit `old_grid`, or if they are relative in
-      raster order and the grids differ. A raster offset then spans other rows
-      and columns.
+    ValueError: if a `pos_embedding` does not fit `old_grid`, or if embeddings
+      are relative in raster order and the grids differ. A raster offset then
+      spans other rows and columns.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:

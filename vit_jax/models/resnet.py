@@ -3,9 +3,9 @@
 Versions 1 and 2 have the weight-standardised convolutions and GroupNorm of BiT
 (1912.11370). Version 1, the stem of hybrids, normalises after each convolution.
 Version 2, the model of the published BiT weights, normalises and activates
-before each convolution. Version 0, the backbone of DETR, is torchvision's
-ResNet with frozen BatchNorm. Parameters have the names of the published
-hybrids, with `bn` instead of `gn` in version 0.
+before each convolution of a unit. Version 0, the backbone of DETR, is
+torchvision's ResNet with frozen BatchNorm. Parameters have the names of the
+published hybrids, with `bn` instead of `gn` in version 0.
 """
 
 import functools

@@ -1,10 +1,10 @@
-"""Array layouts for the TPU compiler, and their measured gains.
+"""Array layouts for the TPU compiler, and the gains that it estimates.
 
 A TPU stores an array's last axis along the 128 lanes of its registers, and the
 axis before the last in tiles of 8 or 16 rows. Arrays that do not fill lanes and
 tiles are padded, and copied when they are read and written. The layouts of this
 package avoid this, and change results only by rounding. Percentages are the
-time saved per training step, unless stated otherwise.
+estimated time saved per training step, unless stated otherwise.
 
 Heads. Arrays whose last axes are heads N and a head dimension K of 64 or 80
 leave up to half of the lanes empty:

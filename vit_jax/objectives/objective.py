@@ -72,7 +72,7 @@ class Objective:
     defaults: fields of `config.objective` except `name`, with their defaults.
     valid: valid values of these fields; see `fields.check_value`.
     unused: fields of `config` that the objective ignores, with their "off"
-      values; other values are refused.
+      values; other values are refused, except a stage's path as `teacher`.
     trained: the model class, if the objective needs a certain one. If the class
       extends a base such as ViT, `config.model` has the fields of the base, and
       `config.objective` has the added fields.
@@ -138,7 +138,8 @@ class Objective:
 
     Raises:
       ValueError: if a field is invalid.
-      FileNotFoundError: if a checkpoint is missing.
+
+    With a teacher, also raises the errors of `open_checkpoint`.
     """
     fields = {**config.model}
     if cls.trained:

@@ -53,7 +53,9 @@ def entries(config: ConfigDict, workdir: str) -> list[PlannedRun]:
   """Returns the runs of a config, in the order of its sweep.
 
   Raises:
-    ValueError: if there are no runs, or an axis, label or value is invalid.
+    ValueError: if two runs would share a folder, or a tuned field is invalid.
+
+  Also raises the errors of `axes.cells`.
   """
   seeds = axes.seed_axes(config)
   groups: dict[tuple[str, ...], Group] = {}
@@ -120,7 +122,7 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Checks the overlap of `tune.train`, `tune.val` and the other splits.
+  """Checks that `tune.train` and `tune.val` are disjoint parts of `data.split`.
 
   `count` returns the number of examples of a split. Splits without a common
   name, such as 'train' and 'validation', are not compared.
@@ -175,8 +177,8 @@ def csv_text(
 ) -> str:
   """Returns a CSV with a line for every trial that has finished or diverged.
 
-  `choices` has the index of a group's chosen trial, or None if no trial has the
-  metric.
+  `choices` has the index of a group's chosen trial, or None if every trial's
+  metric is missing or NaN.
   """
   runs = []
   for group in groups:

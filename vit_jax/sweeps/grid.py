@@ -63,7 +63,7 @@ class GridReport:
     return csv_text(self.axes, self.runs, self.counts())
 
   def counts(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Maps the CSV's last columns to functions of a result."""
+    """Maps columns of the CSV, such as `steps`, to functions of a result."""
     names = ('params', 'gflops', 'steps', 'elapsed_s')
     return {name: operator.itemgetter(name) for name in names}
 

@@ -248,11 +248,11 @@ class _Sweep:
 
 
 def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
-  """Returns the metrics of the reported step, and the number of steps.
+  """Returns the evaluators' metrics at a step, and the number of steps.
 
-  The reported step is the last step. With early stopping it is the first
-  evaluated step with the best `best_metric`, and is returned too. A diverged
-  run has no metrics.
+  The step is the last one. With early stopping it is the first evaluated step
+  with the best `best_metric`, and is returned too. A diverged run has no
+  metrics.
   """
   table = cell.workdir / 'metrics.csv'
   # The table is missing if an earlier stage of the run diverged.

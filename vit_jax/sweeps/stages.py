@@ -49,7 +49,8 @@ def check(config: ConfigDict) -> CheckedConfig:
 
   Raises:
     ValueError: if a stage or the run itself cannot work.
-    FileNotFoundError: if the teacher of the run itself is missing.
+    OSError: if a file, such as the teacher, is missing.
+    ImportError: if a package is missing.
   """
   for name, fields in config.stages:
     # The copy keeps `stages`, so that checks do not open a teacher that an
@@ -73,7 +74,7 @@ def runs(config: ConfigDict, workdir: str) -> list[tuple[ConfigDict, str]]:
   A stage that sets no seed gets one derived from the seed of the config.
 
   Raises:
-    ValueError: if a field or a stage is unknown.
+    ValueError: if a field or a stage is unknown, or a value has the wrong type.
   """
   if not config.stages:
     return [(config, workdir)]

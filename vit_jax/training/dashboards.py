@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 # Seconds between flushes to a bucket. Each flush rewrites the file, because
 # objects in a bucket cannot be appended to.
 _BUCKET_FLUSH_S = 60
-# Seconds that a run waits for each dashboard: CLOSE_S at the end of the run, so
-# that two dashboards take less than the 300 s that JAX waits for a process;
-# BRIEF_S after an error or SIGTERM, because other processes then wait only
-# `processes.MEET_S`.
+# Seconds that a run waits for each dashboard. At the end of the run it waits
+# CLOSE_S: two dashboards take less than the 300 s that JAX waits for a process.
+# After an error or SIGTERM it waits BRIEF_S, because other processes then wait
+# only `processes.MEET_S`.
 CLOSE_S, BRIEF_S = 120.0, 7.0
 
 # Numbers, and pictures uint8 HWC, by name.

@@ -1,9 +1,10 @@
 """The device mesh and the rules that place every array on it.
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
-Parameters, optimizer state and averages are sharded over `fsdp`; in attention
-and MLP also over `tensor`. Each TPU slice holds a full copy of them, so little
-besides gradients crosses the network between slices.
+Kernels and embeddings, their optimizer state and their averages are sharded
+over `fsdp`; in attention and MLP also over `tensor`. Each TPU slice holds a
+full copy of all parameters, so little besides gradients crosses the network
+between slices.
 
 Parameters sharded over `fsdp` are gathered before use: once per step (ZeRO-1,
 2004.13336) or in each layer (FSDP, ZeRO-3). Gradients are reduce-scattered, and
@@ -84,8 +85,9 @@ def make_mesh(
   if min(shape) < 1 or math.prod(shape) != inside:
     raise ValueError(
       f'mesh {given} does not multiply to the {inside} devices of each of '
-      f'{len(slices)} slices. Sizes must be at least 1. Set one of data, fsdp '
-      'and tensor, or both data and fsdp, to -1 to use the remaining devices.'
+      f'{len(slices)} slices. Sizes must be -1 or at least 1. Set one of data, '
+      'fsdp and tensor, or both data and fsdp, to -1 to use the remaining '
+      'devices.'
     )
   placed = np.stack([_placed(shape, each) for each in slices])
   types = (jax.sharding.AxisType.Auto,) * len(AXES)

@@ -29,9 +29,9 @@ class Photograph:
   def shown(self) -> np.ndarray:
     """Returns the part of the file that the model sees, uint8 HWC.
 
-    It has the aspect ratio that the model sees. Its shorter side has the file's
-    resolution, unless the longer side would be outside of `SMALLEST` to
-    `LARGEST`.
+    A crop has the aspect ratio of the model's input. A whole image keeps the
+    file's aspect ratio. The shorter side has the file's resolution, unless the
+    longer side would be outside of `SMALLEST` to `LARGEST`.
     """
     data = decode.read_file(self.path)
     picture = decode.open_image(data, self.path)

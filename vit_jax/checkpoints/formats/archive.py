@@ -76,8 +76,8 @@ def unreadable(path: str, part: str, error: Exception) -> ValueError:
 def save(target: str, flat: Flat, dtype: str) -> None:
   """Writes an uncompressed archive completely or not at all.
 
-  The same arrays always give the same bytes. bfloat16 is stored as two-byte
-  void, because .npz files cannot declare it. Raises the errors of
+  The same arrays in the same order give the same bytes. bfloat16 is stored as
+  two-byte void, because .npz files cannot declare it. Raises the errors of
   `atomic_files.new_file`, such as FileExistsError.
   """
   stored_dtype = np.dtype(dtype)
@@ -88,7 +88,7 @@ def save(target: str, flat: Flat, dtype: str) -> None:
     progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
-      # A new ZipInfo has a fixed date, so equal arrays give equal bytes.
+      # A new ZipInfo has a fixed date, so the bytes do not depend on the time.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         # Converts one array at a time, to save memory.

@@ -210,8 +210,8 @@ def _sizes(
 def of_timm(pretrained: JsonConfig, size: tuple[int, int]) -> Preprocessing:
   """Returns the preprocessing of a timm directory for images of `size`.
 
-  `size` is (H, W) in pixels. Adds a warning to `pretrained`, the directory's
-  pretrained_cfg, for each difference from timm. Raises ValueError if a value is
+  `size` is (H, W) in pixels. Adds warnings about differences from timm to
+  `pretrained`, the directory's pretrained_cfg. Raises ValueError if a value is
   invalid.
   """
   found = pretrained.replace(_TIMM | without_nulls(pretrained))

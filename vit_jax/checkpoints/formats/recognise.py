@@ -62,7 +62,7 @@ def _no_checkpoint(path: str) -> ValueError:
   ):
     return ValueError(
       f'{path} is an exported program. Give the checkpoint that it was '
-      'exported from, or run it as docs/guides/convert.md says.'
+      'exported from, or run it: docs/guides/convert.md says how.'
     )
   return ValueError(f'{path} is not a checkpoint. Give {WHAT_OPENS}.')
 

@@ -15,8 +15,8 @@ functions below. Formats that are only read lack `DTYPES` and `write`; `hf` and
   ImportError if a library that the format needs is not installed. It raises
   ValueError if the model is not supported.
 - `write(weights, target, dtype)` writes a new file or directory completely or
-  not at all. It returns one sentence for each setting that is not stored, or
-  that readers of the format interpret differently. It raises the errors of
+  not at all. It returns a note for each setting that is not stored, or that
+  readers of the format interpret differently. It raises the errors of
   `atomic_files.new_file`, such as FileExistsError, and ValueError if the format
   cannot store the model.
 """
@@ -239,8 +239,8 @@ _LOOKS = {
   r'(^|\.)model\.\d+\.(conv|cv\d|m)\.': 'a YOLO of Ultralytics',
   r'relative_position|rel_pos': 'BEiT, data2vec or another model with relative '
   'positions',
-  r'(^|\.)visual\.|resblocks': "open_clip's or OpenAI's CLIP: convert it with "
-  'transformers',
+  r'(^|\.)visual\.|resblocks': "open_clip's or OpenAI's CLIP: give the model "
+  'as timm://NAME.TAG or hf://ORG/NAME',
   r'(^|\.)embeds\.': "timm's NaFlexViT",
   r'embeddings\.patch_embed': 'a file of transformers: give its folder with '
   'config.json',

@@ -41,7 +41,7 @@ def is_tensors(path: str) -> bool:
 
 
 def read(path: str, ignored: str = _COUNTS) -> Flat:
-  """Returns all arrays of a .safetensors, .pth, .pt or .bin file.
+  """Returns all named arrays of a .safetensors, .pth, .pt or .bin file.
 
   The keys of nested dictionaries are joined by dots. `ignored` is a regular
   expression for keys to leave out. Raises ImportError if PyTorch is needed but
@@ -190,8 +190,8 @@ def _load_torch(path: str, is_zip: bool = False) -> dict[str, Any]:
       f'to .safetensors where torch is installed. ({e})'
     ) from e
   # Replaces other objects that training saves, such as flags and metrics.
-  # PyTorch lists their classes only for zip files. In older files, all classes
-  # but Namespace raise an error.
+  # PyTorch lists their classes only for zip files. In older files, all of these
+  # classes but Namespace raise an error.
   names = {'argparse.Namespace'}
   if is_zip:
     names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))

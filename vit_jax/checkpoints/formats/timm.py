@@ -1,6 +1,6 @@
 """Reads timm's directories and tensor files, and writes timm directories.
 
-Supports hybrids, BiT, ViT and its successors, such as DeiT, DeiT III, AugReg,
+Reads hybrids, BiT, ViT and its successors, such as DeiT, DeiT III, AugReg,
 the image towers of CLIP and SigLIP, DINOv2, DINOv3 and EVA.
 """
 

@@ -70,7 +70,7 @@ _UNKNOWN: dict[str, Any] = {
 }
 _POOL = choices({'token': 'cls', 'avg': 'gap', 'map': 'map'})
 _NORM = Kind(
-  # timm ignores case and `_`. fp32 is only a dtype.
+  # timm ignores case and `_`. The suffix fp32 only sets a dtype.
   lambda config, key: re.sub('_|norm|fp32', '', str(config[key]).lower()),
   lambda norm: f'{norm}norm',
 )

@@ -1,7 +1,8 @@
 """Names and layouts of the arrays of PyTorch ViTs and ResNets.
 
 Reading accepts every name in the tables below. Writing uses the first name in a
-row for timm, the second for transformers. DeiT's head has a third name there.
+row for timm and the second for transformers. For DeiT's head, transformers uses
+the third name.
 """
 
 import math
@@ -91,8 +92,8 @@ _UNIT = re.compile(
   r'(downsample\.)?(conv|norm)(\d?)'
 )
 # Endings of names in files. A module whose kernel has such a name may lack its
-# bias. The key projection may lack its bias if the query's has such a name.
-# Missing biases are read as 0.
+# bias. The key projection may lack its bias if the query's bias has such a
+# name. Missing biases are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
@@ -380,8 +381,8 @@ def _size_and_placed(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has neither position embeddings ({key}) nor an image size. Give '
-      'a directory with a config.json.'
+      f'{path} has neither position embeddings nor an image size. Give a '
+      'directory whose config.json has model_args.img_size.'
     )
   rows = arrays[POSITIONS].shape[1]
   registers = arrays['registers'].shape[1] if 'registers' in arrays else 0

@@ -20,7 +20,7 @@ FINER = 3
 
 
 def nearest(x: Array, size: tuple[int, ...], axis: int = 1) -> Array:
-  """Resizes len(size) axes, starting at `axis`, as PyTorch's 'nearest' does."""
+  """Resizes len(size) axes, starting at `axis`, by nearest neighbour."""
   for i, new in enumerate(size, axis):
     old = x.shape[i]
     if new % old == 0:

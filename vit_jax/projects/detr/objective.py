@@ -45,7 +45,7 @@ class Detection(Objective):
   short_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop_sides: tuple[int, ...] = field((), 'See `BoxTransform`.', valid=_SIDE)
   crop: tuple[int, int] = field((384, 600), 'See `BoxTransform`.', valid=_SIDE)
-  buckets: int = field(1, 'See `BoxTransform`; each compiles its own step.')
+  buckets: int = field(1, 'See `BoxTransform`; each shape compiles a step.')
   max_objects: int = field(100, 'See `BoxTransform`.', valid=_SIDE)
   l1: float = field(5.0, 'Weight of box L1, in matching too.', valid=_ANY)
   giou: float = field(2.0, 'Weight of box GIoU, in matching too.', valid=_ANY)
@@ -144,8 +144,8 @@ class Detection(Objective):
     Sums over queries are divided by the sum of their weights in the batch, and
     sums over objects by the number of objects. The loss has the class and box
     terms of all decoder layers, the mask terms of the last layer, and 'dense'
-    from `_dense`. The returned terms are from the last layer. 'class_accuracy'
-    is for matched queries.
+    from `_dense`. The returned class and box terms are from the last layer.
+    'class_accuracy' is for matched queries.
     """
     losses_B, parts = self._losses(params, batch, key)
     means = {name: jnp.mean(x_B) for name, x_B in parts.items()}

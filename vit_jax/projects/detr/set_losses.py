@@ -66,8 +66,8 @@ def likeliest(logits_BQC: jax.Array, aux: Batch) -> Batch:
   return found
 
 
-# Replaces costs that are not finite, because the search would never end with
-# them. The loss is not finite in that case, which the training loop reports.
+# Replaces costs that are not finite. With them, the search may give one query
+# to two objects. The loss is not finite then, which the training loop reports.
 _WORST = 1e6
 
 

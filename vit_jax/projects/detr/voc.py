@@ -76,7 +76,8 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
   Classes are collected from all splits and sorted by name. Objects marked
   difficult become COCO's crowds, which are neither learned nor measured.
 
-  Raises ValueError if an XML file is invalid, missing, or fits several images.
+  Raises ValueError if an XML file is invalid, missing, or fits several images,
+  or if the list of image names is not in UTF-8.
   """
   files = {stem: _parsed(file) for stem, file in _files(root).items()}
   stems = list(files)

@@ -277,7 +277,8 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
   if not (names := image_files.sub_folders(root)):
     raise ValueError(
       f'{root} has no folders of frames. Write the frames of each video into '
-      f'its own folder, as with ffmpeg -i clip.mp4 {root}/clip/%06d.jpg.'
+      f'its own folder, as with mkdir -p {root}/clip && ffmpeg -i clip.mp4 '
+      f'{root}/clip/%06d.jpg.'
     )
   files, _ = folder.list_files(root, names)
   # Sorts a video's frames by the length of the path first, so that 10.jpg comes

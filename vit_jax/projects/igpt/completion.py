@@ -95,9 +95,10 @@ def complete(
     seed: seed of the samples.
 
   Raises:
-    ValueError: if the checkpoint is invalid or not a causal iGPT.
-    FileNotFoundError: if the checkpoint is missing.
+    ValueError: if the checkpoint is not a causal iGPT.
     UnreadableImage: if a file is missing, damaged or not an image.
+
+  Also raises the errors of `opening.open_checkpoint`.
   """
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model

@@ -44,8 +44,8 @@ def palette(
   """Clusters the pixels of a dataset by k-means.
 
   Uses at most 10,000 images, evenly spaced in the split, and at most 1,000,000
-  of their pixels, drawn with a fixed seed. Checks first that all images of the
-  split are readable.
+  of their pixels, drawn with a fixed seed. First checks all images of the
+  split.
 
   Args:
     data: name of the dataset, or a dict; see `sources.data_config`.
@@ -53,9 +53,8 @@ def palette(
     split: see `data.splits`.
     image_size: (H, W) that images are resized to.
 
-  Raises:
-    OSError: if the data are missing.
-    ValueError: if the data are invalid or have fewer than K distinct colours.
+  Raises ValueError if the images have fewer than K distinct colours. Also
+  raises the errors of `sources.data_config` and `bad_images.open_checked`.
   """
   source = bad_images.open_checked(sources.data_config(data), split)
   transform = transforms.EvalTransform(image_size)

@@ -85,7 +85,8 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
 
   Raises:
     FileNotFoundError: if `images/` is missing.
-    ValueError: if a name in `classes.txt` is empty, repeated or 'background'.
+    ValueError: if `classes.txt` is not UTF-8, or has a name that is empty,
+      repeated or 'background'.
 
   Also raises the errors of `folder.open_folder` and `MaskFiles`.
   """

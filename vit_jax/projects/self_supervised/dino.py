@@ -56,7 +56,7 @@ class DINO(Objective):
 
   model: DINOViT
   small_views: int = field(8, 'Number of small views.', valid='[0, 64]')
-  small_size: str = field('96', 'Side of small views in pixels.')
+  small_size: str = field('96', 'Image size of small views in pixels.')
   small_area: tuple[float, float] = field(
     (0.05, 0.4),
     'Range of the share of an image that a small view covers.',

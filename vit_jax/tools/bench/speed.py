@@ -28,8 +28,8 @@ def bench(
 
   Raises:
     ImportError: if a peer is not installed.
-    ValueError: if a combination is invalid, which is checked before any
-      measurement; or if a peer cannot run it.
+    ValueError: if a flag or a combination is invalid, which is checked before
+      any measurement; or if a peer cannot run a combination.
   """
   count = args.devices
   for peer in args.vs:

@@ -1,1 +1,1 @@
-"""Recipes and results of the ViT paper; its tables and figures of your runs."""
+"""Recipes and results of the ViT paper; tables and a figure of your runs."""

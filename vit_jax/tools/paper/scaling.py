@@ -31,8 +31,8 @@ def exaflops(result: Mapping[str, Any]) -> float:
   """Returns the compute of a run in exaFLOPs, as in table 6 of the paper.
 
   It is 3 x forward FLOPs x examples, because the backward pass costs twice as
-  much as the forward pass. It counts one view of each example. It
-  omits teachers and SAM's second gradient.
+  much as the forward pass. It counts one view of each example, and omits
+  teachers and SAM's second gradient.
   """
   images = result['steps'] * result['config']['batch_size']
   return 3 * result['gflops'] * images / 1e9

@@ -44,7 +44,7 @@ class View(NamedTuple):
 
   size: tuple[int, int]  # height and width in pixels
   preprocessing: Preprocessing
-  # Resizes to fit, keeping the aspect ratio; pads right and bottom with black.
+  # Whether to keep the aspect ratio, and pad right and bottom with black.
   keeps_shape: bool = False
 
 

@@ -54,11 +54,12 @@ def content_policy(page: str) -> str:
 
 
 def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
-  """Raises HTTPException for a wrong host name or a request by another site.
+  """Raises HTTPException for a wrong host name or request origin.
 
   Links pass, and so do requests without the header Sec-Fetch-Site. `hosts` are
-  the accepted names, without ports; None accepts every name. Refusing others
-  protects against DNS rebinding, a foreign name that resolves to this machine.
+  the accepted names, without ports; None accepts every name. Refusing other
+  names protects against DNS rebinding: a foreign name that resolves to this
+  machine.
   """
   host = request.headers.get('host', '').lower()
   name = re.sub(r':\d*$', '', host).strip('[]')
@@ -71,7 +72,7 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
     mode = request.headers.get('sec-fetch-mode')
     if mode != 'navigate' or request.method != 'GET':
       raise HTTPException(
-        403, 'This server does not accept requests from pages of other sites.'
+        403, 'This server does not accept requests from pages of other origins.'
       )
 
 

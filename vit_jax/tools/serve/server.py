@@ -30,7 +30,7 @@ _FOLDER = pathlib.Path(__file__).parent
 DESCRIPTION = json.loads((_FOLDER / 'openapi.json').read_text())
 _PREDICT = DESCRIPTION['paths']['/api/predict']['post']
 
-# Status and message of the response to each error that is not an HTTPException.
+# Status and message of the responses to expected errors besides HTTPException.
 # If the message is empty, the response has the error's own message.
 _ERRORS: dict[type[Exception], tuple[int, str]] = {
   UnreadableUpload: (422, ''),
@@ -208,7 +208,8 @@ def parse(given: Mapping[str, str], engine: Engine) -> dict[str, Any]:
 
   A missing or empty parameter gets its default, or None without a default.
   Raises HTTPException if a parameter is unknown, a value is outside of
-  openapi.json's or the model's limits, or `class` and `layer` are both given.
+  openapi.json's or the model's limits, `class` and `layer` are both given, or
+  the server cannot compute the map of a class.
   """
   given = {name: text for name, text in given.items() if text}
   schemas = {x['name']: dict(x['schema']) for x in _PREDICT['parameters']}
