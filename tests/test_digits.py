@@ -47,15 +47,3 @@ def test_digits_reach_97_percent(tmp_path):
   print(accuracies)
   assert np.mean(accuracies) >= 0.97
   assert min(accuracies) >= 0.96
-
-
-@pytest.mark.slow
-def test_a_hybrid_learns_digits(tmp_path):
-  """In less than half the time that its config takes."""
-  row = final_metrics(
-    tmp_path,
-    'configs/digits.py:hybrid',
-    '--config.total=12 epochs',
-    '--config.eval_every=100%',
-  )
-  assert float(row['test/accuracy']) >= 0.95

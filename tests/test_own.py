@@ -22,7 +22,7 @@ from vit_jax.evaluators import final
 from vit_jax.experiment import CheckedConfig
 
 TINY = {
-  'model.stem_layers': (1, 1),
+  'model.stem_layers': (1,),
   'model.width': 16,
   'model.depth': 1,
   'model.mlp_dim': 16,

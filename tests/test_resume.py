@@ -135,17 +135,10 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory, command):
-  """Gives the undisturbed run's workdir by number of devices and arguments."""
-  workdirs = {}
-
-  def get(devices, *args):
-    if (devices, args) not in workdirs:
-      workdir = tmp_path_factory.mktemp(f'undisturbed-{devices}')
-      command.finish(workdir, devices, *args)
-      workdirs[devices, args] = workdir
-    return workdirs[devices, args]
-
-  return get
+  """The workdir of an undisturbed run on two devices."""
+  workdir = tmp_path_factory.mktemp('undisturbed')
+  command.finish(workdir, 2)
+  return workdir
 
 
 def final_arrays(workdir):
@@ -246,14 +239,13 @@ def test_killed_runs_end_bit_for_bit_the_same(command, undisturbed, tmp_path):
 
   The reference compiles its programs, which the others find in the cache.
   """
-  reference = undisturbed(8)
   rng = random.Random(801)
   kinds = ['saving', 'between saves', 'at random']
   rng.shuffle(kinds)
   program, saving = changed(WAITING_AT_THE_END), 0
   for kind in kinds:
     since_ns = time.time_ns()
-    process = command.start(tmp_path, 8, program=program)
+    process = command.start(tmp_path, 2, program=program)
     try:
       if wait_for_step(tmp_path, process, since_ns):
         wait_for_moment(kind, tmp_path, process, rng)
@@ -263,20 +255,19 @@ def test_killed_runs_end_bit_for_bit_the_same(command, undisturbed, tmp_path):
     _, err = process.communicate()
     assert process.returncode == -signal.SIGKILL, err
   print(f'{len(kinds)} kills, {saving} of them while saving')
-  command.finish(tmp_path, 8)
-  assert_same_run(tmp_path, reference)
+  command.finish(tmp_path, 2)
+  assert_same_run(tmp_path, undisturbed)
 
 
 def test_preempted_runs_save_and_end_bit_for_bit_the_same(
   command, undisturbed, tmp_path
 ):
   """SIGTERM at random moments of training, saves included, twice a run."""
-  reference = undisturbed(1)
   rng = random.Random(200)
   for _ in range(2):
     since_ns = time.time_ns()
     program = changed(WAITING_TO_BE_TOLD)
-    process = command.start(tmp_path, 1, program=program)
+    process = command.start(tmp_path, 2, program=program)
     try:
       assert wait_for_step(tmp_path, process, since_ns)
       time.sleep(rng.uniform(0, 0.5))
@@ -292,8 +283,8 @@ def test_preempted_runs_save_and_end_bit_for_bit_the_same(
     assert err.splitlines()[-1] == f'Preempted: saved step {step}.'
     assert last_row(tmp_path, since_ns) == step
     assert not is_saving(tmp_path)
-  command.finish(tmp_path, 1)
-  assert_same_run(tmp_path, reference)
+  command.finish(tmp_path, 2)
+  assert_same_run(tmp_path, undisturbed)
 
 
 def wait_for_steps(process, workdir, count):

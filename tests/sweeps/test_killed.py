@@ -21,7 +21,7 @@ from tests.test_resume import WAITING_AT_THE_END, changed
 
 pytestmark = pytest.mark.slow
 
-KILLS = 4
+KILLS = 2
 STEPS = 40
 RATES = ('0.001', '0.1')
 SEEDS = ('0', '1')

@@ -547,13 +547,11 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
 def test_named_models_give_their_numbers_there(
   tmp_path, changed_timm, variant, name, resnet
 ):
-  size = (64, 64) if variant == 'r152x2' else None
-  checkpoint = random_checkpoint(variant, size)
+  checkpoint = random_checkpoint(variant)
   convert.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
   config = json.loads((tmp_path / 'x/config.json').read_text())
   assert config['architecture'] == name
-  tolerance = 1e-4 if variant == 'r152x2' else TOLERANCE
-  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, tolerance)
+  check_there(tmp_path / 'x', checkpoint, resnet, changed_timm, TOLERANCE)
 
 
 @pytest.mark.usefixtures('timm')
