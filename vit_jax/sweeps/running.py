@@ -1,7 +1,8 @@
 """Run a sweep, with tuning.
 
-`stages.train` trains or resumes each run in WORKDIR/runs/. Before the first run
-of a group, its trials run in WORKDIR/tune/; see `choosing`.
+`stages.train` trains or resumes each run in WORKDIR/runs/. Runs that differ
+only in the seed form a group. The trials of a group run before it, in
+WORKDIR/tune/; see `choosing`.
 
 A run that finished or diverged leaves result.json and is not run again. So the
 same command resumes a sweep, and a command with more values on an axis trains
@@ -51,8 +52,9 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
   for field, does in (('eval_only', 'measures'), ('extend', 'continues')):
     if config[field]:
       raise ValueError(
-        f'{field} {does} a single run, and this config has several. Remove '
-        f'sweep and tune.axes, and give --workdir={workdir}/runs/RUN.'
+        f'{field} {does} a single run, without a sweep. Remove sweep and '
+        'tune.axes, set the values of the run, and give '
+        f'--workdir={workdir}/runs/RUN.'
       )
   from_init.resolve(config)
   sweep = _Sweep(config, workdir, start_over)
@@ -113,7 +115,10 @@ class _Sweep:
     return [cell for cell in cells if cell.workdir not in self._results]
 
   def _metric(self, config: ConfigDict) -> str:
-    """Returns the metric in metrics.csv that `best_metric` stands for."""
+    """Returns the name of `best_metric` in metrics.csv.
+
+    It differs if images have several labels.
+    """
     name = config.best_metric
     several = self._facts.split(config, config.data.split).several_labels
     if several:
@@ -126,7 +131,10 @@ class _Sweep:
     return None if choice is None else entry.runs[choice]
 
   def train(self, cell: Cell) -> None:
-    """Trains a run or trial; chooses after the last trial of a group."""
+    """Trains a run or trial.
+
+    After the last trial of a group, chooses the group's values.
+    """
     reported = [self._chosen(entry) or entry.runs[0] for entry in self._entries]
     cells = self._trials + reported
     number = len(cells) - len(self._left(cells)) + 1
@@ -248,11 +256,10 @@ class _Sweep:
 
 
 def _measured(cell: Cell, status: str, metric: str) -> dict[str, Any]:
-  """Returns the evaluators' metrics at a step, and the number of steps.
+  """Returns the evaluators' metrics at the last step, and the number of steps.
 
-  The step is the last one. With early stopping it is the first evaluated step
-  with the best `best_metric`, and is returned too. A diverged run has no
-  metrics.
+  With early stopping, the metrics are those of the first step with the best
+  `best_metric`, and `best_step` is returned too. A diverged run has no metrics.
   """
   table = cell.workdir / 'metrics.csv'
   # The table is missing if an earlier stage of the run diverged.

@@ -49,12 +49,12 @@ def check(config: ConfigDict) -> CheckedConfig:
 
   Raises:
     ValueError: if a stage or the run itself cannot work.
-    OSError: if a file, such as the teacher, is missing.
+    OSError: if a file, such as the teacher, is missing. `init` is not opened.
     ImportError: if a package is missing.
   """
   for name, fields in config.stages:
-    # The copy keeps `stages`, so that checks do not open a teacher that an
-    # earlier stage will train.
+    # The copy keeps `stages`. By them, checks recognise a teacher that an
+    # earlier stage will train, and do not open it.
     stage = config.copy_and_resolve_references()
     with axes.naming(f'stage {name}'):
       axes.set_fields(stage, fields)

@@ -49,7 +49,7 @@ def section(subject: Subject) -> sections.Section:
   return sections.Section(
     'Principal components of the patches',
     'Red, green and blue are the first three components of the encoded patches '
-    'of all images together. Patches of similar colour have similar features.',
+    'of all images together. Similar features have similar colours.',
     {'colours': colours_Bhw3, 'files': subject.files},
     sections.sheets(
       'pca', 'principal components of the patches', subject.photographs, line

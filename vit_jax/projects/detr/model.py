@@ -130,7 +130,8 @@ class DETR(Model):
     """Image pixels per cell of the last feature map, along a side."""
     stages = len(self.backbone_layers)
     first = 1 if self.backbone == 'plain' else 2
-    return 2 ** (first + stages - 1 - self.dilation)
+    dilated = self.dilation and (stages > 1 or first == 1)
+    return 2 ** (first + stages - 1 - dilated)
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     H, W = image_size

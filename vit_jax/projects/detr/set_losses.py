@@ -16,7 +16,8 @@ from vit_jax.models.model import Batch
 from vit_jax.training import sharding
 
 # Replaces smaller areas in divisions, so that boxes without area have finite
-# gradients. Gradients divide by its square, which float32 can represent.
+# gradients. Gradients divide by the square of this constant, which float32 can
+# represent.
 _LEAST_AREA = 1e-12
 
 
@@ -50,7 +51,7 @@ def generalized_iou(a_X4: jax.Array, b_X4: jax.Array) -> jax.Array:
 
 
 def likeliest(logits_BQC: jax.Array, aux: Batch) -> Batch:
-  """Finds the likeliest class of each query, except "no object".
+  """Finds the likeliest class of each query among all but "no object".
 
   The arguments are the outputs of `DETR`. Returns probabilities `scores` BQ,
   classes `labels` BQ, corners `boxes` BQ4 and, with masks, `mask_logits` BQhw.
@@ -67,7 +68,8 @@ def likeliest(logits_BQC: jax.Array, aux: Batch) -> Batch:
 
 
 # Replaces costs that are not finite. With them, the search may give one query
-# to two objects. The loss is not finite then, which the training loop reports.
+# to two objects. They also make the loss not finite, and the training loop then
+# stops.
 _WORST = 1e6
 
 
@@ -97,20 +99,21 @@ def match(costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
   """Returns the query of each object, int32 BM.
 
   The assignment has the lowest total cost over the objects, and no two objects
-  share a query (equation 1). Empty rows must come last; they get query 0. M is
-  at most Q.
+  share a query (equation 1). M is the number of rows for objects, at most Q.
+  Rows without an object must come last; they get query 0. Costs must be below
+  1e6.
 
-  On each device, the search covers as many rows as the fullest image has
-  objects, rounded up to 8, 16, 32 and so on, but at most M.
+  On each device, the search covers as many of the M rows as the fullest image
+  has objects, rounded up to 8, 16, 32 and so on.
   """
   _, Q, M = costs_BQM.shape
   costs_BQM = jnp.where(jnp.isfinite(costs_BQM), costs_BQM, _WORST)
 
   def first(m: int, costs_BQM: jax.Array, is_object_BM: jax.Array) -> jax.Array:
     is_object_B1m = is_object_BM[:, None, :m]
-    # Each empty row gets an extra query of its own, so that it is matched in
-    # one step. With equal costs for all queries, each empty row would first try
-    # the queries that earlier empty rows have taken.
+    # Each empty row gets an extra query at cost 0, so that the search assigns
+    # it at once. With equal costs for all queries, each empty row would first
+    # try the queries that earlier empty rows have taken.
     is_own_Bmm = jnp.eye(m, dtype=bool)[None] & ~is_object_B1m
     costs_BXm = jnp.concatenate(
       [

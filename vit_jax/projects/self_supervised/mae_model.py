@@ -32,7 +32,8 @@ class Decoder(nn.Module):
     """Returns the predicted pixels BLX in float32, patches in raster order.
 
     `order_BL` is a permutation of the patches of the grid (h, w). `x_BKD` are
-    the encoder's outputs: `extra` tokens, then the first patches of `order_BL`.
+    the encoder's outputs: first the class token and registers, whose number is
+    `extra`, then the visible patches in the order of `order_BL`.
     """
     f = self.fields
     B, L = order_BL.shape
@@ -121,7 +122,8 @@ class MAEViT(PatchViT):
 
     Returns:
       Predicted pixels BLX in float32, where X is (row, column, RGB) of a patch,
-      flattened; and the dict of `ViT`, whose `tokens` lack hidden patches.
+      flattened; and the dict of `ViT`, whose `tokens` have only the visible
+      patches, in the order of `order_BL`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

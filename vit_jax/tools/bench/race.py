@@ -14,12 +14,13 @@ from vit_jax.training.progress import mfu_text
 # Number of rounds. In each round, every contender has one turn. One more turn,
 # before the rounds, warms up.
 ROUNDS = 9
-# Target duration of a turn, long enough that the host does not limit the speed.
+# Target duration of a turn in seconds, long enough that starting it and waiting
+# for its end hardly count.
 TURN_S = 0.5
 
 
 class Contender(NamedTuple):
-  """An implementation to measure. None means that a fact is unknown."""
+  """An implementation to measure. None: a fact is unknown or does not apply."""
 
   name: str
   turn: Callable[[], float]  # runs one turn and returns images/s
@@ -61,7 +62,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
   """Runs contenders in turns and returns the lines of a table of speeds.
 
   `makers` make the contenders, ours first. If a contender does not fit into
-  memory, prints a message and leaves it out.
+  memory in its first turn, prints a message and leaves it out.
   """
   contenders = []
   for number, maker in enumerate(makers, 1):
@@ -102,7 +103,8 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
 def is_out_of_memory(error: RuntimeError) -> bool:
   """Whether JAX or PyTorch ran out of memory."""
   text = str(error)
-  return 'RESOURCE_EXHAUSTED' in text or 'out of memory' in text.lower()
+  signs = 'RESOURCE_EXHAUSTED', 'out of memory', "can't allocate memory"
+  return any(sign.lower() in text.lower() for sign in signs)
 
 
 def machine(packages: Iterable[str]) -> str:

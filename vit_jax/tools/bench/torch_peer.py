@@ -58,6 +58,7 @@ def contender(
   Raises:
     ImportError: if timm, torch or torchvision is not installed.
     ValueError: if timm lacks the model, or `torch.compile` fails.
+    RuntimeError: if the model or batch does not fit into memory.
   """
   torch = libraries()
   import timm
@@ -66,7 +67,7 @@ def contender(
   on_gpu = torch.cuda.is_available()
   device = 'cuda' if on_gpu else 'cpu'
   model: Any = timm.create_model(**arguments(experiment)).train(training)
-  # The images have this layout, and on GPUs convolutions are fastest with it.
+  # The images are channels-last, in which GPU convolutions are fastest.
   model = model.to(device, memory_format=torch.channels_last)
   batch = step.random_batch(experiment)
   images = torch.from_numpy(batch['image'])
@@ -140,7 +141,10 @@ def contender(
 
 
 def libraries() -> Any:
-  """Returns torch with JAX's threads and precision; may raise ImportError."""
+  """Returns torch with a thread per core and JAX's precision of products.
+
+  Raises ImportError if timm, torch or torchvision is not installed.
+  """
   try:
     import torch
 
