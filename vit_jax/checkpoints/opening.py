@@ -79,9 +79,9 @@ class Checkpoint:
     return self.images.normalize(images_BHWC)
 
   def class_name(self, index: int) -> str:
-    """Returns a unique name of a class; without class names, the index.
+    """Returns the name of a class; without class names, the index.
 
-    If several classes share a name (ImageNet has two cranes), appends the
+    If several classes share the name (ImageNet has two cranes), appends the
     index.
     """
     names = self.class_names
@@ -298,7 +298,8 @@ def _open_step(step_dir: epath.Path) -> Checkpoint:
       kept = saving.read_checksums(step_dir, item)
       saving.check_sums(params, kept, item, is_part=bool(result))
   if short_sides := config.get('objective', {}).get('short_sides'):
-    # Opens DETR at the size of its evaluation, the last of `short_sides`.
+    # DETR opens at the size of its evaluation: the short side is the last of
+    # `short_sides`.
     size = min(short_sides[-1], *size), max(size)
   return Checkpoint(
     path=os.fspath(step_dir),

@@ -8,10 +8,10 @@ folder. Its images must have at most one class each. Train on it with
 `--config.data.name=arrayrecord:./photos-shards`.
 
 Without --shards, the command writes COCO annotations to train DETR. The folder
-must have images/ and masks/, with a mask for each image. A mask pixel is the
-number of its object, 0 for background, or 255 for a border. 255 is an object if
-a mask has 254, or if the masks have only 0 and 255. The result is
-instances.json in the folder. Train on it with
+must have images/ and masks/. The mask of images/a.jpg is masks/a.png or
+masks/a_mask.png. A mask pixel is the number of its object, 0 for background, or
+255 for a border. 255 is an object if a mask has 254, or if the masks have only
+0 and 255. The result is instances.json in the folder. Train on it with
 `--config=configs/detr.py:r50,./pennfudan`.
 """
 

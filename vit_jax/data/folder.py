@@ -57,8 +57,8 @@ def is_folder_name(name: str) -> bool:
 def open_folder(name: str, split: str, split_seed: int) -> Files:
   """Opens a folder; see `sources.open_source`.
 
-  The folder has `train/`, and optionally `val/` and `test/`. With several
-  splits, their other names in `splits.SAME` and upper case work too. Without
+  The folder has `train/`, and optionally `val/` and `test/`. If it has several
+  splits, synonyms in `splits.SAME` and names in upper case work too. Without
   `train/`, the folder itself holds the images, and a fifth of each class
   becomes `test`. Images have labels if the training folder has a sub-folder for
   each class.
@@ -122,8 +122,8 @@ def list_files(
   """Lists the images of a folder with their labels, and counts other files.
 
   A label is the position of the sub-folder's name in `class_names`. Without
-  `class_names` all labels are 0. Raises ValueError if a class, or a folder
-  without classes, has no images, or if a class is unknown.
+  `class_names` all labels are 0. Raises ValueError if a sub-folder, or a folder
+  without classes, has no images, or if a sub-folder is not a known class.
   """
   if not class_names:
     paths, others = list_images(folder)
@@ -217,7 +217,8 @@ class Files(Source):
     return identity(self.paths, self.annotations, 1 + bool(folders_are_classes))
 
   def states(self, indices: Sequence[int]) -> Iterable[str]:
-    # The type is included, because ObjectNet cuts off the border of images.
+    # Includes the type, because the subclass `ObjectNet` reads the same file
+    # without its border.
     kind = type(self).__name__
     return (f'{kind} {decode.state_of(self.paths[i])}' for i in indices)
 

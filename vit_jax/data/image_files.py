@@ -26,7 +26,7 @@ _HEIC = ('.heic', '.heif')
 
 
 def visible(folder: pathlib.Path) -> list[os.DirEntry[str]]:
-  """Lists a folder by name, without hidden and system files; [] if missing."""
+  """Lists a folder in the order of names, without hidden and system files."""
   if not folder.is_dir():
     return []
   entries = (x for x in os.scandir(folder) if not is_hidden(x.name))

@@ -167,9 +167,9 @@ def open_source(
     split: A split with an optional slice, such as `train[:98%]`; see `splits`.
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
-    split_seed: Shuffles each split before it is sliced, and draws `test` from
-      data without splits (in shards and on the hub, also if `train` is the only
-      split). TFDS datasets ignore it; `digits_canvas` draws its images with it.
+    split_seed: Seed that shuffles each split before it is sliced. It also draws
+      `test` if the data have no splits, or in shards and on the hub, only
+      `train`. TFDS datasets ignore it; `digits_canvas` draws its images with it.
 
   Raises:
     ValueError: The name, the split or the data is invalid.

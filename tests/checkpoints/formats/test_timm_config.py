@@ -55,7 +55,7 @@ CONTRADICTIONS = {
   'classes': ({'num_classes': 8}, 'num_classes is 8; the head has 7'),
   'names': (
     {'pretrained_cfg__label_names': ['cat']},
-    'label_names must be a list of 7 names',
+    r'label_names \(or labels\) must be a list of 7 names',
   ),
   'architecture': (
     {'model_args__embed_dim': None},

@@ -2,7 +2,8 @@
 
 Reads the model types in `FAMILIES` and `PROJECTS`; `timm` reads timm_wrapper.
 Writes ViT, DeiT, BiT and `PROJECTS`; a ViT without class token becomes I-JEPA.
-Reads SigLIP 2 as a model for square images, one patch per position embedding.
+Reads SigLIP 2 as a model for square images, with as many patches as position
+embeddings.
 """
 
 import math

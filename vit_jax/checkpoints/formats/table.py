@@ -141,8 +141,8 @@ class File:
 class Peer:
   """A model in any framework, for comparison with another model.
 
-  `run` maps RGB images, uint8 [B, H, W, 3], to the float32 outputs of
-  `compared`: [B, ..., C]; for DETR, [B, Q, C + 5]: C classes, "no object", box.
+  `run` maps RGB images, uint8 [B, H, W, 3], to what `compared` returns, float32
+  [B, ..., C]. DETR gives [B, Q, C + 5]: C classes, "no object" and a box.
   """
 
   framework: str  # name and version
@@ -205,7 +205,7 @@ def file_to_ours(file: File, shapes: Shapes) -> Flat:
   entries = file.table(shapes)
   known = {key for entry in entries for key in entry.keys}
   wrong = [
-    f'has the array {key!r}, which a model with these fields lacks'
+    f'has the array {key!r}, which the model of the other arrays lacks'
     for key in sorted(file.arrays.keys() - known)
   ]
   ours: Flat = {}

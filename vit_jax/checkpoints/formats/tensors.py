@@ -45,8 +45,9 @@ def read(path: str, ignored: str = _COUNTS) -> Flat:
 
   The keys of nested dictionaries are joined by dots. `ignored` is a regular
   expression for keys to leave out. Raises ImportError if PyTorch is needed but
-  not installed. Raises ValueError if the file is damaged or has another format,
-  or if the dtype of an array is neither integer nor float.
+  not installed, and OSError if the file cannot be opened. Raises ValueError if
+  it is damaged or has another format, or if the dtype of an array is neither
+  integer nor float.
   """
   load = _loader(path)
   if not load:
@@ -189,7 +190,7 @@ def _load_torch(path: str, is_zip: bool = False) -> dict[str, Any]:
       f'{path} is a PyTorch file. To read it, pip install torch, or convert it '
       f'to .safetensors where torch is installed. ({e})'
     ) from e
-  # Replaces other objects that training saves, such as flags and metrics.
+  # Objects that are not tensors, such as flags and metrics, are replaced.
   # PyTorch lists their classes only for zip files. In older files, all of these
   # classes but Namespace raise an error.
   names = {'argparse.Namespace'}

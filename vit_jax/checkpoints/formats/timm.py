@@ -45,7 +45,7 @@ _PERIODS = 'rope_embed.periods'
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Whether the arrays are from a ViT, a hybrid or BiT."""
+  """Whether the arrays look like a ViT, a hybrid or BiT."""
   known = 'patch_embed.proj.weight', 'stem.conv.weight', 'conv_proj.weight'
   return any(key in arrays for key in known)
 

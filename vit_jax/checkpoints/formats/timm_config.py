@@ -2,7 +2,7 @@
 
 timm's architectures have defaults that config.json does not repeat. This module
 knows the defaults of plain ViTs, hybrids and DeiT. It reads the defaults of
-other architectures from a model that timm builds.
+other ViTs from a model that timm builds. ResNets need no defaults.
 """
 
 import re
@@ -154,8 +154,8 @@ def read(
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not determine.
 
-  `arrays` has the fields and the arguments of timm's models that the arrays
-  determine. `known` is the result of `architecture_facts`. Raises ValueError if
+  `arrays` has the values that these arrays determine, by our field or by timm's
+  argument. `known` is the result of `architecture_facts`. Raises ValueError if
   the model is not supported, or the configuration contradicts the arrays.
   """
   args = config.part('model_args')
@@ -235,8 +235,8 @@ def file_attributes(
     not isinstance(names, list) or len(names) != num_classes
   ):
     raise ValueError(
-      f'{config.path}: label_names must be a list of {num_classes:,} names, '
-      'one for each class.'
+      f'{config.path}: label_names (or labels) must be a list of '
+      f'{num_classes:,} names, one for each class.'
     )
   if config:
     images = image_configs.of_timm(
@@ -449,7 +449,7 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_architecture(fields: dict[str, Any]) -> str:
-  """Returns the most similar architecture of timm.
+  """Returns timm's architecture of this width and patch size, or B/16.
 
   config.json overrides all its arguments except a hybrid's stem.
   """

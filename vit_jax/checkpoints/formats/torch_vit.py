@@ -25,9 +25,9 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules in timm and transformers ('-' for modules that are not
-# written), then names for reading only: from transformers 5, CLIP, SigLIP, DINO
-# and torchvision.
+# Names of our modules in timm and in transformers, then names that are only
+# read, of transformers 5, CLIP, SigLIP, DINO and torchvision. Modules with '-'
+# are not written.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
   'class_token',
@@ -92,8 +92,8 @@ _UNIT = re.compile(
   r'(downsample\.)?(conv|norm)(\d?)'
 )
 # Endings of names in files. A module whose kernel has such a name may lack its
-# bias. The key projection may lack its bias if the query's bias has such a
-# name. Missing biases are read as 0.
+# bias. The bias of the keys may be missing if the name of the query's bias ends
+# like this. Missing biases are read as 0.
 _WITHOUT_BIAS = (
   'patch_embed.proj.weight',
   'patch_embedding.weight',
