@@ -7,8 +7,8 @@ metadata. All outputs are float32:
                     segmentation, for h x w patches.
   pre_logits        [batch, D]: representation of a model without a head.
   predictions       [batch, patches, ...]: predicted patches.
-  rollout           [batch, h, w]: the attention rollout, with `rollout` and without
-                    `served`.
+  rollout           [batch, h, w]: the attention rollout, with `rollout` but not
+                    with `served`.
   attention_mean, attention_min, attention_max
                     [batch, layers, L, L]: attention weights reduced over heads.
   read              [batch, L]: weight of each token in the pooled output.
