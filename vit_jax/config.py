@@ -22,10 +22,10 @@ from vit_jax.register import nearest
 
 _log = logging.getLogger(__name__)
 
-# Fields that may change when a run resumes. Except for rounding, they do not
-# change training steps. Exceptions: `extend` and `data.on_bad_image`, which log
-# a warning, and `accum_steps`, which changes random draws such as dropout, and
-# statistics over a batch such as DINO's `batch_norm`.
+# Fields that may change when a run resumes. They change training steps only by
+# rounding, with three exceptions. `extend` and `data.on_bad_image` log a
+# warning. `accum_steps` changes random draws, such as dropout, and statistics
+# over a batch, such as DINO's `batch_norm`.
 RESUMABLE = (
   r'log_every|eval_every|checkpoint_every|keep_last|best_metric|eval_only',
   r'mesh\..*|gather|evaluators\..*|accum_steps',
@@ -138,9 +138,9 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
-        # data's order, which is the text order for folders. If empty and
-        # the data have the text order but not the number order, training
-        # warns, and checkpoints without these class names are refused,
+        # data's order, which is the text order for folders. If it is empty
+        # and text order differs from number order, training warns about text
+        # order. Checkpoints without these class names are then refused,
         # except as `init` of training.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
@@ -175,12 +175,12 @@ def base() -> ConfigDict:
         'resize_small': 0,
         # Interpolation for evaluation: bilinear or bicubic.
         'interpolation': 'bilinear',
-        # With resize_small: whether to resize to image_size's aspect ratio.
+        # With resize_small: whether to squash images to the aspect ratio of
+        # image_size instead of keeping their own.
         'squash': False,
-        # For evaluation: library whose resizing is reproduced exactly, which
-        # is 'torchvision' (used by timm), 'transformers', or 'dinov3' (its
+        # Resizing for evaluation: 'vit_jax' (the fastest), or exactly that of
+        # 'torchvision' (used by timm), 'transformers', or 'dinov3' (DINOv3's
         # processor in transformers).
-        # 'vit_jax' is the fastest.
         'resize_like': 'vit_jax',
         # Mean and standard deviation per channel (RGB), of values in [0, 1].
         'mean': (0.5, 0.5, 0.5),
@@ -220,7 +220,7 @@ def base() -> ConfigDict:
           'shots': (1, 5, 10, 25),
           'seeds': 3,
           # L2 penalty: 'choose' selects it by leave-one-out accuracy on the
-          # shots, 'fixed' uses 2^10 as in big_vision.
+          # shots (2^10 for one shot), 'fixed' uses 2^10 as in big_vision.
           'l2': 'choose',
           'layer': 'pre_logits',
         },
@@ -244,8 +244,8 @@ def base() -> ConfigDict:
         },
         # Mean IoU and pixel accuracy, for objective.name=segmentation.
         'segmentation': {'type': 'segmentation', 'on': False, 'split': 'test'},
-        # Logs attention rollout on a split's first images, and the patch
-        # embedding filters, to TensorBoard and wandb at every evaluation.
+        # Logs attention rollout on a split's first images, and the filters of
+        # the first convolution, to TensorBoard and wandb at every evaluation.
         'pictures': {
           'type': 'pictures',
           'on': False,
@@ -256,8 +256,9 @@ def base() -> ConfigDict:
       # One of `OBJECTIVES` in vit_jax/objectives. Each objective has its own
       # fields, which `choose_objective` sets.
       'objective': {'name': 'classification'},
-      # `python -m vit_jax.models --fields` lists the fields. Other models have
-      # other fields, which `choose_model` sets.
+      # `python -m vit_jax.models --fields` lists the fields, except name and
+      # dtype ('float32' or 'bfloat16'). Other models have other fields, which
+      # `choose_model` sets.
       'model': variants.defaults('vit') | variants.fields('b16'),
       # For classification: softmax or sigmoid cross-entropy, label smoothing,
       # and the alphas of mixup and CutMix (with both, each batch uses one).
@@ -299,9 +300,9 @@ def base() -> ConfigDict:
         # Regular expressions for the paths of parameters that are not trained,
         # such as ('^embedding/', 'encoderblock_[0-5]/').
         'frozen': (),
-        # Rank of LoRA adapters (2106.09685) of the kernels whose path matches
-        # `lora_on`; 0 disables them. With adapters, training updates only them
-        # and the head, and checkpoints store no other parameters.
+        # Rank of LoRA adapters (2106.09685) of the layers' kernels whose path
+        # matches `lora_on`; 0 disables them. With adapters, training updates
+        # only them and the head, and checkpoints store no other parameters.
         'lora': 0,
         'lora_on': '(query|value)/kernel$',
         # Pairs of a regular expression and a factor, as in
@@ -388,9 +389,9 @@ def check_fields(config: ConfigDict) -> None:
       raise ValueError(unknown_field(field, allowed))
   if left_open := [field for field, value in known.items() if value is None]:
     raise ValueError(
-      f'Config fields without a value: {", ".join(left_open)}. Sweeps, tuning '
-      'and stages do not choose them from the data. Set them, as in '
-      f'--config.{left_open[0]}=...'
+      f'Config fields without a value: {", ".join(left_open)}. Only a single '
+      'training run, or its evaluation, chooses them from the data. Set them, '
+      f'as in --config.{left_open[0]}=...'
     )
   for field in known.keys() & valid.keys():
     check_value(field, known[field], valid[field])
@@ -419,7 +420,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` is set and another `total` has no more steps, or if
+    ValueError: if `extend` is set and `total` changed without more steps, or if
       changes prevent resuming. The message lists all of these changes.
   """
   objective = OBJECTIVES.load(given['config']['objective']['name'])
@@ -445,7 +446,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   elif (
     saved.get('data')
     and given.get('data')
-    # With another name, count or handling, another identity is expected.
+    # If the name, the number of images or `data.on_bad_image` changed, the
+    # identity changes too, which needs no warning.
     and all(
       old.get(f'data.{key}') == new[f'data.{key}']
       for key in ('name', 'examples', 'on_bad_image')

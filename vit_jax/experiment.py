@@ -71,7 +71,8 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
-  These checks run before the data are opened, because opening can take long.
+  These checks need no data. `train` runs them before it opens the data, unless
+  it fills in open fields from the data.
   """
 
   def __init__(
@@ -161,9 +162,10 @@ class Experiment:
 
     Raises:
       ValueError: if the checkpoint's body differs; see `transfer.to_new_task`.
-        Also if it lacks a part of the body that adapters leave unchanged.
+        With adapters, also if it lacks a part of the body, because adapters
+        would never train that part.
     """
-    _log.info('Starting from %s with a new head.', checkpoint.path)
+    _log.info('Reading %s, without its head.', checkpoint.path)
     theirs, data = checkpoint.preprocessing, self.config.data
     mean, std = tuple(data.mean), tuple(data.std)
     if (theirs.mean, theirs.std) != (mean, std):
@@ -396,7 +398,10 @@ class Experiment:
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """Raises ValueError if devices or microbatches do not divide the batch."""
+  """Raises ValueError if the batch is not divisible.
+
+  The number of batch shards times `accum_steps` must divide it.
+  """
   shards = sharding.shards(mesh)
   unit = shards * config.accum_steps
   if config.batch_size % unit:

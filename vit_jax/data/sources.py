@@ -168,8 +168,8 @@ def open_source(
       VTAB has only `train800`, `val200`, `train800val200` and `test`.
     data_dir: The folder of prepared TFDS datasets; None for TFDS's default.
     split_seed: Seed that shuffles each split before it is sliced. It also draws
-      `test` if the data have no splits, or in shards and on the hub, only
-      `train`. TFDS datasets ignore it; `digits_canvas` draws its images with it.
+      `test` if the data have no splits or, in shards and on the hub, only
+      `train`. TFDS datasets ignore it; `digits_canvas` draws its images by it.
 
   Raises:
     ValueError: The name, the split or the data is invalid.

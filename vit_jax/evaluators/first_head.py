@@ -17,7 +17,8 @@ from vit_jax.training import features
 def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   """Returns parameters whose head is a linear probe of the body.
 
-  The probe has the loss of training, softmax or sigmoid.
+  The probe has the loss of training, softmax or sigmoid, but without class
+  weights and label smoothing. DeiT's second head is not fitted.
 
   Raises ValueError unless images have classes, the head is linear, at least
   ten images are readable, and all features are finite.

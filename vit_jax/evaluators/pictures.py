@@ -14,7 +14,7 @@ from vit_jax.visualize.rollout import rollout
 
 
 class PicturesEvaluator(Evaluator):
-  """Draws attention rollout on a few images, and the patch filters."""
+  """Draws attention rollout on images, and the first convolution's filters."""
 
   def __post_init__(self) -> None:
     """Takes the first images of a split.

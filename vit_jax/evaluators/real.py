@@ -96,7 +96,7 @@ def real_accuracy(
 
 
 def check_imagenet(name: str, class_names: Sequence[str]) -> None:
-  """Raises ValueError if names show other classes or order than ImageNet's."""
+  """Raises ValueError unless the names are ImageNet's, in ImageNet's order."""
   if len(class_names) != _NUM_CLASSES:
     raise ValueError(
       f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "

@@ -1,8 +1,9 @@
 """Attention (equations 6 and 7 of the ViT paper) without storing its weights.
 
-The weights A are the largest arrays of a layer, L x L for each head. As in
-FlashAttention (2205.14135), the forward pass stores the logarithm of each
-softmax's denominator instead of A, and the backward pass recomputes A. With
+The weights A have L x L entries for each head; for long sequences they are the
+largest arrays of a layer. As in FlashAttention (2205.14135), the forward pass
+stores the logarithm of each softmax's denominator instead of A, and the
+backward pass recomputes A. With
 y = A v, the gradient of the logits S is
 
   dS = A * (dy v^T - sum over K of dy * y)
@@ -101,8 +102,8 @@ def weighted(weights_BNQL: Array, v_BLNK: Array) -> Array:
 def _product(axes: str, *arrays: Array) -> Array:
   """Computes an `einsum` with a result such as BNQK, transposed to BQNK.
 
-  An `einsum` with the result BQNK would swap the factors. On CPUs the swap
-  takes up to a tenth of a training step of Ti/16.
+  An `einsum` with the result BQNK would multiply its operands in reverse order.
+  On CPUs this takes up to a tenth of a training step of Ti/16.
   """
   return jnp.einsum(axes, *arrays).swapaxes(1, 2)
 
@@ -142,7 +143,7 @@ def _odd_forward(*qkv: Array) -> tuple[Array, Any]:
   B, _, N, _ = qkv[0].shape
   parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
   if mesh.size > 1 and B % parts == 0:
-    # JAX cannot shard a call with sequence lengths, so shard_map does it.
+    # JAX cannot partition calls with sequence lengths automatically.
     heads = None if N % mesh.shape['tensor'] else 'tensor'
     spec = jax.sharding.PartitionSpec(BATCH_AXES, None, heads)
     padded = jax.shard_map(

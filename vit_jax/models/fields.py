@@ -103,7 +103,10 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
 
 
 def check_only(model: Any, user: str, **valid: tuple[Any, ...]) -> None:
-  """Raises ValueError if a field has a value that `user` does not support."""
+  """Raises ValueError if a field has an unsupported value.
+
+  The message names the `user` of the fields, which does not support it.
+  """
   for name, values in valid.items():
     if (value := getattr(model, name)) not in values:
       raise ValueError(

@@ -69,8 +69,8 @@ class Model(nn.Module, kw_only=True):
       after the layers of `depth_loop`.
     any_size: whether `apply` takes padded images of any size, with the argument
       `padding_BHW`.
-    flop_capture: names of intermediates that only training computes. FLOP
-      counts pass them as `capture`, to count them too.
+    flop_capture: names of intermediates that `apply` computes only if they are
+      captured, such as iGPT's colour logits, and that FLOP counts include.
     partitions: sharding rules, in addition to `sharding.RULES`.
     cast_params: regular expressions for the paths of parameters that are only
       used after a cast to `dtype`.
@@ -213,7 +213,7 @@ class Model(nn.Module, kw_only=True):
     """Returns the token grid (h, w) of images of (H, W) pixels.
 
     Raises:
-      ValueError: if the model does not take images of this size.
+      ValueError: if patches do not tile such images; `check` has other limits.
     """
     raise NotImplementedError
 

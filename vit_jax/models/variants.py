@@ -217,8 +217,8 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
   If both models are ViTs or of the same class, keeps the previous fields that
   `variant` does not set. Exceptions: the stem, axial attention with its pool,
-  and fields of a previous ViT-5. Otherwise keeps only dtype, scan, remat and
-  head_bias. Raises ValueError if the variant is unknown.
+  and the fields of a previous ViT-5 if all are unchanged. Otherwise keeps only
+  dtype, scan, remat and head_bias. Raises ValueError if the variant is unknown.
   """
   new = fields(variant)
   known = defaults(new['name'])
@@ -253,6 +253,7 @@ def build(
 
   Raises:
     ValueError: if a value is invalid.
+    TypeError: if a required field is missing.
   """
   kind: type[Model] = ARCHITECTURES.load(name)
   own = {field.name for field in kind.own_fields()}
