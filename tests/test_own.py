@@ -19,7 +19,7 @@ from vit_jax.cli import evaluate
 from vit_jax.convert import orbax
 from vit_jax.data import sources
 from vit_jax.evaluators import final
-from vit_jax.experiment import CheckedConfig
+from vit_jax.experiment import CheckedConfig, Experiment, facts_of
 
 TINY = {
   'model.stem_layers': (1,),
@@ -150,6 +150,22 @@ def init(tmp_path):
   checkpoint = random_checkpoint(None, (64, 64), **fields)
   orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
   return str(tmp_path / 'init')
+
+
+def test_a_large_resnet_has_one_rate_for_all_layers(
+  photos, tmp_path, monkeypatch
+):
+  fields = dict(name='resnet', layers=(1,), width=32)
+  checkpoint = random_checkpoint(None, (32, 32), **fields)
+  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
+  monkeypatch.setattr(own, 'SMALL', 0)
+  made = own.config(str(photos), str(tmp_path / 'init'))
+  from_init.resolve(made)
+  made.total = '20 steps'
+  own.resolve(made, str(tmp_path / 'run'))
+  assert made.optimizer.layer_decay == 1
+  source = sources.open_config(made.data, 'train')
+  Experiment(CheckedConfig(made), facts_of(made, source))
 
 
 def test_a_small_checkpoint_has_sizes_that_its_patches_tile(

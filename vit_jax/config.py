@@ -507,8 +507,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     )
 
 
-def split_commas(text: str) -> list[str]:
-  """Splits at commas outside of parentheses, and drops empty parts."""
+def split_commas(text: str, keep_empty: bool = False) -> list[str]:
+  """Splits at commas outside of parentheses; drops or keeps empty parts."""
   parts, depth = [''], 0
   for character in text:
     depth += (character == '(') - (character == ')')
@@ -516,7 +516,7 @@ def split_commas(text: str) -> list[str]:
       parts.append('')
     else:
       parts[-1] += character
-  return [part.strip() for part in parts if part.strip()]
+  return [x for part in parts if (x := part.strip()) or keep_empty]
 
 
 def parse_argument(

@@ -272,6 +272,8 @@ def _choose(
         field: str(from_init.nearest_size(config, int(usual[field])))
         for field in ('data.image_size', 'data.train_size')
       }
+    if checkpoint.model.depth_loop is None:
+      size = size | {'optimizer.layer_decay': 1.0}
   trial = config.copy_and_resolve_references()
   # Measures speed with the strongest augmentation.
   _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)

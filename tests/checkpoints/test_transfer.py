@@ -574,6 +574,11 @@ def test_less_of_the_head_gives_the_intermediates_of_the_original():
     assert jax.tree.structure(less.params) == jax.tree.structure(expected)
   assert transfer.with_head(checkpoint, 'keep') is checkpoint
   assert 'head' in checkpoint.params
+  # Heads beside the classifier go too, such as that of rotations.
+  params = checkpoint.params | {'head_rotation': checkpoint.params['head']}
+  checkpoint = dataclasses.replace(checkpoint, params=params)
+  less = transfer.with_head(checkpoint, 'representation')
+  assert less.params.keys() == representation.params.keys()
 
 
 def test_a_representation_that_is_not_there_cannot_be_kept():

@@ -14,16 +14,17 @@ import pytest
 from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import __main__ as data_command
-from vit_jax.data import bad_images, loader, shards, sources
+from vit_jax.data import atomic_files, bad_images, loader, shards, sources
 
 KINDS = ('arrayrecord', 'tfrecord', 'parquet', 'webdataset')
 
 
-def write_tfrecord(path, rows, image='image', label='label'):
-  def checksum(data):
-    crc = google_crc32c.value(data)
-    return struct.pack('<I', (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32)
+def checksum(data):
+  crc = google_crc32c.value(data)
+  return struct.pack('<I', (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32)
 
+
+def write_tfrecord(path, rows, image='image', label='label'):
   with fsspec.open(path, 'wb') as file:
     for data, value in rows:
       example = tf_example_pb2.Example()
@@ -358,3 +359,37 @@ def test_files_are_found_in_any_case_and_folder(tmp_path, photos):
     'test': [str(folder / 'Test.tfrecord')],
     'train': [str(folder / 'TRAIN.tfrecord')],
   }
+
+
+def test_folders_are_splits_where_names_are_not(tmp_path, photos):
+  for split in ('train', 'test'):
+    (tmp_path / 'd' / split).mkdir(parents=True)
+    write_tfrecord(tmp_path / f'd/{split}/0.tfrecord', rows_of(photos / split))
+  _, found = shards.find(f'tfrecord:{tmp_path}/d/*/*')
+  assert found == {
+    split: [f'{tmp_path}/d/{split}/0.tfrecord'] for split in ('test', 'train')
+  }
+  # The folder that holds all shards says nothing.
+  assert [*shards.find(f'tfrecord:{tmp_path}/d/test')[1]] == ['train']
+
+
+def test_a_label_of_several_values_is_no_class(tmp_path, photos):
+  example = tf_example_pb2.Example()
+  fields = example.features.feature
+  fields['image'].bytes_list.value.append(rows_of(photos / 'train')[0][0])
+  fields['label'].int64_list.value.extend([0, 0, 1])
+  record = example.SerializeToString()
+  size = struct.pack('<Q', len(record))
+  path = tmp_path / 'train.tfrecord'
+  path.write_bytes(size + checksum(size) + record + checksum(record))
+  source = sources.open_source(f'tfrecord:{tmp_path}', 'all')
+  assert len(source) == 1 and source.class_names == ()
+
+
+def test_a_damaged_index_is_made_again(tmp_path, photos):
+  write_tfrecord(tmp_path / 'train.tfrecord', rows_of(photos / 'train'))
+  before = sources.open_source(f'tfrecord:{tmp_path}', 'all')
+  for path in (atomic_files.cache_folder() / 'shards').glob('*.npz'):
+    path.write_bytes(b'')
+  after = sources.open_source(f'tfrecord:{tmp_path}', 'all')
+  assert after.labels().tolist() == before.labels().tolist()

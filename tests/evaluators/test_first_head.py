@@ -33,3 +33,6 @@ def test_a_head_after_a_tanh_is_refused():
   _, params = model_of(10, representation_size=8)
   with pytest.raises(ValueError, match='has no linear head'):
     first_head.fitted(parts, params, source)
+  parts.config.data.wrong_labels = 0.1
+  with pytest.raises(ValueError, match='data.wrong_labels changes labels'):
+    first_head.fitted(parts, params, source)

@@ -1,6 +1,7 @@
 """Attention without kept weights, against the formula written out in NumPy."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -392,6 +393,11 @@ def test_cudnn_is_asked_for_what_it_has(
   mask = jnp.ones((1, 1, L), bool) if masked else None
   attention.attend(q_BQNK, k_BLNK, k_BLNK, mask)
   assert bool(asked) == takes
+  asked.clear()
+  turing = types.SimpleNamespace(compute_capability='7.5')
+  monkeypatch.setattr(jax, 'local_devices', lambda: [turing])
+  attention.attend(q_BQNK, k_BLNK, k_BLNK, mask)
+  assert not asked
 
 
 @pytest.mark.fast('random')

@@ -194,6 +194,12 @@ def test_a_named_model_and_its_fields_do_not_go_together():
     axes.refuse_swept(small('model=ti16,s16'), ['model.pool', 'model.depth'])
 
 
+def test_an_empty_value_is_a_value():
+  config = small('data.augment=,3augment(0.3)')
+  augments = [cell.config.data.augment for cell in axes.cells(config, 'w')]
+  assert augments == ['', '3augment(0.3)']
+
+
 def test_fields_of_an_objective_are_lost_where_an_axis_chooses_it():
   config = small('objective=rotation,exemplar')
   with pytest.raises(ValueError, match='objective.weight is set by the axis'):

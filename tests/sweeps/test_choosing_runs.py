@@ -352,6 +352,10 @@ def test_early_stopping_takes_the_best_step(monkeypatch, tmp_path):
     config.early_stopping = not early
     with pytest.raises(ValueError, match=f'early_stopping: {early} -> '):
       running.run(config, str(workdir))
+    config.update(early_stopping=early, patience=2)
+    with pytest.raises(ValueError, match='patience: 0 -> 2'):
+      running.run(config, str(workdir))
+    config.patience = 0
 
 
 def test_where_the_lowest_is_best_it_is_chosen(monkeypatch, tmp_path):

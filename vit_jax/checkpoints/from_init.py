@@ -84,8 +84,8 @@ def _all_tiled(config: ConfigDict, fields: dict[str, Any]) -> dict[str, Any]:
   return {k: _tiled(config, x) if k == name else x for k, x in fields.items()}
 
 
-def _tiled(config: ConfigDict, size: str | None) -> str | None:
-  if size is None or not size.isdecimal():
+def _tiled(config: ConfigDict, size: Any) -> Any:
+  if not str(size).isdecimal():
     return size
   return str(nearest_size(config, int(size)))
 

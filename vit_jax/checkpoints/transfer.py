@@ -143,15 +143,16 @@ def with_head(checkpoint: Checkpoint, head: str) -> Checkpoint:
   if head == 'keep':
     return checkpoint
   if head == 'drop':
-    model, dropped = checkpoint.model.body(), checkpoint.model.task_params
+    model = checkpoint.model.body()
   elif 'pre_logits' in checkpoint.params:
-    model, dropped = checkpoint.model.clone(num_classes=0), ('head',)
+    model = checkpoint.model.clone(num_classes=0)
   else:
     raise ValueError(
       f'{checkpoint.path} has no representation layer to keep. Use --head=keep '
       'or --head=drop.'
     )
-  params = {k: x for k, x in checkpoint.params.items() if k not in dropped}
+  kept = flops.param_shapes(model, checkpoint.image_size)
+  params = {k: x for k, x in checkpoint.params.items() if k in kept}
   return dataclasses.replace(
     checkpoint, model=model, params=params, class_names=()
   )

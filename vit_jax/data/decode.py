@@ -26,7 +26,7 @@ import stat
 import struct
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -64,6 +64,18 @@ class UnreadableImage(ValueError):
 
   def __str__(self) -> str:
     return f'cannot read image {self.name}: {self.reason}'
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    # Pickling would lose the cause, which workers send for the exit status.
+    return _with_cause, (self.name, self.reason, self.__cause__)
+
+
+def _with_cause(
+  name: str, reason: str, cause: BaseException | None
+) -> UnreadableImage:
+  error = UnreadableImage(name, reason)
+  error.__cause__ = cause
+  return error
 
 
 def read_file(path: str) -> bytes:

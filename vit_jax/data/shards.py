@@ -9,6 +9,7 @@ and their positions in TFRecord files. The index is stored in
 `~/.cache/vit_jax/shards` (or under `$XDG_CACHE_HOME`).
 """
 
+import contextlib
 import glob
 import hashlib
 import io
@@ -187,8 +188,9 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   """Returns a dataset's file system, and the sorted paths of each split.
 
   The first word of a file's name that is in `splits.NAMES` is its split. If no
-  file has such a word, all are `train`. Paths outside the local disk start with
-  their protocol, such as gs://.
+  file has such a word and the files are in several folders, the folder's name
+  counts. Without any such word, all are `train`. Paths outside the local disk
+  start with their protocol, such as gs://.
 
   Raises:
     FileNotFoundError: No file matches.
@@ -212,10 +214,12 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
       f'{name} matches no file. Give a folder with files *{KINDS[kind]}, or a '
       f"pattern, as in '{kind}:./data/train-*'"
     )
+  found = [_split_of(path) for path in paths]
+  folders = [posixpath.dirname(path) for path in paths]
+  if not any(found) and len({*folders}) > 1:
+    found = [_split_of(folder) for folder in folders]
   by_split: dict[str, list[str]] = {}
-  for path in paths:
-    words = re.split('[^a-z]+', posixpath.basename(path).lower())
-    split = next((word for word in words if word in splits.NAMES), '')
+  for path, split in zip(paths, found, strict=True):
     path = path if local else fs.unstrip_protocol(path)
     by_split.setdefault(split, []).append(path)
   if without := by_split.pop('', []):
@@ -227,6 +231,11 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
       )
     by_split['train'] = without
   return fs, by_split
+
+
+def _split_of(path: str) -> str:
+  words = re.split('[^a-z]+', posixpath.basename(path).lower())
+  return next((word for word in words if word in splits.NAMES), '')
 
 
 def class_file(fs: Any, path: str) -> tuple[str, ...]:
@@ -285,13 +294,15 @@ def _index(
   number, a name or None); and its start and end in bytes, int64 [N, 2]. Both
   are 0 for ArrayRecord.
   """
-  text = '\n'.join([kind, *states]).encode(errors='surrogateescape')
+  # Increase the number when a record's class may change.
+  text = '\n'.join([f'{kind} 2', *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
   place /= f'{hashlib.sha256(text).hexdigest()}.npz'
-  if place.exists():
+  counts = None
+  with contextlib.suppress(Exception):  # damaged files raise many types
     with np.load(place) as kept:
-      counts, labels, places = (kept[x] for x in ('counts', 'labels', 'places'))
-  else:
+      labels, places, counts = (kept[x] for x in ('labels', 'places', 'counts'))
+  if counts is None:
     scans = cores.in_threads(
       lambda i: _scan(kind, fs, paths[i]),
       range(len(paths)),
@@ -386,10 +397,13 @@ def _parse(data: bytes, name: str) -> Mapping[str, Any]:
 
 
 def _value(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the first value among the fields `names`, or None."""
+  """Returns the value of the first field in `names` with one value, or None.
+
+  One-hot or several classes are not the class of an image.
+  """
   for name in names:
     if name in fields and (kind := fields[name].WhichOneof('kind')):
-      if values := getattr(fields[name], kind).value:
+      if len(values := getattr(fields[name], kind).value) == 1:
         return values[0]
   return None
 

@@ -20,9 +20,14 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   The probe has the loss of training, softmax or sigmoid, but without class
   weights and label smoothing. DeiT's second head is not fitted.
 
-  Raises ValueError unless images have classes, the head is linear, at least
-  ten images are readable, and all features are finite.
+  Raises ValueError unless images have their true classes, the head is linear,
+  at least ten images are readable, and all features are finite.
   """
+  if parts.config.data.wrong_labels:
+    raise ValueError(
+      'head_first fits the head to the true labels, but data.wrong_labels '
+      'changes labels. Set head_first=False.'
+    )
   labels = sources.all_labels(source, parts.config.data.name)
   head = params.get('head', {})
   if set(head) != {'kernel', 'bias'} or 'pre_logits' in params:

@@ -214,7 +214,9 @@ def _readable(found: Any) -> Any:
 
 def _listed(images: Any) -> list[tuple[Any, str]]:
   """Returns one or many images as a list of (image, name for messages)."""
-  is_batch = isinstance(images, list | tuple) or np.ndim(images) == 4
+  is_batch = isinstance(images, list | tuple) or (
+    getattr(images, 'ndim', 0) == 4
+  )
   return [
     (x, os.fspath(x) if isinstance(x, str | os.PathLike) else f'number {i}')
     for i, x in enumerate(images if is_batch else [images])

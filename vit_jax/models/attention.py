@@ -59,6 +59,12 @@ def on_gpu() -> bool:
   return jax.default_backend() == 'gpu' and not _PORTABLE.get()
 
 
+def _has_cudnn_attention() -> bool:
+  """Whether these GPUs are Ampere or newer, as cuDNN's attention needs."""
+  capability = getattr(jax.local_devices()[0], 'compute_capability', '8.0')
+  return float(capability) >= 8
+
+
 def attend(
   q_BQNK: Array, k_BLNK: Array, v_BLNK: Array, mask_BQL: Array | None = None
 ) -> Array:
@@ -69,6 +75,7 @@ def attend(
   _, Q, _, K = q_BQNK.shape
   if (
     on_gpu()
+    and _has_cudnn_attention()
     and q_BQNK.dtype == jnp.bfloat16
     and K % 8 == 0
     and K <= 128

@@ -83,7 +83,8 @@ def _extended(
   values: dict[str, list[str]] = {}
   for text in texts:
     field, _, listed = (part.strip() for part in text.partition('='))
-    if not (new := config_lib.split_commas(listed)):
+    new = config_lib.split_commas(listed, keep_empty=True)
+    if not any(new):
       raise ValueError(
         f'--{flag}={text} lacks values. Write a field and its values, as in '
         f'--{flag}=optimizer.lr=0.001,0.003.'

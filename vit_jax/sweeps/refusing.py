@@ -109,7 +109,9 @@ def _check_measured(result: dict[str, Any], config: dict[str, Any]) -> None:
   """Raises ValueError if settings behind a result's metrics have changed."""
   old = result['config']
   # These fields choose the step whose metrics are reported.
-  fields = ['early_stopping'] + ['best_metric'] * config['early_stopping']
+  fields = ['early_stopping', 'patience']
+  if config['early_stopping'] or config['patience']:
+    fields += ['best_metric']
   pairs = {field: (old.get(field, False), config[field]) for field in fields}
   for name in {metric.split('/')[0] for metric in result['metrics']}:
     before, now = (c['evaluators'].get(name, {}) for c in (old, config))

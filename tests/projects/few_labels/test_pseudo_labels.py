@@ -208,6 +208,19 @@ def test_the_labels_are_of_its_images_and_as_many_as_it_wants(monkeypatch):
     strangers.train_transform()
 
 
+def test_labels_follow_the_images_and_not_their_name(tmp_path, monkeypatch):
+  teacher = opening.open_checkpoint(test_every.teacher())
+  source = sources.open_source('digits', 'train[:3]')
+  monkeypatch.setattr(type(source), 'identity', lambda self: 'these')
+  path = str(tmp_path / 'labels.npz')
+  made = kept_in(path, teacher, source, './photos all', NAMES)
+  moved = kept_in(path, None, source, './moved all', NAMES)
+  assert np.array_equal(made, moved)
+  monkeypatch.setattr(type(source), 'identity', lambda self: 'others')
+  with pytest.raises(ValueError, match='different identity'):
+    kept_in(path, None, source, './photos all', NAMES)
+
+
 def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   """And one of other classes, or of what is no table, is not."""
   teacher = opening.open_checkpoint(test_every.teacher())

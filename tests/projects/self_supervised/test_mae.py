@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from configs import digits, mae
 from tests.conftest import PEERS
@@ -16,6 +17,7 @@ from vit_jax.checkpoints import opening, transfer
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.models import flops, posemb
 from vit_jax.objectives.objective import Facts
+from vit_jax.training import optim
 
 try:
   import torch
@@ -242,3 +244,13 @@ def test_labels_come_later(tmp_path):
 def test_what_cannot_work_is_refused(field, value):
   with pytest.raises(ValueError, match=field):
     CheckedConfig(config_of(**{field: value}))
+
+
+def test_adapters_are_of_the_encoder_alone():
+  objective, params = objective_of()
+  made = optim.new_adapters(
+    objective.model, params, 2, 'query/kernel$', jax.random.key(0)
+  )
+  found = {'/'.join(path) for path in flatten_dict(made)}
+  assert any(x.startswith('Transformer/') for x in found)
+  assert not any('lora' in x for x in found if x.startswith('decoder/'))

@@ -207,6 +207,8 @@ def kept(
     'class_names': class_names,
     'split_seed': data.split_seed,
   }
+  if identity := source.identity():
+    wanted['identity'] = identity
   if teacher:
     wanted['teacher'] = saving.checksums(teacher.params)
   if not found:
@@ -221,7 +223,7 @@ def kept(
   try:
     with place.open('rb') as file, np.load(file) as archive:
       probabilities_NC = archive['probabilities']
-      # Older files lack split_seed and teacher.
+      # Older files lack split_seed, identity and teacher.
       held = {name: archive[name] for name in ('images', 'class_names')}
       held |= {x: archive[x] for x in wanted if x in archive}
   except (
@@ -235,6 +237,8 @@ def kept(
   other = [
     name for name, x in held.items() if not np.array_equal(x, wanted[name])
   ]
+  if other == ['images'] and 'identity' in held:
+    other = []  # the same images have moved
   if other or probabilities_NC.shape != (len(source), len(class_names)):
     raise ValueError(
       f'{path} has soft labels of shape {probabilities_NC.shape} for '

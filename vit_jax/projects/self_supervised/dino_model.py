@@ -67,7 +67,7 @@ class DINOViT(ViT):
   """Maps images to representations and, for training, to K logits."""
 
   kind = 'dino_vit'
-  task_params = ('projection',)
+  task_params = (*ViT.task_params, 'projection')
   flop_capture = ('projected',)
   after_layers = f'{ViT.after_layers}|^projection/'
 
