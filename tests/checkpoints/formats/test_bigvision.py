@@ -373,7 +373,7 @@ REFUSED = {
   ),
   'both a stack and a layer': (
     lambda a: a | {DENSE.replace('block/', 'block_1/'): np.zeros((48, 80))},
-    'encoderblock_1/.*these fields lacks',
+    'encoderblock_1/.*the other arrays lacks',
   ),
   'positions for the class token': (
     lambda a: a | {'params/pos_embedding': np.zeros((1, 65, 48))},

@@ -188,7 +188,7 @@ REFUSED = {
   ),
   'a kernel twice': (
     lambda a: a | {KERNEL.replace('conv2d', 'conv2d_1'): a[KERNEL]},
-    f'{KERNEL.removesuffix("/kernel")}.*these fields lacks',
+    f'{KERNEL.removesuffix("/kernel")}.*the other arrays lacks',
   ),
   'not a number': (
     lambda a: a | {'resnet/group_norm/beta': np.full(256, np.nan)},
