@@ -1,6 +1,7 @@
 """Shared code of commands: flags, messages and exit status."""
 
 import argparse
+import errno
 import glob
 import logging
 import os
@@ -17,7 +18,7 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 from vit_jax import config as config_lib
-from vit_jax.data import atomic_files, decode, sources
+from vit_jax.data import atomic_files, sources
 
 # Exit statuses of failed commands. `vit_jax.main` has more.
 EXIT_BAD_INPUT = 2
@@ -46,6 +47,14 @@ _ENVIRONMENT = {
   ': .*tensorstore': (
     'When the storage works again, run the same command to resume.'
   ),
+}
+# Error numbers of storage and network failures that may be temporary.
+_ERRNOS = {
+  errno.EIO,
+  errno.ESTALE,
+  errno.ENOTCONN,
+  errno.EHOSTUNREACH,
+  errno.ENETUNREACH,
 }
 # Errors that may end a command with one message; see `status`. `vit_jax.main`
 # handles `Diverged` and `Preempted` too. Any other error is a bug.
@@ -203,7 +212,7 @@ def _environment(error: BaseException | None) -> str | None:
       if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
         return way_out
     if isinstance(error, ImportError | TimeoutError | ConnectionError) or (
-      isinstance(error, OSError) and error.errno in decode.STORAGE_ERRNOS
+      isinstance(error, OSError) and error.errno in _ERRNOS
     ):
       return ''
     error = error.__cause__

@@ -215,8 +215,6 @@ def _examine(source: Source, index: int) -> BadImage | None:
     record = source[index]
     height, width, _ = decode.decode(record['image'], record['name']).shape
   except decode.UnreadableImage as error:
-    if getattr(error.__cause__, 'errno', None) in decode.STORAGE_ERRNOS:
-      raise  # the image may be good
     return BadImage(index, error.name, error.reason)
   annotated = record.get('size', (height, width))
   if annotated != (height, width):

@@ -15,7 +15,6 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import importlib.util
@@ -47,15 +46,6 @@ DECODER_VERSION = 2
 _WHITE_OF_12_BITS = 16
 
 HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
-
-# Error numbers of storage and network failures that may be temporary.
-STORAGE_ERRNOS = {
-  errno.EIO,
-  errno.ESTALE,
-  errno.ENOTCONN,
-  errno.EHOSTUNREACH,
-  errno.ENETUNREACH,
-}
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
