@@ -7,11 +7,11 @@
 #
 # The processes form one mesh, like the hosts of a pod. Each process writes to
 # WORKDIR/processes/ID.log, and process 0 to the terminal too. A new start
-# overwrites the logs of its processes. If one process fails alone, the others end with status
-# 69, or are killed after --grace_s seconds. The script ends with the status of
-# the first process that failed. On Ctrl-C or SIGTERM, training saves and ends
-# with status 75. The same command resumes, even with another number of
-# processes.
+# overwrites the logs of its processes. If one process fails alone, the others
+# end with status 69, or are killed after --grace_s seconds. The script ends with
+# the status of the first process that failed. On Ctrl-C or SIGTERM, training
+# saves and ends with status 75. The same command resumes, even with another
+# number of processes.
 
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=options.sh

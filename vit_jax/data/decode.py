@@ -66,15 +66,19 @@ class UnreadableImage(ValueError):
     return f'cannot read image {self.name}: {self.reason}'
 
   def __reduce__(self) -> tuple[Any, ...]:
-    # Pickling would lose the cause, which workers send for the exit status.
-    return _with_cause, (self.name, self.reason, self.__cause__)
+    # Workers send the error. Pickling would lose its cause, by which a command
+    # chooses its exit status.
+    return _with_cause, (
+      self.name,
+      self.reason,
+      getattr(self.__cause__, 'errno', None),
+    )
 
 
-def _with_cause(
-  name: str, reason: str, cause: BaseException | None
-) -> UnreadableImage:
+def _with_cause(name: str, reason: str, number: int | None) -> UnreadableImage:
   error = UnreadableImage(name, reason)
-  error.__cause__ = cause
+  if number:
+    error.__cause__ = OSError(number, reason)
   return error
 
 

@@ -188,8 +188,8 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   """Returns a dataset's file system, and the sorted paths of each split.
 
   The first word of a file's name that is in `splits.NAMES` is its split. If no
-  file has such a word and the files are in several folders, the folder's name
-  counts. Without any such word, all are `train`. Paths outside the local disk
+  file has such a word, and the files are in several folders that all do, the
+  folder's name counts. Otherwise all are `train`. Paths outside the local disk
   start with their protocol, such as gs://.
 
   Raises:
@@ -216,8 +216,9 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
     )
   found = [_split_of(path) for path in paths]
   folders = [posixpath.dirname(path) for path in paths]
-  if not any(found) and len({*folders}) > 1:
-    found = [_split_of(folder) for folder in folders]
+  by_folder = [_split_of(folder) for folder in folders]
+  if not any(found) and len({*folders}) > 1 and all(by_folder):
+    found = by_folder
   by_split: dict[str, list[str]] = {}
   for path, split in zip(paths, found, strict=True):
     path = path if local else fs.unstrip_protocol(path)

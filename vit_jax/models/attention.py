@@ -62,7 +62,8 @@ def on_gpu() -> bool:
 def _has_cudnn_attention() -> bool:
   """Whether these GPUs are Ampere or newer, as cuDNN's attention needs."""
   capability = getattr(jax.local_devices()[0], 'compute_capability', '8.0')
-  return float(capability) >= 8
+  major = capability.partition('.')[0]
+  return major.isdecimal() and int(major) >= 8
 
 
 def attend(
@@ -75,8 +76,8 @@ def attend(
   _, Q, _, K = q_BQNK.shape
   if (
     on_gpu()
-    and _has_cudnn_attention()
     and q_BQNK.dtype == jnp.bfloat16
+    and _has_cudnn_attention()
     and K % 8 == 0
     and K <= 128
     # cuDNN lacks gradients for masks of odd lengths.

@@ -83,7 +83,7 @@ def _extended(
   values: dict[str, list[str]] = {}
   for text in texts:
     field, _, listed = (part.strip() for part in text.partition('='))
-    new = config_lib.split_commas(listed, keep_empty=True)
+    new = config_lib.split_commas(listed.removesuffix(','), keep_empty=True)
     if not any(new):
       raise ValueError(
         f'--{flag}={text} lacks values. Write a field and its values, as in '

@@ -67,8 +67,13 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   without_year = {
     re.sub(r'(\D)\d+$', r'\1', name): path for name, path in files.items()
   }
-  same = len(without_year) == len(files)
-  return (without_year if same else files) or voc.splits(root)
+  if len(without_year) == len(files):
+    files = without_year
+  if 'all' in files:  # its images would be in the other splits too
+    files = {
+      k: x for k, x in files.items() if (k == 'all') != ('train' in files)
+    }
+  return files or voc.splits(root)
 
 
 class CocoFolder(Source):
@@ -94,7 +99,7 @@ class CocoFolder(Source):
     problems, and invalid XML in any split, raise ValueError.
     """
     needed = {'all'}
-    if [*files] != ['all']:
+    if 'all' not in files:
       needed = splits.needed(split, files, f'folder {root}')
     every: list[dict[str, Any]] = []
     names: dict[int, str] = {}
@@ -118,7 +123,7 @@ class CocoFolder(Source):
     self.class_names = tuple(
       names.get(i, NO_NAME) for i in range(max(names) + 1)
     )
-    if [*files] == ['all']:
+    if 'all' in files:
       members = splits.stratified_fifth([0] * len(every), split_seed)
     members = splits.permuted(members, split_seed)
     chosen = splits.select(split, members, f'folder {root}')
