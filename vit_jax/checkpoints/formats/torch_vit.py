@@ -381,8 +381,8 @@ def _size_and_placed(
     if stated:
       return stated, 0
     raise ValueError(
-      f'{path} has neither position embeddings nor an image size. Give a '
-      'directory whose config.json has model_args.img_size.'
+      f'{path} has neither position embeddings ({key}) nor an image size. Give '
+      'a directory whose config.json has model_args.img_size.'
     )
   rows = arrays[POSITIONS].shape[1]
   registers = arrays['registers'].shape[1] if 'registers' in arrays else 0
