@@ -253,7 +253,8 @@ def _choose(
   """
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
-  kind, size = 'new', {}
+  kind = 'new'
+  size: dict[str, Any] = {}
   if config.data.image_size is not None or 'data.image_size' in kept:
     size = {'data.train_size': ''}
   if config.init:
