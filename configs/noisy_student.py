@@ -22,7 +22,7 @@ The second value `compare` runs three methods with three seeds each: Noisy
 Student, Noisy Student without noise for the students, and training on the
 labelled images alone. All generations see the same number of images.
 
-Fields that you can set, here with their values for digits:
+Fields that you can set, here with their values for digits (except PATH):
 
   data.split=train[:40]            the labelled images
   objective.unlabelled=train[40:]  the unlabelled images: a split of the same

@@ -670,8 +670,8 @@ def test_a_run_of_unknown_length_is_extended(caplog):
 @pytest.mark.parametrize(
   ('text', 'parts'),
   [
-    (' , ', []),
-    ('a, b ,,c', ['a', 'b', 'c']),
+    (' , ', ['', '']),
+    ('a, b ,,c', ['a', 'b', '', 'c']),
     ("('a', 'b'),()", ["('a', 'b')", '()']),
     ("a=(('(b|c)', 1.0), ('d', 2)),e", ["a=(('(b|c)', 1.0), ('d', 2))", 'e']),
   ],

@@ -139,9 +139,9 @@ def base() -> ConfigDict:
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
         # data's order, which is the text order for folders. If it is empty
-        # and text order differs from number order, training warns about text
-        # order. Checkpoints without these class names are then refused,
-        # except as `init` of training.
+        # and the names are sorted as text but not by value, training warns,
+        # and checkpoints with other class names or none are refused, except
+        # as `init` of training.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -420,8 +420,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` is set and `total` changed without more steps, or if
-      changes prevent resuming. The message lists all of these changes.
+    ValueError: if `extend` is set and a changed `total` has no more steps, or
+      if changes prevent resuming. The message lists all of these changes.
   """
   objective = OBJECTIVES.load(given['config']['objective']['name'])
   model = variants.defaults(given['config']['model']['name'])
@@ -446,8 +446,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   elif (
     saved.get('data')
     and given.get('data')
-    # If the name, the number of images or `data.on_bad_image` changed, the
-    # identity changes too, which needs no warning.
+    # A changed name, number of images or `on_bad_image` also changes the
+    # identity, and is reported below.
     and all(
       old.get(f'data.{key}') == new[f'data.{key}']
       for key in ('name', 'examples', 'on_bad_image')
@@ -507,8 +507,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     )
 
 
-def split_commas(text: str, keep_empty: bool = False) -> list[str]:
-  """Splits at commas outside of parentheses; drops or keeps empty parts."""
+def split_commas(text: str) -> list[str]:
+  """Splits at commas outside of parentheses."""
   parts, depth = [''], 0
   for character in text:
     depth += (character == '(') - (character == ')')
@@ -516,7 +516,7 @@ def split_commas(text: str, keep_empty: bool = False) -> list[str]:
       parts.append('')
     else:
       parts[-1] += character
-  return [x for part in parts if (x := part.strip()) or keep_empty]
+  return [part.strip() for part in parts]
 
 
 def parse_argument(
@@ -532,7 +532,7 @@ def parse_argument(
       positional value is the name of a field.
   """
   positional, pairs = [], {}
-  for part in split_commas(argument):
+  for part in filter(None, split_commas(argument)):
     key, equals, value = part.partition('=')
     if equals and '/' not in key:  # a path may have =, as in runs/lr=0.1
       pairs[key.strip()] = value.strip()

@@ -72,7 +72,7 @@ class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
   These checks need no data. `train` runs them before it opens the data, unless
-  it fills in open fields from the data.
+  the data determine fields that are None.
   """
 
   def __init__(

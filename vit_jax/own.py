@@ -63,7 +63,7 @@ LEAST_STEPS = 300
 MOST_EPOCHS = {'new': 400, 'small': 150, 'large': 40}
 # Evaluations per run.
 _EVALUATIONS = 10
-# Seconds over which the speed of training is measured; 50 steps are enough.
+# Seconds over which the speed of training is measured; 50 steps at most.
 _MEASURE_S = 6
 _MINUTES = re.compile(r'\s*(\d+(?:\.\d*)?)\s*minutes?\s*')
 
@@ -213,8 +213,8 @@ def resolve(
     for field, value in asked.items()
     if field in kept and kept[field]['asked'] == value
   }
-  # Choose train_size again if image_size was chosen and another is now given,
-  # or if it was given and is now open.
+  # Choose train_size again if image_size was chosen before and is now set to
+  # another value, or was set before and is now to be chosen.
   size = kept.get('data.image_size', {}).get('chosen')
   was_open, is_open = size is not None, 'data.image_size' in asked
   if was_open != is_open and (is_open or size != config.data.image_size):
@@ -254,9 +254,9 @@ def _choose(
   source = bad_images.open_checked(config.data, config.data.split or 'train')
   photos = photos_of(source)
   kind = 'new'
-  size: dict[str, Any] = {}
+  fixed: dict[str, Any] = {}
   if config.data.image_size is not None or 'data.image_size' in kept:
-    size = {'data.train_size': ''}
+    fixed = {'data.train_size': ''}
   if config.init:
     kept = _held_out(photos, config.data.split) | kept
     if not config.data.split and (split := kept['data.split']):
@@ -266,18 +266,18 @@ def _choose(
     kind = 'small'
     if flops.count_params(checkpoint.model, (H, W)) > SMALL:
       kind = 'large'
-      size = {'data.image_size': f'{H}x{W}', 'data.train_size': ''}
-    elif not size:
+      fixed = {'data.image_size': f'{H}x{W}', 'data.train_size': ''}
+    elif not fixed:
       usual = _choices(photos, 1, kind)
-      size = {
+      fixed = {
         field: str(from_init.nearest_size(config, int(usual[field])))
         for field in ('data.image_size', 'data.train_size')
       }
     if checkpoint.model.depth_loop is None:
-      size = size | {'optimizer.layer_decay': 1.0}
+      fixed['optimizer.layer_decay'] = 1.0
   trial = config.copy_and_resolve_references()
   # Measures speed with the strongest augmentation.
-  _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | size)
+  _fill(trial, {'total': f'{LEAST_STEPS} steps'} | kept | fixed)
   _fill(trial, _choices(photos, MOST_EPOCHS[kind], kind))
   batch, minutes = trial.batch_size, _MINUTES.fullmatch(config.total)
   if not minutes or 'total' in kept:
@@ -289,7 +289,7 @@ def _choose(
   else:
     total = 1
   epochs = total * batch / photos.count
-  chosen = _choices(photos, epochs, kind) | size | kept
+  chosen = _choices(photos, epochs, kind) | fixed | kept
   chosen = {'total': f'{total} steps'} | chosen
   if measure and jax.process_index() == 0:
     filled = config.copy_and_resolve_references()
@@ -376,7 +376,8 @@ def _summary(
   if config.data.train_size:
     pixels = f'{config.data.train_size} pixels, tested at {pixels}'
   per_class = ''
-  if photos.fewest < photos.count:  # one class per photo
+  # Without single classes, `photos_of` sets `fewest` to `count`.
+  if photos.fewest < photos.count:
     per_class = f'{photos.fewest:,} to {photos.most:,} a class, '
   lines = [
     f'photos  {photos.count:,} to learn from, {per_class}usually '

@@ -402,10 +402,11 @@ def test_of_a_jpeg_of_several_pictures_the_first_counts(photo, encode):
 def test_errors_survive_the_way_between_processes():
   error = pickle.loads(pickle.dumps(decode.UnreadableImage('a.png', 'torn')))
   assert str(error) == 'cannot read image a.png: torn'
-  error.__cause__ = OSError(errno.EIO, 'bad disk')
-  again = pickle.loads(pickle.dumps(error))
-  assert str(again) == str(error)
-  assert flags.status(again) == flags.EXIT_ENVIRONMENT
+  for cause in (OSError(errno.EIO, 'bad disk'), MemoryError()):
+    error.__cause__ = cause
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert flags.status(again) == flags.EXIT_ENVIRONMENT
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/mem'), reason='reads /proc')

@@ -19,12 +19,11 @@ from vit_jax.data import atomic_files, bad_images, loader, shards, sources
 KINDS = ('arrayrecord', 'tfrecord', 'parquet', 'webdataset')
 
 
-def checksum(data):
-  crc = google_crc32c.value(data)
-  return struct.pack('<I', (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32)
-
-
 def write_tfrecord(path, rows, image='image', label='label'):
+  def checksum(data):
+    crc = google_crc32c.value(data)
+    return struct.pack('<I', (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32)
+
   with fsspec.open(path, 'wb') as file:
     for data, value in rows:
       example = tf_example_pb2.Example()
@@ -33,7 +32,7 @@ def write_tfrecord(path, rows, image='image', label='label'):
       if isinstance(value, str):
         fields[label].bytes_list.value.append(value.encode())
       elif value is not None:
-        fields[label].int64_list.value.append(value)
+        fields[label].int64_list.value.extend(np.atleast_1d(value).tolist())
       record = example.SerializeToString()
       size = struct.pack('<Q', len(record))
       file.write(size + checksum(size) + record + checksum(record))
@@ -374,14 +373,8 @@ def test_folders_are_splits_where_names_are_not(tmp_path, photos):
 
 
 def test_a_label_of_several_values_is_no_class(tmp_path, photos):
-  example = tf_example_pb2.Example()
-  fields = example.features.feature
-  fields['image'].bytes_list.value.append(rows_of(photos / 'train')[0][0])
-  fields['label'].int64_list.value.extend([0, 0, 1])
-  record = example.SerializeToString()
-  size = struct.pack('<Q', len(record))
-  path = tmp_path / 'train.tfrecord'
-  path.write_bytes(size + checksum(size) + record + checksum(record))
+  data, _ = rows_of(photos / 'train')[0]
+  write_tfrecord(tmp_path / 'train.tfrecord', [(data, [0, 0, 1])])
   source = sources.open_source(f'tfrecord:{tmp_path}', 'all')
   assert len(source) == 1 and source.class_names == ()
 

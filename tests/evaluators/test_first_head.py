@@ -27,7 +27,7 @@ def test_mean_probabilities_are_the_shares_of_the_classes(loss, probabilities):
   np.testing.assert_allclose(mean, share, atol=1e-3)
 
 
-def test_a_head_after_a_tanh_is_refused():
+def test_a_head_after_a_tanh_and_wrong_labels_are_refused():
   source = sources.open_source('digits', 'train[:20]')
   parts = parts_of(source, None, tuple(map(str, range(10))))
   _, params = model_of(10, representation_size=8)

@@ -393,11 +393,20 @@ def test_cudnn_is_asked_for_what_it_has(
   mask = jnp.ones((1, 1, L), bool) if masked else None
   attention.attend(q_BQNK, k_BLNK, k_BLNK, mask)
   assert bool(asked) == takes
-  asked.clear()
-  turing = types.SimpleNamespace(compute_capability='7.5')
-  monkeypatch.setattr(jax, 'local_devices', lambda: [turing])
-  attention.attend(q_BQNK, k_BLNK, k_BLNK, mask)
-  assert not asked
+
+
+@pytest.mark.parametrize(
+  ('capability', 'takes'), [('7.5', False), ('8.0', True), ('gfx942', False)]
+)
+def test_cudnn_is_asked_on_ampere_or_newer(monkeypatch, capability, takes):
+  asked = []
+  device = types.SimpleNamespace(compute_capability=capability)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  monkeypatch.setattr(attention, '_cudnn', lambda q, *_: asked.append(q) or q)
+  x = jnp.ones((1, 4, 2, 8), 'bfloat16')
+  attention.attend(x, x, x)
+  assert bool(asked) == takes
 
 
 @pytest.mark.fast('random')

@@ -198,9 +198,11 @@ def test_an_empty_value_is_a_value():
   config = small('data.augment=,3augment(0.3)')
   augments = [cell.config.data.augment for cell in axes.cells(config, 'w')]
   assert augments == ['', '3augment(0.3)']
+  assert len(axes.cells(small('seed=0,1,'), 'w')) == 2
 
 
 def test_fields_of_an_objective_are_lost_where_an_axis_chooses_it():
   config = small('objective=rotation,exemplar')
-  with pytest.raises(ValueError, match='objective.weight is set by the axis'):
-    axes.refuse_swept(config, ['objective.weight'])
+  for field in ('objective.weight', 'objective.temperature'):
+    with pytest.raises(ValueError, match=f'{field} is set by the axis'):
+      axes.refuse_swept(config, [field])

@@ -4,7 +4,7 @@
   python -m vit_jax.data ./pennfudan --class=person
 
 With --shards, the command writes a dataset as ArrayRecord files to a new
-folder. Its images must have at most one class each. Train on it with
+folder. The images must have at most one class each. Train on it with
 `--config.data.name=arrayrecord:./photos-shards`.
 
 Without --shards, the command writes COCO annotations to train DETR. The folder

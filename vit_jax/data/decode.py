@@ -67,19 +67,10 @@ class UnreadableImage(ValueError):
 
   def __reduce__(self) -> tuple[Any, ...]:
     # Workers send the error. Pickling would lose its cause, by which a command
-    # chooses its exit status.
-    return _with_cause, (
-      self.name,
-      self.reason,
-      getattr(self.__cause__, 'errno', None),
-    )
-
-
-def _with_cause(name: str, reason: str, number: int | None) -> UnreadableImage:
-  error = UnreadableImage(name, reason)
-  if number:
-    error.__cause__ = OSError(number, reason)
-  return error
+    # chooses its exit status. Errors of plugins may not be picklable.
+    known = isinstance(self.__cause__, OSError | MemoryError)
+    cause = self.__cause__ if known else None
+    return type(self), (self.name, self.reason), {'__cause__': cause}
 
 
 def read_file(path: str) -> bytes:
@@ -94,7 +85,7 @@ def read_file(path: str) -> bytes:
     with open(path, 'rb') as file:
       return file.read()
   except OSError as error:
-    # With an OSError of failing storage as cause, a command ends with 71.
+    # If the cause is an OSError of failing storage, a command ends with 71.
     raise UnreadableImage(path, error.strerror or str(error)) from error
 
 

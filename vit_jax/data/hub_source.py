@@ -17,8 +17,6 @@ import numpy as np
 from vit_jax.data import decode, shards, splits
 from vit_jax.data.source import Source
 
-_PREFIX = 'hf://'
-
 
 class HubSource(Source):
   """One split of a dataset, with encoded images.
@@ -39,9 +37,9 @@ class HubSource(Source):
 
     given_names: tuple[str, ...] = ()
     files: dict[str, list[str]] | None = None
-    if name.startswith(_PREFIX):
-      path, _, config = name.removeprefix(_PREFIX).partition(':')
-      path = path.removeprefix('datasets/')
+    if name.startswith('hf://'):
+      path = name.removeprefix('hf://').removeprefix('datasets/')
+      path, _, config = path.partition(':')
     else:
       path, config = name.partition(':')[0], ''
       fs, files = shards.find(name)

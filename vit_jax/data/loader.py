@@ -68,8 +68,8 @@ def train_batches(
     workers: Number of worker processes. 0 uses threads, which are fast enough
       on up to about a dozen cores. A script with workers needs an
       `if __name__ == '__main__'` guard, because workers import the script.
-    repeats: How often each example occurs in a batch; less often for some if
-      it does not divide `batch_size`. Each occurrence is transformed anew.
+    repeats: How often each example occurs in a batch. If it does not divide
+      `batch_size`, some occur less often. Each occurrence is transformed anew.
     balance: 0 draws every example once per epoch; 1 draws all classes equally
       often. An example whose class has n examples is drawn with a frequency
       proportional to n^-balance.

@@ -188,9 +188,9 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
   """Returns a dataset's file system, and the sorted paths of each split.
 
   The first word of a file's name that is in `splits.NAMES` is its split. If no
-  file has such a word, and the files are in several folders that all do, the
-  folder's name counts. Otherwise all are `train`. Paths outside the local disk
-  start with their protocol, such as gs://.
+  file has such a word, the names of folders count, if there are several folders
+  and each has such a word. If neither names a split, all files are `train`.
+  Paths outside the local disk start with their protocol, such as gs://.
 
   Raises:
     FileNotFoundError: No file matches.
@@ -295,14 +295,14 @@ def _index(
   number, a name or None); and its start and end in bytes, int64 [N, 2]. Both
   are 0 for ArrayRecord.
   """
-  # Increase the number when a record's class may change.
+  # Increase the 2 when the code may read another class from the same record.
   text = '\n'.join([f'{kind} 2', *states]).encode(errors='surrogateescape')
   place = atomic_files.cache_folder() / 'shards'
   place /= f'{hashlib.sha256(text).hexdigest()}.npz'
   counts = None
   with contextlib.suppress(Exception):  # damaged files raise many types
     with np.load(place) as kept:
-      labels, places, counts = (kept[x] for x in ('labels', 'places', 'counts'))
+      counts, labels, places = (kept[x] for x in ('counts', 'labels', 'places'))
   if counts is None:
     scans = cores.in_threads(
       lambda i: _scan(kind, fs, paths[i]),

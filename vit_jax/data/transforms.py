@@ -90,8 +90,9 @@ class TrainTransform:
       ):
         break
     else:
-      # No draw fits if an image is too tall or wide for `min_area`, as 16:9 is
-      # for 0.8: take the largest part that has an allowed aspect ratio.
+      # No draw fitted, by chance or because the image is too tall or wide for
+      # `min_area`, as 16:9 is for 0.8. Take the largest part that has an
+      # allowed aspect ratio.
       aspect = min(max(width / height, _ASPECTS[0]), _ASPECTS[1])
       box_height = min(height, round(width / aspect))
       box_width = min(width, round(height * aspect))

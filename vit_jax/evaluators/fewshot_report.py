@@ -50,7 +50,7 @@ class Curve:
 
 
 def csv_text(curve: Curve) -> str:
-  """Returns a CSV: a line for each shots and seed, linear probe and k-NN."""
+  """Returns a CSV with a line for each draw of shots, the probe, and k-NN."""
   lines: list[Sequence[Any]] = [COLUMNS]
   for results in curve.by_shots().values():
     lines += [(r.shots, r.seed, r.l2, r.accuracy) for r in results]

@@ -55,9 +55,7 @@ def report(config: ConfigDict, workdir: str) -> str:
   if isinstance(found, SeveralMeasures):
     lines = several_lines(found)
   else:
-    accuracies = {}
-    if not config.data.wrong_labels:  # a baseline would learn the true labels
-      accuracies = baselines(config.data, config.data.split, split)
+    accuracies = baselines(config.data, config.data.split, split)
     lines = _lines(found, accuracies)
   text = '\n'.join(['', *lines]).encode(errors='backslashreplace')
   atomic_files.replace(saving.absolute(workdir) / FILE, text)
@@ -73,9 +71,12 @@ def baselines(
   classifier: ridge regression on 16x16 pixels and colour histograms, with the
   penalty of few-shot evaluation (`shots.fit`).
 
-  Returns accuracies by name of the baseline; {} if the data lack labels or have
-  more than 100,000 training images.
+  Returns accuracies by name of the baseline; {} if the data lack labels, have
+  more than 100,000 training images, or are trained on with wrong labels, which
+  a baseline would not see.
   """
+  if data.wrong_labels:
+    return {}
   train, test = (
     bad_images.open_checked(data, name) for name in (split, test_split)
   )

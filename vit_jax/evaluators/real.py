@@ -96,7 +96,10 @@ def real_accuracy(
 
 
 def check_imagenet(name: str, class_names: Sequence[str]) -> None:
-  """Raises ValueError unless the names are ImageNet's, in ImageNet's order."""
+  """Raises ValueError if the names cannot be ImageNet's in its order.
+
+  Of words, only their number and order are checked.
+  """
   if len(class_names) != _NUM_CLASSES:
     raise ValueError(
       f"evaluators.{name} needs ImageNet's {_NUM_CLASSES} classes; the data "

@@ -3,8 +3,7 @@
 The weights A have L x L entries for each head; for long sequences they are the
 largest arrays of a layer. As in FlashAttention (2205.14135), the forward pass
 stores the logarithm of each softmax's denominator instead of A, and the
-backward pass recomputes A. With
-y = A v, the gradient of the logits S is
+backward pass recomputes A. With y = A v, the gradient of the logits S is
 
   dS = A * (dy v^T - sum over K of dy * y)
 
@@ -37,8 +36,8 @@ NAME = 'attention'
 # Queries per chunk. With K = 64 and M = 4 D, the logits of 1,024 queries have
 # four times as many elements as the hidden activations of the layer's MLP.
 MAX_QUERIES = 1024
-# Maximum number of chunks in inference, because each chunk is traced separately
-# and a checkpoint file may claim a huge image size.
+# Maximum number of chunks in inference. Each chunk is traced separately, so the
+# chunks of a huge image size in a checkpoint would trace for too long.
 MAX_UNROLLED = 32
 
 _PORTABLE = contextvars.ContextVar('portable', default=False)
@@ -62,7 +61,7 @@ def on_gpu() -> bool:
 def _has_cudnn_attention() -> bool:
   """Whether these GPUs are Ampere or newer, as cuDNN's attention needs."""
   capability = getattr(jax.local_devices()[0], 'compute_capability', '8.0')
-  major = capability.partition('.')[0]
+  major = capability.partition('.')[0]  # not a number on AMD's GPUs
   return major.isdecimal() and int(major) >= 8
 
 

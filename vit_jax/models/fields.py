@@ -105,7 +105,7 @@ def check_value(name: str, value: Any, valid: Valid) -> None:
 def check_only(model: Any, user: str, **valid: tuple[Any, ...]) -> None:
   """Raises ValueError if a field has an unsupported value.
 
-  The message names the `user` of the fields, which does not support it.
+  `user` is what does not support the value, such as 'a masked autoencoder'.
   """
   for name, values in valid.items():
     if (value := getattr(model, name)) not in values:

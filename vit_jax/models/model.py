@@ -110,7 +110,7 @@ class Model(nn.Module, kw_only=True):
   remat: str = field(
     'none',
     "Activations that a layer saves for the backward pass: all ('none'), "
-    "matrix products and attention except cuDNN's ('cheap'), or chosen by a "
+    "matrix products and attention, but not cuDNN's ('cheap'), or chosen by a "
     'policy of `jax.checkpoint_policies`.',
     valid=REMAT,
   )
@@ -213,7 +213,7 @@ class Model(nn.Module, kw_only=True):
     """Returns the token grid (h, w) of images of (H, W) pixels.
 
     Raises:
-      ValueError: if patches do not tile such images; `check` has other limits.
+      ValueError: if patches do not tile such images.
     """
     raise NotImplementedError
 

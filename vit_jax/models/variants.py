@@ -217,7 +217,7 @@ def carry_over(before: Mapping[str, Any], variant: str) -> dict[str, Any]:
 
   If both models are ViTs or of the same class, keeps the previous fields that
   `variant` does not set. Exceptions: the stem, axial attention with its pool,
-  and the fields of a previous ViT-5 if all are unchanged. Otherwise keeps only
+  and ViT-5's own fields if all have ViT-5's values. Otherwise keeps only
   dtype, scan, remat and head_bias. Raises ValueError if the variant is unknown.
   """
   new = fields(variant)

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.models import variants
-from vit_jax.objectives import OBJECTIVES
 
 RUNS = 'runs'
 
@@ -83,7 +82,7 @@ def _extended(
   values: dict[str, list[str]] = {}
   for text in texts:
     field, _, listed = (part.strip() for part in text.partition('='))
-    new = config_lib.split_commas(listed.removesuffix(','), keep_empty=True)
+    new = config_lib.split_commas(listed.removesuffix(','))
     if not any(new):
       raise ValueError(
         f'--{flag}={text} lacks values. Write a field and its values, as in '
@@ -107,7 +106,10 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
     for _, entry in values
   ]
   for flag, found in ((flag, found) for flag, grid in grids for found in grid):
-    for field in sorted((_fields(found) | _reset(found)) & set(fields)):
+    own = _fields(found)
+    if 'objective' in own:  # its other fields get their defaults
+      own |= {x for x in fields if x.startswith('objective.')}
+    for field in sorted(own & set(fields)):
       hint = 'Leave it out: every run has its own value.'
       if sets_only(found, field):
         hint = f'Choose its values with --{flag}={field}=...'
@@ -205,13 +207,3 @@ def _fields(found: Axis) -> set[str]:
     if 'model' in entry:
       fields |= {f'model.{key}' for key in variants.fields(entry['model'])}
   return fields
-
-
-def _reset(found: Axis) -> set[str]:
-  """Returns the fields to which an axis on `objective` gives their defaults."""
-  names = {entry['objective'] for _, entry in found[1] if 'objective' in entry}
-  return {
-    f'objective.{key}'
-    for name in names
-    for key in OBJECTIVES.load(name).defaults
-  }

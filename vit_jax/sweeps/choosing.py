@@ -122,7 +122,7 @@ def metric_of(config: ConfigDict) -> tuple[str, Best]:
 
 
 def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
-  """Checks that `tune.train` and `tune.val` are disjoint parts of `data.split`.
+  """Checks that the splits of tuning are parts of `data.split` and disjoint.
 
   `count` returns the number of examples of a split. Splits without a common
   name, such as 'train' and 'validation', are not compared.

@@ -53,7 +53,7 @@ def check(config: ConfigDict) -> CheckedConfig:
     ImportError: if a package is missing.
   """
   for name, fields in config.stages:
-    # The copy keeps `stages`. By them, checks recognise a teacher that an
+    # The copy keeps `stages`, so that checks recognise a teacher that an
     # earlier stage will train, and do not open it.
     stage = config.copy_and_resolve_references()
     with axes.naming(f'stage {name}'):

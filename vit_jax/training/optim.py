@@ -244,8 +244,7 @@ def new_adapters(
   found = {p: x for p, x in flat.items() if p[0] in model.task_params}
   axes = flatten_dict(hidden_matrices(model)(params))
   for i, (path, sides) in enumerate(axes.items()):
-    is_new = path[0] in model.task_params
-    if sides is None or is_new or not matches('/'.join(path)):
+    if sides is None or path in found or not matches('/'.join(path)):
       continue
     x = flat[path]
     stacked = x.shape[: sides.reduction_axis[0]]

@@ -1,10 +1,10 @@
 """The device mesh and the rules that place every array on it.
 
 The mesh has four axes. The batch is sharded over `slice`, `data` and `fsdp`.
-Kernels and embeddings, their optimizer state and their averages are sharded
-over `fsdp`; in attention and MLP also over `tensor`. Each TPU slice holds a
-full copy of all parameters, so little besides gradients crosses the network
-between slices.
+Kernels and embeddings are sharded over `fsdp`; in attention and MLP, kernels
+and most biases are sharded over `tensor`. Optimizer state and averages are
+sharded like their parameters. Each TPU slice holds a full copy of all
+parameters, so little besides gradients crosses the network between slices.
 
 Parameters sharded over `fsdp` are gathered before use: once per step (ZeRO-1,
 2004.13336) or in each layer (FSDP, ZeRO-3). Gradients are reduce-scattered, and

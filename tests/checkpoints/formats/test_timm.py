@@ -536,12 +536,10 @@ def test_ours_gives_its_numbers_there(tmp_path, changed_timm, kind):
   [
     ('ti16', 'vit_tiny_patch16_224', None),
     ('s32', 'vit_small_patch32_224', None),
-    pytest.param('b16', 'vit_base_patch16_224', None, marks=pytest.mark.slow),
+    ('b16', 'vit_base_patch16_224', None),
     ('r+ti16', 'vit_tiny_r_s16_p8_224', 'hybrid'),
-    pytest.param(
-      'r26+s32', 'vit_small_r26_s32_224', 'hybrid', marks=pytest.mark.slow
-    ),
-    pytest.param('r50x1', 'resnetv2_50x1_bit', 'BiT', marks=pytest.mark.slow),
+    ('r26+s32', 'vit_small_r26_s32_224', 'hybrid'),
+    ('r50x1', 'resnetv2_50x1_bit', 'BiT'),
   ],
 )
 def test_named_models_give_their_numbers_there(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.tools.bench.conftest import SMALL, assert_mfu
+from vit_jax.data import cores
 from vit_jax.models import flops
 from vit_jax.tools.bench import inference, race, speed, step, train_steps
 from vit_jax.training import hardware
@@ -69,6 +70,24 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
   assert len(values) == 4
   assert values[0] == pytest.approx(np.log(1000), rel=0.1)
   assert values[3] < values[0] - 0.5
+
+
+def test_torch_has_our_cores_and_precision(timm, torch, monkeypatch):
+  from vit_jax.tools.bench import torch_peer
+
+  before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+  try:
+    torch.set_num_threads(cores.usable_cores() + 1)
+    torch.set_float32_matmul_precision('highest')
+    assert torch_peer.libraries() is torch
+    assert torch.get_num_threads() == cores.usable_cores()
+    assert torch.get_float32_matmul_precision() == 'high'
+  finally:
+    torch.set_num_threads(before[0])
+    torch.set_float32_matmul_precision(before[1])
+  monkeypatch.setitem(sys.modules, 'timm', None)
+  with pytest.raises(ImportError, match='pip install timm torch torchvision'):
+    torch_peer.libraries()
 
 
 @pytest.mark.parametrize('training', [False, True])

@@ -121,7 +121,8 @@ class Lookup:
     """Returns the shape of an array that determines a field.
 
     Raises ValueError if the array is missing, has another number of dimensions,
-    or is empty. A tiny file with an empty array could ask for a huge model.
+    or is empty. An empty array, such as (0, 1000000), would let a tiny file ask
+    for a huge model.
     """
     key = self.key_of(name)
     x = self.arrays.get(key)

@@ -1,8 +1,8 @@
 """Tables of the keys in transformers' config.json, for each model type.
 
 Reading and writing use the same tables. Reading raises an error if config.json
-contradicts a field that the arrays determine. Other keys are ignored, except
-`id2label` and SigLIP 2's `num_patches`.
+contradicts a field that the arrays determine. Keys outside the
+tables are ignored, except `id2label` and SigLIP 2's `num_patches`.
 """
 
 import dataclasses

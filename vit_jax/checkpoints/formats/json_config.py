@@ -183,7 +183,7 @@ class Kind(NamedTuple):
 class Key(NamedTuple):
   """How a key of a configuration corresponds to a field of our models."""
 
-  # Our field to compare the key with; '' for none.
+  # The field that the key is compared with; '' if it is not compared.
   field: str = ''
   kind: Kind = Kind()
   default: Any = None  # assumed if the key is missing; None: no check then
@@ -208,7 +208,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns values of keys: fixed ones from `only`, others from `fields`."""
+  """Returns the value of each key: the first in `only`, or its field's."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

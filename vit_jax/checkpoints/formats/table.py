@@ -141,8 +141,9 @@ class File:
 class Peer:
   """A model in any framework, for comparison with another model.
 
-  `run` maps RGB images, uint8 [B, H, W, 3], to what `compared` returns, float32
-  [B, ..., C]. DETR gives [B, Q, C + 5]: C classes, "no object" and a box.
+  `run` takes RGB images, uint8 [B, H, W, 3]. It returns the result of
+  `compared`, float32 [B, ..., C]. DETR gives [B, Q, C + 5]: C classes, "no
+  object" and a box.
   """
 
   framework: str  # name and version

@@ -190,9 +190,9 @@ def _load_torch(path: str, is_zip: bool = False) -> dict[str, Any]:
       f'{path} is a PyTorch file. To read it, pip install torch, or convert it '
       f'to .safetensors where torch is installed. ({e})'
     ) from e
-  # Objects that are not tensors, such as flags and metrics, are replaced.
-  # PyTorch lists their classes only for zip files. In older files, all of these
-  # classes but Namespace raise an error.
+  # Objects that are not tensors, such as flags and metrics, become `_Ignored`.
+  # PyTorch lists their classes only for zip files. In older files, only
+  # Namespace is replaced, and most other classes raise an error.
   names = {'argparse.Namespace'}
   if is_zip:
     names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))

@@ -154,9 +154,10 @@ def read(
 ) -> dict[str, Any]:
   """Returns the fields of a ViT that its arrays do not determine.
 
-  `arrays` has the values that these arrays determine, by our field or by timm's
-  argument. `known` is the result of `architecture_facts`. Raises ValueError if
-  the model is not supported, or the configuration contradicts the arrays.
+  `arrays` has the values that the file's arrays determine. Its keys are our
+  fields or timm's arguments. `known` is the result of `architecture_facts`.
+  Raises ValueError if the model is not supported, or the configuration
+  contradicts the arrays.
   """
   args = config.part('model_args')
   width, mlp_dim = arrays['width'], arrays['mlp_dim']
@@ -449,9 +450,11 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vit_architecture(fields: dict[str, Any]) -> str:
-  """Returns timm's architecture of this width and patch size, or B/16.
+  """Returns the name of timm's architecture for config.json.
 
-  config.json overrides all its arguments except a hybrid's stem.
+  The stem chooses a hybrid, the width DeiT, width and patch size a ViT; without
+  a match it is B/16. config.json overrides all arguments of the architecture
+  except the stem. Raises ValueError if timm lacks the stem.
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])

@@ -25,9 +25,9 @@ _MSA = 'MultiHeadDotProductAttention_1'
 _POOLING = 'MAPHead_0/MultiHeadDotProductAttention_0'
 _MLP = 'MlpBlock_3/Dense_0'
 
-# Names of our modules in timm and in transformers, then names that are only
-# read, of transformers 5, CLIP, SigLIP, DINO and torchvision. Modules with '-'
-# are not written.
+# Names of our modules in timm and in transformers; '-' if the library lacks the
+# module. The other names are only read, except DeiT's cls_classifier: those of
+# transformers 5, CLIP, SigLIP, DINO and torchvision.
 _NAMES = {
   'cls': 'cls_token embeddings.cls_token embeddings.class_embedding '
   'class_token',

@@ -64,15 +64,14 @@ def _annotations(root: pathlib.Path) -> dict[str, pathlib.Path]:
   }
   if [*files] == ['default']:
     return {'all': files['default']}
-  without_year = {
-    re.sub(r'(\D)\d+$', r'\1', name): path for name, path in files.items()
-  }
+  without_year = {re.sub(r'(?<=\D)\d+$', '', k): x for k, x in files.items()}
   if len(without_year) == len(files):
     files = without_year
-  if 'all' in files:  # its images would be in the other splits too
-    files = {
-      k: x for k, x in files.items() if (k == 'all') != ('train' in files)
-    }
+  # The images of `all` would be in the other splits too.
+  if 'train' in files:
+    files.pop('all', None)
+  elif 'all' in files:
+    files = {'all': files['all']}
   return files or voc.splits(root)
 
 

@@ -235,10 +235,12 @@ def kept(
       'file with --config.objective.labels=PATH.npz.'
     ) from e
   other = [
-    name for name, x in held.items() if not np.array_equal(x, wanted[name])
+    name
+    for name, x in held.items()
+    if not np.array_equal(x, wanted[name])
+    # The same images may have moved.
+    and (name != 'images' or 'identity' not in held)
   ]
-  if other == ['images'] and 'identity' in held:
-    other = []  # the same images have moved
   if other or probabilities_NC.shape != (len(source), len(class_names)):
     raise ValueError(
       f'{path} has soft labels of shape {probabilities_NC.shape} for '

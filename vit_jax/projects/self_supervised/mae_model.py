@@ -122,8 +122,8 @@ class MAEViT(PatchViT):
 
     Returns:
       Predicted pixels BLX in float32, where X is (row, column, RGB) of a patch,
-      flattened; and the dict of `ViT`, whose `tokens` have only the visible
-      patches, in the order of `order_BL`.
+      flattened; and the dict of `ViT`. Its `tokens` are the class token and
+      registers, then the visible patches in the order of `order_BL`.
     """
     x_BhwD, x_BLD = self.embed(images_BHWC)
     B, h, w, _ = x_BhwD.shape

@@ -102,9 +102,9 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
   """Whether JAX or PyTorch ran out of memory."""
-  text = str(error)
-  signs = 'RESOURCE_EXHAUSTED', 'out of memory', "can't allocate memory"
-  return any(sign.lower() in text.lower() for sign in signs)
+  text = str(error).lower()
+  signs = 'resource_exhausted', 'out of memory', "can't allocate memory"
+  return any(sign in text for sign in signs)
 
 
 def machine(packages: Iterable[str]) -> str:

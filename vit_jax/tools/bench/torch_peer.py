@@ -141,7 +141,7 @@ def contender(
 
 
 def libraries() -> Any:
-  """Returns torch with a thread per core and JAX's precision of products.
+  """Returns torch with a thread per usable core and JAX's matmul precision.
 
   Raises ImportError if timm, torch or torchvision is not installed.
   """
