@@ -330,3 +330,11 @@ def test_several_labels_are_measured_alike_everywhere(photos, tmp_path, capsys):
   vit_jax.train(made, str(tmp_path / 'tuned'))
   found = vit_jax.evaluate(str(tmp_path / 'tuned'), str(table)).measures
   assert found.f1_C[:2].tolist() == [1, 1]
+
+
+def test_swept_sizes_of_a_checkpoint_are_tiled(init):
+  made = config_lib.base()
+  from_init.choose(made, init)
+  made.sweep = (('size', (('a', {'data.image_size': 50}),)),)
+  from_init.resolve(made)
+  assert made.sweep == (('size', (('a', {'data.image_size': '48'}),)),)

@@ -379,7 +379,7 @@ def test_a_folder_without_checkpoints_says_what_to_give(tmp_path, name, inside):
     opening.open_checkpoint(str(place))
 
 
-@pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo'])
+@pytest.mark.parametrize('name', ['x.onnx', 'x/model.stablehlo', 'x/serve.py'])
 def test_an_exported_program_is_no_checkpoint(tmp_path, name):
   (tmp_path / name).parent.mkdir(exist_ok=True)
   (tmp_path / name).write_bytes(b'program')

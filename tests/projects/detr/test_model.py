@@ -682,3 +682,9 @@ def test_nearest_takes_the_pixel_at_or_before():
     jnp.asarray(x)[..., None].swapaxes(0, 1), (14, 2), 2
   )
   assert moved.shape == (5, 1, 14, 2)
+
+
+@pytest.mark.parametrize('dilated', [False, True])
+def test_the_only_stage_of_a_resnet_has_stride_4(dilated):
+  """Dilation replaces a stride, which a first stage does not have."""
+  assert resnet_of((1,), dilated).grid((64, 100)) == (16, 25)
