@@ -259,6 +259,22 @@ def test_intervals_are_wilsons():
   assert final.wilson(20, 20) == pytest.approx((1 - high, 1))
 
 
+def test_wrong_labels_have_no_baselines():
+  data = config_lib.base().data
+  data.update(name='digits', wrong_labels=0.1)
+  assert final.baselines(data, 'train', 'test') == {}
+
+
+def test_photos_of_several_classes_are_not_counted_by_class():
+  made = config_lib.base()
+  made.init = 'a checkpoint'
+  alone, shared = (
+    own._summary(own.Photos(16, (9, 9), fewest, 16), made, 10, 1.0)
+    for fewest in (3, 16)
+  )
+  assert ' 3 to 16 a class,' in alone and 'a class' not in shared
+
+
 def test_base_config_has_no_open_field():
   config_lib.check_fields(config_lib.base())
 

@@ -386,3 +386,15 @@ def test_a_damaged_index_is_made_again(tmp_path, photos):
   path.write_bytes(b'')
   after = sources.open_source(f'tfrecord:{tmp_path}', 'all')
   assert after.labels().tolist() == before.labels().tolist()
+
+
+@pytest.mark.parametrize('key', ['mtime', 'ETag', 'etag', 'created'])
+def test_the_state_of_a_shard_has_what_its_storage_tells(key):
+  class Storage:
+    def __init__(self, value):
+      self.value = value
+
+    def info(self, path):
+      return {'size': 3, key: self.value}
+
+  assert shards._state(Storage('a'), 'x') != shards._state(Storage('b'), 'x')

@@ -400,11 +400,15 @@ def test_early_stopping_takes_the_first_of_equal_steps(
   config.early_stopping = True
   running.run(config, str(tmp_path))
   assert result(tmp_path, 'runs/seed=0')['best_step'] == best
-  config.best_metric = 'fewshot/10shot_accuracy'
-  config.evaluators.fewshot.update(on=True, data='digits')
+  patient = small('seed=0')
+  patient.patience = 2
+  running.run(patient, str(tmp_path / 'patient'))
   message = "best_metric: 'test/accuracy' -> 'fewshot/10shot_accuracy'"
-  with pytest.raises(ValueError, match=message):
-    running.run(config, str(tmp_path))
+  for made, folder in ((config, tmp_path), (patient, tmp_path / 'patient')):
+    made.best_metric = 'fewshot/10shot_accuracy'
+    made.evaluators.fewshot.update(on=True, data='digits')
+    with pytest.raises(ValueError, match=message):
+      running.run(made, str(folder))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from configs import digits, dino
+from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening, transfer
@@ -310,3 +311,15 @@ def test_the_published_recipe_is_built():
   objective = CheckedConfig(config, jax.devices()[:1]).objective
   assert objective.model.last_scale and objective.small_views == 8
   assert objective.images_seen == pytest.approx(4.1, abs=0.1)
+
+
+def test_a_representation_layer_does_not_come_along():
+  """It belongs to the task, like the projection."""
+  fields = dict(patch_size=4, width=16, depth=1, mlp_dim=16, heads=2)
+  own = {'name': 'dino_vit', 'prototypes': 24, 'hidden': 8, 'bottleneck': 8}
+  checkpoint = random_checkpoint(
+    None, (16, 16), 0, False, **fields, **own, representation_size=8
+  )
+  fresh = random_checkpoint(None, (16, 16), 3, **fields)
+  params = transfer.to_new_task(checkpoint, fresh.model, (16, 16), fresh.params)
+  assert jax.tree.structure(params) == jax.tree.structure(fresh.params)
