@@ -18,32 +18,20 @@ def test_loops_count_as_often_as_they_run():
   assert program.total_cycles == 1425
 
 
-def test_collectives_and_what_each_device_sends():
+def test_collectives_with_their_devices_and_bytes():
   gather, scatter, *reductions = hlo.read(TEXT).collectives
   size = 8 * 128 * 4
   assert gather == hlo.Collective('all-gather', 2, size)
-  assert gather.sent_bytes() == size / 2
   assert scatter == hlo.Collective('reduce-scatter', 4, size)
-  assert scatter.sent_bytes() == size * 3 / 4
   reduction = hlo.Collective('all-reduce', 4, 8 * 128 * 2 + 3 * 2)
   assert reductions == 3 * [reduction]
-  assert reduction.sent_bytes() == 2 * 3 / 4 * (8 * 128 * 2 + 3 * 2)
-
-
-def test_a_permutation_sends_all_that_there_is():
-  """A device's whole array goes to another one, and no part is its own."""
-  size = 8 * 128 * 4
-  permutation = hlo.Collective('collective-permute', 2, size)
-  assert permutation.sent_bytes() == size
 
 
 @pytest.mark.parametrize(
   ('operation', 'size'),
   [
     ('(f32[4,128], f32[8,128]) all-gather-start(%c)', 8 * 128 * 4),
-    ('f32[8,128] all-reduce-start(%c)', 8 * 128 * 4),
     ('(f32[8,128], bf16[6]) all-reduce-start(%c, %d)', 8 * 128 * 4 + 12),
-    ('(f32[8,128], f32[8,128]) collective-permute-start(%c)', 8 * 128 * 4),
     (
       '(f32[8,128], f32[8,128], u32[]{:S(2)}, u32[]{:S(2)}) '
       'collective-permute-start(%c)',
@@ -120,14 +108,12 @@ def test_a_reduce_scatter_as_libtpu_writes_it():
 @pytest.mark.parametrize(
   ('groups', 'devices'),
   [
-    ('[2,16]<=[32]', 16),
-    ('{{0,1},{2,3}}', 2),
     ("mesh['a'=4,'b'=8] {'a','b'}", 32),
     ("mesh['a'=4,'b'=8] {'b':(2)4}", 4),
     ("mesh['a'=4,'b'=8], device_ids=([8,4]T(1,0)) {'b'}", 8),
   ],
 )
-def test_groups_of_devices(groups, devices):
+def test_groups_of_devices_as_axes_of_a_mesh(groups, devices):
   old = 'replica_groups=[4,2]<=[8]'
   assert old in TEXT
   program = hlo.read(TEXT.replace(old, f'replica_groups={groups}'))
@@ -135,16 +121,9 @@ def test_groups_of_devices(groups, devices):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('', 'lacks estimated_cycles'),
-    (TEXT.replace('estimated_cycles', 'cycles'), 'compiled for TPU'),
-  ],
-)
-def test_other_text_is_refused(text, message):
-  with pytest.raises(ValueError, match=message):
-    hlo.read(text)
+def test_text_without_a_program_for_tpu_is_refused():
+  with pytest.raises(ValueError, match='lacks estimated_cycles'):
+    hlo.read('')
 
 
 SENT_S = 10.0  # of every collective below, at a clock of one cycle a second
@@ -186,9 +165,7 @@ ENTRY %main (p: bf16[6,8,128]) -> bf16[6,8,128] {
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(
-  ('slices', 'count'), [('1,2', 2), ('1,2,3,4', 4), ('1:16', 16)]
-)
+@pytest.mark.parametrize(('slices', 'count'), [('1,2,3,4', 4), ('1:16', 16)])
 def test_slices_sum_their_parts_of_the_gradients(slices, count):
   program = hlo.read(BETWEEN.replace('SLICES', slices))
   (found,) = program.collectives
@@ -319,11 +296,9 @@ def test_of_what_is_called_the_first_counts(operation, cycles):
 @pytest.mark.parametrize(
   ('shape', 'size'),
   [
-    ('f32[8,128]', 4096),
-    ('bf16[3]', 6),
     ('s4[10]', 5),
     ('c64[5]', 40),
-    ('(f32[2], s8[3])', 11),
+    ('(f32[2], pred[3])', 11),
   ],
 )
 def test_bytes_of_arrays(shape, size):
