@@ -20,21 +20,14 @@ def test_lists_have_no_empty_names():
   ('args', 'message'),
   [
     ('train --vs=keras', '--vs=keras is unknown. Use timm, timm-eager'),
-    ('train --variants=q16', "Unknown model variant 'q16'"),
     ('train --batch_sizes=4,0', "'0' is not a whole number above 0"),
     ('train --set=model.depht=1', 'Did you mean model.depth'),
     ('train --devices=9', '--devices is 9; it must be from 1 to 8'),
     ('train --devices=3', 'use a multiple of 3'),
-    ('inference --batch_sizes=8,x', "'x' is not a whole number above 0"),
   ],
 )
 def test_flags_that_make_no_sense(run, args, message):
-  status, out, err = run(*args.split(), small='input' not in args)
+  status, out, err = run(*args.split())
   assert status == 2
   assert message in err
   assert 'images/s' not in out and 'images,' not in out
-
-
-@pytest.mark.parametrize('what', ['train', 'inference'])
-def test_images_have_the_paper_s_size_unless_told(what):
-  assert command._parser().parse_args([what]).image_sizes == [224]

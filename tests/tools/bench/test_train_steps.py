@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import COMPILE_QUICKLY, XLA_FLAGS_GIVEN
 from tests.tools.bench.conftest import SMALL, assert_mfu
 from vit_jax.data import cores
 from vit_jax.models import flops
@@ -24,17 +25,7 @@ def experiment(dtype='float32', devices=1, batch_size=4, **data):
 
 
 @pytest.mark.slow
-def test_a_grid(run):
-  status, out, _ = run('train', '--variants=ti16,ti32', '--batch_sizes=2')
-  assert status == 0
-  titles = re.findall(r'^\[(\d) of 2.*\] (.*)$', out, re.M)
-  assert titles == [('1', 'ti16 at 32, batch 2'), ('2', 'ti32 at 32, batch 2')]
-  line = r'^  ours +[\d.]+  \([\d.]+ to [\d.]+\), compiled in [\d.]+ s, '
-  assert len(re.findall(line, out, re.M)) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('variant', ['ti16', 's32', 'r26+s32', 'r50x1'])
+@pytest.mark.parametrize('variant', ['ti16', 'r26+s32', 'r50x1'])
 def test_timm_has_the_same_architecture(timm, variant):
   from vit_jax.tools.bench import torch_peer
 
@@ -45,8 +36,7 @@ def test_timm_has_the_same_architecture(timm, variant):
   assert theirs == flops.count_params(chosen.objective.model, (64, 64))
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_timm_learns_the_batch(timm, monkeypatch, dtype):
+def test_timm_learns_the_batch(timm, monkeypatch):
   """What is timed is training: its loss falls."""
   del timm
   import torch
@@ -62,7 +52,7 @@ def test_timm_learns_the_batch(timm, monkeypatch, dtype):
 
   monkeypatch.setattr(race, 'TURN_S', 0.0)
   monkeypatch.setattr(torch.nn.functional, 'cross_entropy', noting)
-  contender = torch_peer.contender(experiment(dtype), True, compiled=False)
+  contender = torch_peer.contender(experiment(), True, compiled=False)
   assert contender.name.endswith(', eager')
   contender.turn()
   contender.turn()
@@ -93,7 +83,6 @@ def test_torch_has_our_cores_and_precision(timm, torch, monkeypatch):
 @pytest.mark.parametrize('training', [False, True])
 def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
   """Normalised, and in autocast where ours computes in bfloat16."""
-  dtype = 'bfloat16'
   import torch
 
   from vit_jax.tools.bench import torch_peer
@@ -113,7 +102,7 @@ def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
   monkeypatch.setattr(race, 'TURN_S', 0.0)
   monkeypatch.setattr(timm, 'create_model', lambda **_: Noting())
   mean, std = (0.1, 0.2, 0.3), (0.7, 0.8, 0.9)
-  chosen = experiment(dtype, mean=mean, std=std)
+  chosen = experiment('bfloat16', mean=mean, std=std)
   assert torch_peer.contender(chosen, training, False).turn() > 0
   images_BHWC = (step.random_batch(chosen)['image'] / 255 - mean) / std
   assert len(seen) == 3
@@ -121,7 +110,7 @@ def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
     np.testing.assert_allclose(
       given_BCHW.transpose(0, 2, 3, 1), images_BHWC, rtol=1e-4, atol=1e-5
     )
-    assert (str(logits_dtype), is_training) == (f'torch.{dtype}', training)
+    assert (logits_dtype, is_training) == (torch.bfloat16, training)
 
 
 @pytest.mark.parametrize('module', [train_steps, inference])
@@ -163,7 +152,7 @@ def test_devices_share_the_batch():
   args = ('train', *SMALL, '--devices=2', '--batch_sizes=4')
   done = subprocess.run(
     [sys.executable, '-m', 'vit_jax.bench', *args],
-    env={k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'},
+    env=os.environ | {'XLA_FLAGS': f'{XLA_FLAGS_GIVEN} {COMPILE_QUICKLY}'},
     capture_output=True,
     text=True,
   )

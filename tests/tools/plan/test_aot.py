@@ -125,7 +125,7 @@ def test_images_are_normalised_before_the_model():
   want = experiment.objective.model.apply(
     {'params': params}, normalised.astype(np.float32)
   )[0]
-  got = program.function(params, images)
+  got = program.lower().compile()(params, images)
   assert np.ptp(want) > 1e-3
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
