@@ -31,7 +31,6 @@ def fine_tuning(model, **fields):
 @pytest.mark.parametrize(
   ('model', 'pixels', 'side'),
   [
-    ('b16', 384, 384),
     ('h14', 384, 378),  # 27 patches are nearer than 28
     ('h14', 512, 518),  # as in table 2
     ('l16', 376, 368),  # and not 384, which is as near
@@ -41,9 +40,7 @@ def test_sizes_are_tiled_by_patches(model, pixels, side):
   assert from_init.nearest_size(fine_tuning(model), pixels) == side
 
 
-@pytest.mark.parametrize(
-  ('patch', 'side'), [(448, 448), (320, 320), (449, 384), (319, 384)]
-)
+@pytest.mark.parametrize(('patch', 'side'), [(448, 448), (449, 384)])
 def test_no_size_is_taken_that_is_far(patch, side):
   """By more than 64 pixels: the model says what is wrong with the one asked."""
   config = fine_tuning('b16', **{'model.patch_size': patch})
@@ -93,8 +90,6 @@ def test_what_pre_training_left_out_at_random_fine_tuning_does_not(
     ('imagenet2012', 'b16', (0.003, 0.01, 0.03)),
     ('imagenet2012', 'r50+b16', (0.003, 0.01, 0.03, 0.06)),
     ('imagenet2012', 'r50x1', (0.003, 0.01, 0.03, 0.06)),
-    ('cifar10', 'b16', (0.001, 0.003, 0.01, 0.03)),
-    ('vtab/dmlab', 'b16', (0.01,)),
     ('./mine', 'b16', (0.001, 0.003, 0.01, 0.03)),
   ],
 )
@@ -106,10 +101,7 @@ def test_learning_rates_of_table_4(name, model, rates):
 
 # Table 4: steps; held-out parts of appendix B.1.1; BiT's exceptions for VTAB.
 ROWS = [
-  ('imagenet2012', 20_000, 'validation', '99%', True, 0.05, 0),
   ('cifar100', 10_000, 'test', '98%', True, 0.05, 0),
-  ('oxford_iiit_pet', 500, 'test', '90%', True, 0.05, 0),
-  ('vtab/dtd', 2_500, 'test', '', True, 0.05, 448),
   ('vtab/kitti', 2_500, 'test', '', True, 1.0, 0),
   ('vtab/smallnorb_azimuth', 2_500, 'test', '', False, 0.05, 448),
 ]

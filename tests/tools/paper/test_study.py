@@ -5,44 +5,27 @@ import csv
 import pytest
 
 from configs import scaling
-from tests.tools.paper import table_6
 from vit_jax.data import images
-from vit_jax.models import flops, variants
+from vit_jax.models import variants
 from vit_jax.sweeps import axes
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
 
-def models(config, num_classes=10):
+def models(config):
   """Returns the model of each label, built as training does."""
   size = images.size_of(config.data.image_size)
   return {
     cell.labels['Model']: variants.build(
-      num_classes=num_classes, image_size=size, **cell.config.model
+      num_classes=10, image_size=size, **cell.config.model
     )
     for cell in axes.cells(config, 'w')
   }
 
 
-@pytest.mark.slow
-def test_small_models_are_of_every_family_and_overlap_in_compute():
-  config = scaling.get_config()
-  compute = {}
-  for name, model in models(config).items():
-    kind = 'Hybrid' if '+' in name else name[0]
-    compute.setdefault(kind, set()).add(flops.forward_flops(model, (32, 32)))
-  assert {k: len(v) for k, v in compute.items()} == {
-    'V': 3,
-    'R': 3,
-    'Hybrid': 3,
-  }
-  lowest_end = min(max(values) for values in compute.values())
-  assert all(min(values) < lowest_end for values in compute.values())
-
-
 def test_every_model_sees_the_same():
-  for argument in ('digits', './images', 'imagenet21k', 'imagenet2012'):
+  for argument in ('digits', 'imagenet21k'):
     cells = axes.cells(scaling.get_config(argument), 'w')
     own = {'model', 'optimizer', 'seed'}
     shared = [
@@ -69,80 +52,32 @@ def test_folders_take_small_models_with_smaller_patches_and_one_seed():
   assert len(axes.cells(scaling.get_config(), 'w')) == 27
 
 
-def test_large_models_are_those_of_table_6():
-  config = scaling.get_config('imagenet2012')
-  cells = {c.labels['Model']: c.config for c in axes.cells(config, 'w')}
-  assert set(cells) == {row.model for row in table_6.TABLE_6}
-  variant_of = {row.model: row.variant for row in table_6.TABLE_6}
-  for name, model in models(config, 1000).items():
-    fields = variants.fields(variant_of[name])
-    for field, value in fields.items():
-      if field != 'name':
-        assert getattr(model, field) == value
-    assert model.dtype == 'bfloat16'
-    assert cells[name].data.image_size == '224'
-  assert models(config)['ViT-L/16'].representation_size == 1024
-
-
-def test_learning_rates_are_those_of_table_3():
-  cells = axes.cells(scaling.get_config('imagenet2012'), 'w')
-  rates = {c.labels['Model']: c.config.optimizer.lr for c in cells}
-  assert rates == {
-    'ViT-B/32': 8e-4,
-    'ViT-B/16': 8e-4,
-    'ViT-L/32': 6e-4,
-    'ViT-L/16': 4e-4,
-    'ViT-H/14': 3e-4,
-    'R50x1': 1e-3,
-    'R50x2': 1e-3,
-    'R101x1': 8e-4,
-    'R152x1': 6e-4,
-    'R152x2': 6e-4,
-    'R200x3': 6e-4,
-    'R50+ViT-B/32': 8e-4,
-    'R50+ViT-B/16': 8e-4,
-    'R50+ViT-L/32': 2e-4,
-    'R50+ViT-L/16': 4e-4,
-  }
-
-
 @pytest.mark.parametrize(
-  ('argument', 'few', 'loss', 'bias', 'test', 'warmup'),
+  ('argument', 'few', 'total', 'test', 'bias'),
   [
-    ('imagenet21k', 'imagenet2012', 'sigmoid', -10, 'train[:51200]', '10000'),
-    ('imagenet2012', 'imagenet2012', 'softmax', 0, 'validation', '10%'),
-    ('cars196,digits', 'digits', 'softmax', 0, 'test', '10%'),
+    ('imagenet21k', 'imagenet2012', '30 epochs', 'train[:51200]', -10),
+    ('imagenet2012', 'imagenet2012', '90 epochs', 'validation', 0),
+    ('cars196,digits', 'digits', '90 epochs', 'test', 0),
   ],
 )
-def test_large_data(argument, few, loss, bias, test, warmup):
+def test_large_data(argument, few, total, test, bias):
   config = scaling.get_config(argument)
   assert config.evaluators.fewshot.data == few
-  assert config.best_metric == 'fewshot/10shot_accuracy'
-  assert 10 in config.evaluators.fewshot.shots
-  assert config.report == 'scaling'
-  assert config.loss.name == loss
-  is_21k = argument == 'imagenet21k'
-  assert config.total == ('30 epochs' if is_21k else '90 epochs')
-  assert config.data.split == ('train[51200:]' if is_21k else 'train')
-  assert config.batch_size == 4096
+  assert config.total == total
   assert config.evaluators.test.split == test
-  assert config.optimizer.warmup.startswith(warmup)
-  assert config.optimizer.decay == 'linear'
-  assert config.optimizer.weight_decay == 0.1
-  for cell in axes.cells(config, 'w'):
-    assert cell.config.model.head_bias == bias
+  cells = {c.labels['Model']: c.config for c in axes.cells(config, 'w')}
+  for cell_config in cells.values():
+    assert cell_config.model.head_bias == bias
+    assert cell_config.model.dtype == 'bfloat16'
+  # Of table 3, and as wide as the model.
+  assert cells['ViT-L/16'].optimizer.lr == 4e-4
+  assert cells['ViT-L/16'].model.representation_size == 1024
+  assert cells['R50x1'].model.name == 'resnet'
 
 
-@pytest.mark.parametrize(
-  ('argument', 'message'),
-  [
-    ('digits,model.width=3', 'model.width is set by the axis .Model.'),
-    ('digits,totl=1', "No config field 'totl'"),
-  ],
-)
-def test_what_does_not_fit_is_refused(argument, message):
-  with pytest.raises(ValueError, match=message):
-    scaling.get_config(argument)
+def test_fields_of_the_models_are_refused():
+  with pytest.raises(ValueError, match='model.width is set by the axis .Model'):
+    scaling.get_config('digits,model.width=3')
 
 
 @pytest.mark.slow

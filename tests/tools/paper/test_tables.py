@@ -167,11 +167,6 @@ def test_without_vtab_it_is_table_2_alone(tmp_path):
   )
 
 
-def test_data_that_nobody_published_stand_alone(tmp_path):
-  text = report(tmp_path, {'./data': [50]}).markdown()
-  assert text.endswith('|  | s16 (ours) |\n| :-- | --: |\n| ./data | 50.00 |\n')
-
-
 def test_table_5_is_there_for_models_of_its_shapes(tmp_path):
   cells = {
     ('cifar100', 'b16'): [90],
