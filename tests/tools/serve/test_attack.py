@@ -325,13 +325,12 @@ def test_connections_that_wait_keep_nobody_away(server, begun):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize('host', [b'localhost', b'evil.example'])
 @pytest.mark.parametrize('pause_s', [0, 0.1])
-def test_a_body_that_goes_wrong_fills_no_log(server, host, pause_s):
+def test_a_body_that_goes_wrong_fills_no_log(server, pause_s):
   """Before and after its request is refused."""
   _, port, process = server
   lines = len(process.said)
-  head = b'POST /api/predict?top=0 HTTP/1.1\r\nHost: ' + host + b'\r\n'
+  head = b'POST /api/predict?top=0 HTTP/1.1\r\nHost: localhost\r\n'
   with socket.create_connection(('127.0.0.1', port)) as sent:
     sent.sendall(head + b'Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n')
     time.sleep(pause_s)

@@ -70,14 +70,12 @@ def test_rollout_for_a_class_is_that_of_jax(engine, checkpoint):
   (seen,) = sights.values()
   x = checkpoint.normalize(jnp.asarray(seen.pixels_HWC[None]))
   layers = Layers(checkpoint.model, checkpoint.params, x)
-  for number, fusion, discard in ((2, 'mean', 0), (5, 'max', 0.5)):
-    found = engine.explained(seen, 'small', number, fusion, discard).result()
-    want = rollout.rollout(layers, fusion, discard, np.array([number]))[0]
-    np.testing.assert_allclose(found, want, atol=1e-6)
+  found = engine.explained(seen, 'small', 5, 'max', 0.5).result()
+  want = rollout.rollout(layers, 'max', 0.5, np.array([5]))[0]
+  np.testing.assert_allclose(found, want, atol=1e-6)
 
 
-@pytest.mark.parametrize('layer', [None, 2])
-@pytest.mark.parametrize('discard', [0, 0.55])
+@pytest.mark.parametrize(('layer', 'discard'), [(None, 0.55), (2, 0)])
 def test_rollout_is_that_of_jax(layer, discard):
   """On the same weights, none of them alike."""
   rng = np.random.default_rng(0)

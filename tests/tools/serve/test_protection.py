@@ -39,37 +39,20 @@ def test_scripts_and_styles_are_known_by_their_hashes():
   ) in protection.content_policy(several)
 
 
-@pytest.mark.parametrize('hosts', [None, protection.LOOPBACK])
-@pytest.mark.parametrize(
-  ('host', 'is_this'),
-  [
-    ('localhost', True),
-    ('127.0.0.1:', True),
-    ('[::1]:8000', True),
-    ('evil.example:8000', False),
-    ('localhost.evil.example', False),
-    ('', False),
-  ],
-)
-def test_hosts_are_those_of_this_machine_where_any_are_said(
-  host, is_this, hosts
-):
-  if is_this or not hosts:
-    protection.check_origin(request_of(host=host), hosts)
-    return
-  with pytest.raises(
-    HTTPException, match='does not accept the host name'
-  ) as refused:
-    protection.check_origin(request_of(host=host), hosts)
-  assert refused.value.status_code == 403
-  assert repr(host) in refused.value.detail
+def test_hosts_are_those_of_this_machine_where_any_are_said():
+  for host in ('localhost', '127.0.0.1:', '[::1]:8000'):
+    protection.check_origin(request_of(host=host), protection.LOOPBACK)
+  for host in ('localhost.evil.example', ''):
+    protection.check_origin(request_of(host=host), None)
+    with pytest.raises(HTTPException, match=f'host name {host!r}') as refused:
+      protection.check_origin(request_of(host=host), protection.LOOPBACK)
+    assert refused.value.status_code == 403
 
 
 @pytest.mark.parametrize(
   ('method', 'site', 'mode', 'is_answered'),
   [
     ('POST', 'same-origin', 'cors', True),
-    ('GET', 'none', 'navigate', True),
     ('GET', 'cross-site', 'no-cors', False),
     ('GET', 'same-site', 'cors', False),
     # A link to the page is followed from anywhere.

@@ -72,8 +72,6 @@ def test_a_model_without_attention_has_no_layer_to_ask_for():
     ('layer', ['0', '2'], ['3', '-1', '²']),
     ('class', ['0', '6'], ['7', 'cat']),
     ('threshold', ['0', '0.999'], ['1', '-0.1', 'nan', 'x']),
-    ('discard', ['0', '0.999'], ['1', '-0.1', 'nan', 'x']),
-    ('map', ['0', '1'], ['2']),
     ('fusion', ['mean', 'min', 'max'], ['median']),
     ('image', ['0' * 64], ['0' * 63, '0' * 65, 'A' * 64, '0' * 63 + 'g']),
     ('model', ['first', 'second'], ['third']),
