@@ -89,16 +89,3 @@ def fake_clock(monkeypatch):
 def table(path):
   with open(path) as f:
     return list(csv.DictReader(f))
-
-
-def check_refusal(command, tmp_path, args, messages):
-  """The command says what is wrong in one line, and makes nothing."""
-  status, out, err = command(
-    '--config=configs/digits.py', f'--workdir={tmp_path}/w', *args
-  )
-  assert status == 2
-  assert err.startswith('error: ') and err.count('\n') == 1
-  for message in messages:
-    assert message in err
-  assert out == ''
-  assert not (tmp_path / 'w').exists()

@@ -68,24 +68,16 @@ def test_an_axis_of_the_command_replaces_that_of_the_config():
 
 
 def test_posemb_is_table_8_and_one_row():
-  config = ablation.get_config('posemb')
-  cells = axes.cells(config, 'w')
-  assert [
+  """Only learned embeddings are added in every layer, too."""
+  cells = axes.cells(ablation.get_config('posemb'), 'w')
+  places = [
     (c.config.model.posemb, c.config.model.posemb_at)
     for c in cells
     if c.config.seed == 0
-  ] == [
-    ('none', 'input'),
-    ('learned1d', 'input'),
-    ('learned1d', 'every_layer'),
-    ('learned1d', 'shared'),
-    ('learned2d', 'input'),
-    ('learned2d', 'every_layer'),
-    ('learned2d', 'shared'),
-    ('relative', 'input'),
-    ('sincos2d', 'input'),
   ]
-  assert sorted({c.config.seed for c in cells}) == [0, 1, 2]
+  assert len(places) == 9 and len(cells) == 9 * 3
+  kinds = {kind for kind, at in places if at != 'input'}
+  assert kinds == {'learned1d', 'learned2d'}
   assert cells[6].workdir.name == '1-D-Pos-Emb_Every-Layer_seed=0'
 
 
@@ -96,10 +88,8 @@ def test_head_is_figure_9():
     (c.config.model.pool, c.config.model.representation_size) for c in cells
   }
   assert heads == {('cls', 0), ('cls', 256), ('gap', 0), ('map', 0)}
-  # Each at every rate, with one seed where digits have three.
-  rates = {c.config.optimizer.lr for c in cells}
-  assert rates == {1e-3, 3e-3, 1e-2} and len(cells) == 4 * 3
-  assert len(axes.cells(ablation.get_config('head'), 'w')) == 4 * 3 * 3
+  # Each at three rates, with one seed where digits have three.
+  assert len(cells) == 4 * 3
   assert config.data.name == './cifar10'
 
 
@@ -129,7 +119,6 @@ def test_vit5_loses_one_part_after_the_other():
   ('label', 'folder'),
   [
     ('1-D Pos. Emb.', '1-D-Pos-Emb'),
-    ('lr=0.001', 'lr=0.001'),
     ('name=../a b/c', 'name=-a-b-c'),
   ],
 )
@@ -138,17 +127,15 @@ def test_labels_become_folders(label, folder):
 
 
 @pytest.mark.parametrize(
-  ('sweeps', 'message'),
+  ('sweep', 'message'),
   [
-    (['optimizer.lrr=1'], "No config field 'optimizer.lrr'.*optimizer.lr"),
-    (['seed=0,one'], "seed='one': expected a value of type int"),
-    (['seed'], '--sweep=seed lacks values. Write a field and its values'),
-    (['seed=,'], '--sweep=seed=, lacks values'),
+    ('optimizer.lrr=1', "No config field 'optimizer.lrr'.*optimizer.lr"),
+    ('seed=,', '--sweep=seed=, lacks values. Write a field and its values'),
   ],
 )
-def test_axes_that_do_not_work_are_refused(sweeps, message):
+def test_axes_that_do_not_work_are_refused(sweep, message):
   with pytest.raises(ValueError, match=message):
-    choosing.entries(small(*sweeps), 'w')
+    small(sweep)
 
 
 def test_axes_of_one_name_or_one_field_are_refused():

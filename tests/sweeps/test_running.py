@@ -1,6 +1,5 @@
 """Running a sweep: what it writes, resuming it, and what it refuses."""
 
-import importlib
 import json
 import time
 
@@ -9,8 +8,6 @@ import pytest
 from PIL import Image
 
 from tests.sweeps.small_sweep import (
-  SMALL,
-  check_refusal,
   fake_clock,
   fake_training,
   small,
@@ -19,9 +16,7 @@ from tests.sweeps.small_sweep import (
 from vit_jax import main
 from vit_jax.checkpoints import saving
 from vit_jax.sweeps import axes, grid, running, stages
-from vit_jax.training import metric_log, preemption
-
-train = importlib.import_module('vit_jax.train')
+from vit_jax.training import preemption
 
 # The way in which config_flags loads a config file.
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
@@ -45,7 +40,6 @@ def results(workdir):
   ('sweeps', 'message'),
   [
     (['seed=0,1', 'model.pool=cls,clss'], "seed=0 / pool=clss: .*'clss'"),
-    (['model.patch_size=4,3'], 'patch_size=3: .*tile'),
     (['batch_size=16,17'], 'batch_size=17: .*multiple of 8'),
     (['data.split=train,trian'], "split=trian: .*'trian'"),
     (['best_metric=test/loss,tset/loss'], 'tset/loss: .*the evaluators do not'),
@@ -92,12 +86,16 @@ def test_the_data_of_the_first_run_give_the_metric(fake, tmp_path):
 @pytest.mark.parametrize(
   ('field', 'does'), [('eval_only', 'measures'), ('extend', 'continues')]
 )
-def test_what_is_for_a_single_run_is_refused(fake, tmp_path, field, does):
-  config = small('seed=0')
-  config[field] = True
-  with pytest.raises(ValueError, match=f'{field} {does} a single run'):
-    running.run(config, str(tmp_path))
-  assert fake == []
+def test_what_is_for_a_single_run_is_refused(command, tmp_path, field, does):
+  status, out, err = command(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}/w',
+    '--sweep=seed=0',
+    f'--config.{field}=True',
+  )
+  assert (status, out) == (2, '')
+  assert err.startswith(f'error: {field} {does} a single run')
+  assert not (tmp_path / 'w').exists()
 
 
 def test_results_of_every_run(fake, tmp_path, monkeypatch, capfd):
@@ -271,50 +269,20 @@ def test_a_report_of_another_kind(fake, tmp_path, capfd, monkeypatch):
   assert text in capfd.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_command_runs_a_grid_of_a_config_file(command, tmp_path):
-  pairs = ','.join(f'{key}={value}' for key, value in SMALL.items())
-  pairs += ',total=2 steps'
-  status, out, err = command(
-    f'--config=configs/ablation.py:head,{pairs}',
-    f'--workdir={tmp_path}',
-    '--sweep=optimizer.lr=0.01',
-    '--sweep=seed=0',
-  )
-  assert status == 0, err
-  rows = results(tmp_path)
-  heads = ['Class token, linear', 'Class token, MLP']
-  heads += ['Mean (GAP), linear', 'Attention (MAP), linear']
-  assert [row['Head'] for row in rows] == heads
-  # The hidden layer of 16, as wide as the model, and a head of its own.
-  params = [int(row['params']) for row in rows]
-  assert params[1] - params[0] == 17 * 16
-  lines = (tmp_path / 'table.md').read_text().splitlines()
-  assert lines[2] == '| Head | lr=0.01 |'
-  for line, row in zip(lines[4:], rows, strict=True):
-    accuracy = 100 * float(row['test/accuracy'])
-    assert line == f'| {row["Head"]} | {accuracy:.2f} |'
-    # Each is a run like any other.
-    folder = tmp_path / row['folder']
-    assert (folder / 'curves.png').exists()
-    columns, steps = metric_log.read_table(folder / 'metrics.csv')
-    assert steps[2]['test/accuracy'] == row['test/accuracy']
-  assert out.endswith(f'written  {tmp_path}/table.md\n')
-
-
 @pytest.mark.parametrize(
-  ('args', 'messages'),
-  [
-    (['--sweep=optimizer.lrr=1'], ["'optimizer.lrr'", 'optimizer.lr']),
-    (
-      ['--sweep=seed=0,1', '--config.seed=3'],
-      ["seed is set by the axis 'seed'", '--sweep=seed=...'],
-    ),
-    (['--sweep=seed=0', '--config.eval_only=True'], ['a single run']),
-  ],
+  ('flag', 'field'), [('sweep', 'seed'), ('tune', 'optimizer.lr')]
 )
-def test_the_command_refuses_in_one_line(command, tmp_path, args, messages):
-  check_refusal(command, tmp_path, args, messages)
+def test_the_command_refuses_a_field_of_an_axis(command, tmp_path, flag, field):
+  status, out, err = command(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}/w',
+    f'--{flag}={field}=1,2',
+    f'--config.{field}=3',
+  )
+  assert (status, out) == (2, '')
+  assert err.startswith(f'error: {field} is set by the axis {field!r}')
+  assert f'--{flag}={field}=...' in err and err.count('\n') == 1
+  assert not (tmp_path / 'w').exists()
 
 
 def test_a_preempted_sweep_has_the_status_of_a_preempted_run(
