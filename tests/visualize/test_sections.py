@@ -78,20 +78,15 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ('count', 'entries', 'attention', 'sizes'),
-  [
-    (5, 2 * 2 * 49, 'all', [2, 2, 1]),
-    (3, 5, 'all', [1, 1, 1]),
-    (40, 2**26, 'all', [32, 8]),
-  ],
+  ('count', 'entries', 'sizes'),
+  [(5, 2 * 2 * 49, [2, 2, 1]), (3, 5, [1, 1, 1]), (40, 2**26, [32, 8])],
 )
 def test_as_many_images_at_once_as_leave_weights_small(
-  count, entries, attention, sizes, seen, monkeypatch
+  count, entries, sizes, seen, monkeypatch
 ):
   """The last batch is filled up with images of zeros."""
   monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', entries)
   subject = subject_of(count)
-  subject.checkpoint.model.attention = attention
   found = [batch for _, batch in subject.at_work('here')]
   assert [len(batch) for batch in found] == sizes
   assert [p for batch in found for p in batch] == subject.photographs
