@@ -1,12 +1,15 @@
 """Accuracy after hiding the pixels that an attention map rates highest."""
 
 import collections
+import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.test_digits import final_metrics
+from tests.conftest import ROOT, XLA_FLAGS_GIVEN
 from vit_jax.checkpoints import opening
 from vit_jax.data import sources
 from vit_jax.visualize import draw
@@ -60,22 +63,26 @@ def test_a_trained_model_misses_what_its_maps_point_at(tmp_path):
 
   The mean of three models: of one, rounding moves these shares by ten points.
   """
-  share = collections.Counter()
-  for seed in range(3):
-    workdir = tmp_path / str(seed)
-    final_metrics(
-      workdir,
-      'configs/digits.py',
+  subprocess.run(
+    [
+      *(sys.executable, '-m', 'vit_jax.main', f'--workdir={tmp_path}'),
+      '--config=configs/digits.py',
       '--config.model.width=48',
       '--config.model.depth=2',
       '--config.model.mlp_dim=96',
       '--config.model.heads=3',
       '--config.total=15 epochs',
       '--config.eval_every=100%',
-      f'--config.seed={seed}',
-    )
+      '--sweep=seed=0,1,2',
+    ],
+    cwd=ROOT,
+    env=os.environ | {'XLA_FLAGS': XLA_FLAGS_GIVEN},
+    check=True,
+  )
+  share = collections.Counter()
+  for seed in range(3):
     found = hidden_accuracy(
-      opening.open_checkpoint(str(workdir)),
+      opening.open_checkpoint(f'{tmp_path}/runs/seed={seed}'),
       sources.open_source('digits', 'test'),
     )
     for kind, accuracy in found.items():
