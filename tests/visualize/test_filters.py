@@ -1,9 +1,12 @@
 """Principal components beside scikit-learn's."""
 
+import types
+
 import numpy as np
 import pytest
 
-from vit_jax.visualize import filters
+from vit_jax.visualize import filters, sections
+from vit_jax.visualize.subject import Subject
 
 
 def test_components_are_scikit_learns():
@@ -22,6 +25,16 @@ def test_components_are_scikit_learns():
 def test_there_are_no_more_than_filters():
   kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 5))
   assert filters.principal_components(kernel, 28).shape == (5, 4, 4, 3)
+
+
+def test_filters_are_the_leading_28():
+  kernel = np.random.default_rng(0).standard_normal((4, 5, 3, 40))
+  checkpoint = types.SimpleNamespace(params={'embedding': {'kernel': kernel}})
+  section = sections.first_filters(Subject(checkpoint, []))
+  want = filters.principal_components(kernel, 28)
+  np.testing.assert_array_equal(section.arrays['components'], want)
+  assert section.text.startswith('The leading 28 principal components of the')
+  assert '40 filters of the patch embedding (4x5 pixels)' in section.text
 
 
 def test_filters_of_a_hybrid_are_those_that_see_the_image():

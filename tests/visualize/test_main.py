@@ -107,19 +107,28 @@ def test_rollout_has_a_map_of_every_file(run, checkpoints, files):
   np.testing.assert_allclose(arrays['maps'], want[None], rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_classes_by_name_or_index(run, checkpoints, files):
+def test_classes_by_name_or_index(run, checkpoints, files, monkeypatch):
+  sheets = []
+  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
   how = ('--fusion=max', '--discard=0.5')
-  status, _, err, out = run(
+  status, said, err, out = run(
     'rollout', 'cls', files[0], '--class=class 4', '--class=2', *how
   )
   assert (status, err) == (0, '')
+  assert 'by their max, the lowest 50% of the weights discarded, wei' in said
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['classes']) == ['class 4', 'class 2']
   layers = layers_of(checkpoints('cls'), files[:1])
   for i, index in enumerate((4, 2)):
     want = rollout.rollout(layers, 'max', 0.5, np.array([index]))
     np.testing.assert_allclose(arrays['maps'][i], want, rtol=1e-5)
+  (((line,), names),) = sheets
+  assert names == ['a']
+  kinds = ('rollout', 'highest half')
+  titles = [f'class {c}: {kind}' for c in (4, 2) for kind in kinds]
+  assert [*line] == ['image', *titles]
+  want = draw.overlay(line['image'], arrays['maps'][1, 0])
+  np.testing.assert_array_equal(line['class 2: rollout'], want)
 
 
 @pytest.mark.fast('1,2')
