@@ -213,9 +213,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.mark.slow
-def test_the_report_has_all_and_needs_nothing(
-  run, checkpoints, files, monkeypatch
-):
+def test_the_report_has_all_and_needs_nothing(run, checkpoints, files):
   # As of folders whose names are no UTF-8.
   names = tuple(f'<b>{i}</b>\udcff' for i in range(7))
   checkpoint = checkpoints('cls')
