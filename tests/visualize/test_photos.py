@@ -29,7 +29,7 @@ def ramp(height, width):
 
 
 @pytest.mark.parametrize(
-  ('resize_small', 'shape'), [(0, (300, 600)), (20, (900, 450))]
+  ('resize_small', 'shape'), [(0, (900, 450)), (20, (300, 600))]
 )
 def test_shown_is_the_part_that_is_seen(resize_small, shape, tmp_path):
   path = str(tmp_path / 'ramp.png')

@@ -160,6 +160,7 @@ def test_each_image_has_patches_of_its_own_hidden(
       own = y * 3 + x
       others = patches[:own] + patches[own + 1 :]
       assert any((shown == patch).all() for patch in others)
+  assert {p.name for p in out.glob('*.png')} == {'masked.png', 'masked-2.png'}
   assert [len(lines) for lines, _ in sheets] == [8, 1]
   assert sheets[0][1] == ['a', *map(str, range(7))]
   assert sheets[1][1] == ['7']

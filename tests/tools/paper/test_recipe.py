@@ -90,6 +90,7 @@ def test_what_pre_training_left_out_at_random_fine_tuning_does_not(
     ('imagenet2012', 'b16', (0.003, 0.01, 0.03)),
     ('imagenet2012', 'r50+b16', (0.003, 0.01, 0.03, 0.06)),
     ('imagenet2012', 'r50x1', (0.003, 0.01, 0.03, 0.06)),
+    ('vtab/dmlab', 'b16', (0.01,)),
     ('./mine', 'b16', (0.001, 0.003, 0.01, 0.03)),
   ],
 )
