@@ -286,17 +286,6 @@ def test_the_mean_of_vtab_waits_for_all_tasks(tmp_path, last, want):
   assert row['s16 (ours)'] == want
 
 
-def test_a_part_of_vtab_has_no_means_but_counts(tmp_path):
-  cells = {'vtab/dtd': [70], 'vtab/svhn': [80]}
-  rows = table(report(tmp_path, cells).markdown())
-  assert rows['s16 (ours)'] == {
-    '': 's16 (ours)',
-    '● DTD': '70.0',
-    '● SVHN': '80.0',
-    'Mean': '2 of 19 tasks',
-  }
-
-
 def test_a_model_without_runs_of_vtab_has_none_of_its_tasks(tmp_path):
   cells = {('./data', 'a'): [90], ('vtab/dtd', 'b'): [70]}
   text = report(tmp_path, cells).markdown()

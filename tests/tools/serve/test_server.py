@@ -282,15 +282,6 @@ def test_an_answer_is_what_the_description_says(port):
   assert set(found['seconds']) == set(
     schema['properties']['seconds']['properties']
   )
-  for name, wrong in {
-    'model': 1,
-    'box': ['0'],
-    'classes': [{'index': 0.5}],
-    'objects': [{'box': ['0']}],
-    'map': {'values': [0.5]},
-    'seconds': {'model': None},
-  }.items():
-    assert not validator.is_valid(found | {name: wrong})
 
 
 def test_others_pages_and_names_are_not_answered(port):
