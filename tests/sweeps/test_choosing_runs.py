@@ -395,7 +395,7 @@ def test_the_command_tunes(command, tmp_path):
     + ','.join(f'{key}={value}' for key, value in SMALL.items()),
     '--tune=optimizer.lr=1e-9,0.02',
   ]
-  status, out, err = command(*args, f'--workdir={tmp_path}', '--sweep=seed=0,1')
+  status, out, err = command(*args, f'--workdir={tmp_path}', '--sweep=seed=1')
   assert status == 0, err
   assert 'chosen for all runs: lr=' in out
   rows = table(tmp_path / 'tune.csv')
@@ -411,13 +411,10 @@ def test_the_command_tunes(command, tmp_path):
 
   assert last(best['folder'])['val/examples'] == '144.0'
   assert 'test/examples' not in last(best['folder'])
-  runs = table(tmp_path / 'results.csv')
-  assert [row['folder'] for row in runs] == [
-    f'runs/seed={seed}_lr={lr}' for seed in (0, 1)
-  ]
-  for row in runs:
-    assert last(row['folder'])['test/examples'] == '360.0'
-    assert last(row['folder'])['test/accuracy'] == row['test/accuracy']
+  (row,) = table(tmp_path / 'results.csv')
+  assert row['folder'] == f'runs/seed=1_lr={lr}'
+  assert last(row['folder'])['test/examples'] == '360.0'
+  assert last(row['folder'])['test/accuracy'] == row['test/accuracy']
   # A run is what the same values give without choosing.
   alone = tmp_path / 'alone'
   status, _, err = command(
@@ -427,11 +424,11 @@ def test_the_command_tunes(command, tmp_path):
     f'--config.optimizer.lr={lr}',
   )
   assert status == 0, err
-  chosen = tmp_path / runs[1]['folder'] / 'metrics.csv'
+  chosen = tmp_path / row['folder'] / 'metrics.csv'
   assert chosen.read_text() == (alone / 'metrics.csv').read_text()
   # Measuring chooses nothing.
   status, out, err = command(
     *args, f'--workdir={alone}', '--config.eval_only=True'
   )
   assert status == 0, err
-  assert f'test/accuracy {float(runs[1]["test/accuracy"]):.4f}' in out
+  assert f'test/accuracy {float(row["test/accuracy"]):.4f}' in out
