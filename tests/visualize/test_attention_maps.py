@@ -133,7 +133,6 @@ def test_gradients_are_differences_of_the_logit(kind, in_float64, monkeypatch):
   [
     ('vit', TINY | KINDS['axial']),
     ('resnet', {'width': 32, 'layers': (1,)}),
-    ('resnet', {'width': 32, 'layers': (1,), 'axial': True}),
     ('igpt', {'width': 32, 'mlp_dim': 8, 'heads': 2, 'depth': 1}),
     ('detr', {'width': 32, 'mlp_dim': 8, 'heads': 2, 'backbone': 'plain'}),
   ],

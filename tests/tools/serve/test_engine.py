@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import http.client
-import json
 import socket
 import threading
 import time
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.tools.serve.pictures_to_send import every_kind
-from tests.tools.serve.test_server import checkpoint_of
+from tests.tools.serve.test_server import ask, checkpoint_of
 from vit_jax.tools.serve import board
 from vit_jax.tools.serve.__main__ import explained
 from vit_jax.visualize import rollout
@@ -188,11 +187,7 @@ def served(engine):
 
 
 def post(port, query='', data=DATA):
-  connection = http.client.HTTPConnection('127.0.0.1', port)
-  with contextlib.closing(connection):
-    connection.request('POST', f'/api/predict?{query}', data)
-    response = connection.getresponse()
-    return response.status, response.headers, json.loads(response.read())
+  return ask(port, f'/api/predict?{query}', data)
 
 
 @pytest.mark.edge
