@@ -48,11 +48,18 @@ def file(tmp_path):
   return tmp_path / 'a.png'
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('target', ['mean_colour', 'pixels'])
-def test_pictures_and_arrays(target, opened, file, tmp_path, capsys):
+@pytest.fixture
+def sheets(monkeypatch):
+  """Collects what is drawn."""
+  sheets = []
+  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
+  return sheets
+
+
+def test_pictures_and_arrays(opened, file, tmp_path, capsys, sheets):
+  """Only corrupted patches are replaced by what is predicted and right."""
   out = tmp_path / 'out'
-  args = ['masked', target, str(file), f'--out={out}', '--rate=0.7']
+  args = ['masked', 'mean_colour', str(file), f'--out={out}', '--rate=0.7']
   assert command.main(args) == 0
   said = capsys.readouterr().out
   assert '70% of the patches are corrupted' in said
@@ -69,9 +76,20 @@ def test_pictures_and_arrays(target, opened, file, tmp_path, capsys):
   assert (hidden[0][at == MASKED] == 128).all()
   np.testing.assert_array_equal(hidden[0][at == KEPT], seen[at == KEPT])
   np.testing.assert_array_equal(predicted[0][at == KEPT], seen[at == KEPT])
-  # 511 is the brightest colour, whose middle is 240; 0 is the mean, 0.5.
-  value = 128 if target == 'pixels' else 240
-  assert (predicted[0][at != KEPT] == value).all()
+  # 511 is the brightest colour, whose middle is 240.
+  assert (predicted[0][at != KEPT] == 240).all()
+  (((row,), _),) = sheets
+  times = row['image'].shape[0] // SIZE[0]
+  right = row['what is right'][::times, ::times]
+  for y, x in np.ndindex(kind[0].shape):
+    patch, own = (
+      a[P * y : P * y + P, P * x : P * x + P] for a in (right, seen)
+    )
+    if kind[0, y, x] == KEPT:
+      np.testing.assert_array_equal(patch, own)
+    else:  # one colour, near the mean
+      assert np.ptp(patch, axis=(0, 1)).max() == 0
+      assert np.abs(patch[0, 0] - own.mean((0, 1))).max() <= 16
 
 
 @pytest.mark.parametrize('target', TARGETS)
@@ -94,29 +112,6 @@ def test_what_is_right_looks_like_the_image(target, opened):
   assert np.abs(patches.astype(float) - want).max() <= bound
 
 
-def test_only_corrupted_patches_are_replaced_by_what_is_right(
-  opened, file, tmp_path, monkeypatch
-):
-  sheets = []
-  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
-  out = tmp_path / 'out'
-  assert command.main(['masked', 'mean_colour', str(file), f'--out={out}']) == 0
-  with np.load(out / 'masked.npz') as found:
-    kind = found['kind'][0]
-  assert {*np.unique(kind)} > {KEPT}
-  seen = np.asarray(Image.open(file))
-  ((row,), _), *_ = sheets
-  times = row['image'].shape[0] // SIZE[0]
-  right = row['what is right'][::times, ::times]
-  for y, x in np.ndindex(kind.shape):
-    patch, at = (a[P * y : P * y + P, P * x : P * x + P] for a in (right, seen))
-    if kind[y, x] == KEPT:
-      np.testing.assert_array_equal(patch, at)
-    else:  # one colour, near the mean
-      assert np.ptp(patch, axis=(0, 1)).max() == 0
-      assert np.abs(patch[0, 0] - at.mean((0, 1))).max() <= 16
-
-
 def test_a_checkpoint_of_another_task_is_refused(
   opened, file, tmp_path, capsys
 ):
@@ -131,11 +126,9 @@ def test_a_checkpoint_of_another_task_is_refused(
 
 
 def test_each_image_has_patches_of_its_own_hidden(
-  opened, file, tmp_path, monkeypatch
+  opened, file, tmp_path, sheets
 ):
   """Nine images, of which eight are in one picture."""
-  sheets = []
-  monkeypatch.setattr(draw, 'sheet', lambda *args: sheets.append(args) or b'')
   paths = [str(file)]
   for i in range(8):
     image = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), np.uint8)
