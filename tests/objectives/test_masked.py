@@ -151,23 +151,21 @@ def test_other_steps_hide_other_patches():
   assert (one['kind'] != other['kind']).any()
 
 
-@pytest.mark.fast('downsized')
-@pytest.mark.parametrize('target', TARGETS)
-def test_flipped_images_have_flipped_targets(target):
-  made, batch = make(target, flip=True), {'image': uint8_images(64)}
+def test_flipped_images_have_flipped_targets():
+  made, batch = make('downsized', flip=True), {'image': uint8_images(64)}
   got = made.augment(batch, KEY)
   for i, image in enumerate(batch['image']):
     seen = np.asarray(got['image'][i])
     normal = (image / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
     is_flipped = np.abs(seen - normal).max() > 1e-4
     image = image[:, ::-1] if is_flipped else image
-    np.testing.assert_allclose(
-      got['target'][i], targets_in_numpy(target, image[None])[0], atol=1e-5
+    np.testing.assert_array_equal(
+      got['target'][i], targets_in_numpy('downsized', image[None])[0]
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('target', TARGETS)
+@pytest.mark.parametrize('target', ['downsized', 'pixels'])
 def test_loss_is_that_of_numpy(target):
   made = make(target)
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
@@ -230,16 +228,6 @@ def test_an_evaluation_asks_the_same_of_an_image_each_time():
   assert given == [(False, None), (True, key)]
 
 
-def test_what_is_not_corrupted_does_not_count():
-  made = make('pixels')
-  params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
-  batch = made.augment({'image': uint8_images()}, KEY)
-  kept = np.asarray(batch['kind'])[..., None] == KEPT
-  other = batch | {'target': np.where(kept, 1e6, batch['target'])}
-  one, same = (made.loss(params, b, KEY)[0] for b in (batch, other))
-  assert float(one) == float(same)
-
-
 def test_at_the_start_all_colours_are_as_likely():
   made = make()
   params = jax.jit(lambda key: variants.init(made.model, key, SIZE))(KEY)
@@ -262,13 +250,7 @@ def config_of(**changes):
   [
     ({'objective.target': 'hue'}, "objective.target is 'hue'"),
     ({'objective.rate': 0.0}, 'objective.rate is 0.0'),
-    ({'objective.rate': 1.5}, 'objective.rate is 1.5'),
-    ({'objective.mask': -0.2}, 'objective.mask is -0.2'),
     ({'objective.mask': 0.95}, 'objective.mask is 0.95 .* at most 1'),
-    ({'objective.other': -0.1}, 'objective.other is -0.1'),
-    ({'objective.mask': float('nan')}, 'objective.mask is nan'),
-    ({'objective.other': float('nan')}, 'objective.other is nan'),
-    ({'model.pool': 'map'}, "model.pool is 'map'"),
   ],
 )
 def test_fields_that_cannot_work(changes, message, tmp_path):
