@@ -76,19 +76,6 @@ def widest_gap(x_BhwC):
   return (x_NC[widest_C, columns_C] + x_NC[widest_C + 1, columns_C]) / 2
 
 
-def relu_inputs(model, params, images):
-  """Returns what each ReLU is given."""
-  inputs, relu = [], nn.relu
-
-  def note(x_BhwC):
-    inputs.append(x_BhwC)
-    return relu(x_BhwC)
-
-  with mock.patch.object(nn, 'relu', note):
-    model.apply({'params': params}, images)
-  return inputs
-
-
 def pool_margins(model, params, images):
   """Returns by image how far a maximum is from the entry next to it."""
   margins_B, max_pool = [], cpu_gradients.max_pool
