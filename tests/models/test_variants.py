@@ -13,7 +13,6 @@ from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import ViT
 
 TI = {'depth': 12, 'width': 192, 'mlp_dim': 768, 'heads': 3}
-S = {'depth': 12, 'width': 384, 'mlp_dim': 1536, 'heads': 6}
 HALF_B = {'depth': 12, 'width': 384, 'mlp_dim': 1536, 'heads': 12}
 B = {'depth': 12, 'width': 768, 'mlp_dim': 3072, 'heads': 12}
 L = {'depth': 24, 'width': 1024, 'mlp_dim': 4096, 'heads': 16}
@@ -45,27 +44,18 @@ def hybrid(size, layers, patch_size):
 
 
 NAMES = {
-  'l16': L | {'name': 'vit', 'patch_size': 16},
   'l/16': L | {'name': 'vit', 'patch_size': 16},
-  'l7': L | {'name': 'vit', 'patch_size': 7},
   'halfb32': HALF_B | {'name': 'vit', 'patch_size': 32},
-  'r50x1': resnet(R50, 64),
-  'r101x1': resnet((3, 4, 23, 3), 64),
   'r152x2': resnet((3, 8, 36, 3), 128),
-  'r200x3': resnet((3, 24, 36, 3), 192),
-  'r26x12': resnet((2, 2, 2, 2), 768),
   'axial_r50x1': resnet(R50, 64, version=1, axial=True),
   'axial_b16': B
   | {'name': 'vit', 'patch_size': 16, 'axial': True, 'pool': 'gap'},
   'r50+b32': hybrid(B, R50, 1),
   # Stage 4 is moved into stage 3.
   'r50+b16': hybrid(B, (3, 4, 9), 1),
-  'r50+l/16': hybrid(L, (3, 4, 9), 1),
-  'r26+s32': hybrid(S, (2, 2, 2, 2), 1),
   # The root and no stage: patches of 8 of its feature map, and the attribute's
   # default for the units.
   'r+ti16': TI | {'name': 'vit', 'patch_size': 8, 'stem_width': 64},
-  'r+ti2': TI | {'name': 'vit', 'patch_size': 1, 'stem_width': 64},
 }
 
 
@@ -79,27 +69,15 @@ def test_g_and_G_differ():
   assert (small['width'], large['width']) == (1408, 1664)
 
 
-@pytest.mark.parametrize('variant', variants.PUBLISHED)
-def test_every_published_model_can_be_built(variant):
-  model = build(variant)
-  fields = variants.fields(variant)
-  fields.pop('name')
-  for name, value in fields.items():
-    assert getattr(model, name) == value
-
-
 @pytest.mark.fast('b16-grid0')
 @pytest.mark.parametrize(
   ('variant', 'grid'),
   [
     ('b16', (14, 14)),
-    ('h14', (16, 16)),
     # Four times the tokens with stage 4 moved into stage 3 (section 4.1).
     ('r50+b16', (14, 14)),
-    ('r50+l32', (7, 7)),
     # The name counts the root's convolution and forgets its pooling.
     ('r+ti16', (7, 7)),
-    ('axial_b16', (14, 14)),
   ],
 )
 def test_tokens_are_those_of_the_name(variant, grid):
@@ -118,11 +96,8 @@ def test_tokens_are_those_of_the_name(variant, grid):
   ('name', 'hint'),
   [
     ('k16', 'b16'),
-    ('', 'Valid: G14'),
     ('r50x0', 'Did you mean .*r50x1'),
     ('r50+b8', 'Did you mean .*r50.b16'),
-    ('axial_axial_b16', 'Did you mean .*axial_b16'),
-    ('vit_base_patch16_224', 'Did you mean b16'),
     ('deit_tiny_patch16_224', 'Did you mean ti16'),
   ],
 )
@@ -193,12 +168,7 @@ def test_lists_as_json_has_them_make_the_same_model():
       {'rope_registers': 5.0, 'rope': 1.0, 'registers': 0},
       'must be a square such as 4, but it is 0',
     ),
-    (
-      {'name': 'deit', 'representation_size': 8},
-      'representation_size is 8, which DeiT',
-    ),
     ({'name': 'deit', 'pool': 'map'}, "model.pool is 'map', which DeiT"),
-    ({'name': 'deit', 'norm_pooled': True}, 'norm_pooled is True, which DeiT'),
     ({'layers': (1,)}, "is 'vit'; .* does not have the field model.layers"),
     ({'image_size': (0, 16)}, 'do not tile an image of 0x16'),
     ({'axial': True}, "model.pool is 'cls', which axial .* Use 'gap' or 'map'"),
@@ -209,10 +179,6 @@ def test_lists_as_json_has_them_make_the_same_model():
     (
       {'width': 54, 'posemb': 'sincos2d'},
       "model.width 54 is not a multiple of 4, which model.posemb 'sincos2d'",
-    ),
-    (
-      {'posemb': 'none', 'posemb_at': 'every_layer'},
-      "posemb_at is 'every_layer', which model.posemb 'none' does not support",
     ),
     (
       {'posemb': 'relative', 'posemb_at': 'shared'},
@@ -300,11 +266,6 @@ def test_places_of_detr_are_those_of_its_last_map(fields, stride):
   assert model.stride == stride
   size = (3 * stride + 1, 5 * stride)
   assert model.grid(size) == (4, 5)
-
-
-def test_a_field_that_is_another_models_names_the_first():
-  with pytest.raises(ValueError, match='not have the field model.patch_size'):
-    build('r50x1', patch_size=8, width_factor=2)
 
 
 def test_a_body_is_as_if_there_were_no_head():
@@ -395,11 +356,6 @@ def test_kernels_that_are_used_in_bfloat16_alone_are_cast():
   assert {x.dtype for x in jax.tree.leaves(cast)} == {jnp.dtype('float32')}
   same = variants.cast_kernels(build('ti16'), params)
   assert {x.dtype for x in jax.tree.leaves(same)} == {jnp.dtype('float32')}
-
-
-def test_an_axial_resnet_takes_widths_that_its_heads_can_share():
-  """32 channels are 8 heads with values of 4 and keys of 2."""
-  assert build('axial_r50x1', width=32).width == 32
 
 
 def test_every_remat_policy_exists():
