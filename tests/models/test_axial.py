@@ -63,10 +63,9 @@ def axial_block(x_hwD, params):
   [
     ({'posemb': 'none'}, False),
     ({'posemb': 'learned1d', 'posemb_at': 'every_layer'}, False),
-    ({'posemb': 'relative'}, False),
     ({'posemb': 'relative'}, True),
   ],
-  ids=['none', 'every_layer', 'relative', 'relative-scan'],
+  ids=['none', 'every_layer', 'relative-scan'],
 )
 def test_axial_vit_is_rows_then_columns(fields, scan):
   size, (h, w) = (8, 12), (2, 3)
@@ -129,30 +128,6 @@ def test_rows_and_columns_have_parameters_of_their_own():
   assert tables == {'row': (5, 2, 4), 'column': (3, 2, 4)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['row', 'column'])
-def test_rows_and_columns_drop_out(name):
-  """Each by itself: the other, with parameters of 0, changes no token."""
-  fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'heads': 2}
-  model = vit.ViT(num_classes=0, dropout=0.5, **fields)
-  block = axial.AxialBlock((2, 3), model.encoder_fields)
-  x_BLD = normal(1, 6, 8)
-  params = randomised(
-    jax.eval_shape(block.init, jax.random.key(0), x_BLD)['params']
-  )
-  params = {
-    part: x if part == name else jax.tree.map(np.zeros_like, x)
-    for part, x in params.items()
-  }
-  quiet, *noisy = (
-    block.apply({'params': params}, x_BLD, key)[0]
-    for key in (None, jax.random.key(1), jax.random.key(2))
-  )
-  assert np.abs(quiet - x_BLD).max() > 0.1
-  assert np.abs(noisy[0] - quiet).max() > 0.1
-  assert np.abs(noisy[0] - noisy[1]).max() > 0.1
-
-
 def position_sensitive(x_yC, params):
   """Equation 4 of Wang et al. (2020b), term by term, for one row or column.
 
@@ -190,8 +165,8 @@ def position_sensitive(x_yC, params):
   return y
 
 
-@pytest.mark.parametrize('length', [1, 4])
-def test_position_sensitive_attention_is_equation_4(length):
+def test_position_sensitive_attention_is_equation_4():
+  length = 4
   module = axial.PositionSensitiveAttention(64)
   x_BxyC = normal(2, 3, length, 6)
   params = randomised(

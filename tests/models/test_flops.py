@@ -29,19 +29,18 @@ def count(variant, num_classes=1000, **fields):
   return flops.count_params(build(variant, num_classes, **fields), SIZE)
 
 
-# Exact counts of timm's models of the same shape with 1,000 classes, which
-# round to what the paper and its successors print.
+# Counts of timm's models of the same shape with 1,000 classes.
 VITS = {
-  'ti16': (5_717_416, '6M'),
-  's16': (22_050_664, '22M'),
-  's32': (22_878_952, '23M'),
-  'b16': (86_567_656, '87M'),
-  'b32': (88_224_232, '88M'),
-  'l16': (304_326_632, '304M'),
-  'l32': (306_535_400, '307M'),
-  'h14': (632_045_800, '632M'),
-  'g14': (1_012_611_432, '1013M'),
-  'G14': (1_844_440_680, '1844M'),
+  'ti16': 5_717_416,
+  's16': 22_050_664,
+  's32': 22_878_952,
+  'b16': 86_567_656,
+  'b32': 88_224_232,
+  'l16': 304_326_632,
+  'l32': 306_535_400,
+  'h14': 632_045_800,
+  'g14': 1_012_611_432,
+  'G14': 1_844_440_680,
 }
 
 # As timm counts its models, or its classes where it has none of that name: with
@@ -64,47 +63,15 @@ RESNETS_AND_HYBRIDS = {
   'r50+l32': (328_994_856, 350_358_931, 327_969_856),
 }
 
-# Of those published, the ones that timm has no counterpart of.
-NO_COUNTERPART = {
-  'halfb32',
-  'b8',
-  'r50+b32',
-  'r50+l16',
-  'axial_b32',
-  'axial_b16',
-  'axial_r50x1',
-  'vit5_s16',
-  'vit5_b16',
-  'vit5_l16',
-  # In test_detr.py.
-  'detr_r50',
-  'detr_r50_dc5',
-  'detr_r101',
-  'detr_r101_dc5',
-}
-
 
 @pytest.mark.parametrize('variant', VITS)
 def test_parameter_count_is_the_published_one(variant):
-  want, rounded = VITS[variant]
-  got = count(variant)
-  assert got == want
-  assert f'{got / 1e6:.0f}M' == rounded
+  assert count(variant) == VITS[variant]
 
 
+# Tracing the deep ResNets takes seconds.
 @pytest.mark.fast('r+ti16', 'r50+b16')
-@pytest.mark.parametrize(
-  'variant',
-  [
-    pytest.param(
-      name,
-      marks=[]
-      if name in ('r50x1', 'r+ti16', 'r26+s32', 'r50+b16')
-      else pytest.mark.slow,
-    )
-    for name in RESNETS_AND_HYBRIDS
-  ],
-)
+@pytest.mark.parametrize('variant', RESNETS_AND_HYBRIDS)
 def test_parameter_count_of_resnets_and_hybrids_is_the_published_one(variant):
   body, classified = count(variant, 0), count(variant)
   # The head's two arrays grow by the same with every class.
@@ -113,26 +80,14 @@ def test_parameter_count_of_resnets_and_hybrids_is_the_published_one(variant):
   assert (got, rest) == (RESNETS_AND_HYBRIDS[variant], 0)
 
 
-@pytest.mark.fast('1000')
-@pytest.mark.parametrize('classes', [1, 1000])
-def test_parameter_count_of_a_hybrid_that_timm_has_in_parts(classes):
+def test_parameter_count_of_a_hybrid_that_timm_has_in_parts():
   """Its ResNet (3, 4, 6, 3) with its B of 50 tokens after it."""
-  assert count('r50+b32', classes) == 110_176_832 + 769 * classes
+  assert count('r50+b32') == 110_176_832 + 769 * 1000
 
 
-@pytest.mark.parametrize(
-  ('variant', 'rounded'),
-  [('r+ti16', '6.4M'), ('r26+s32', '36.6M')],
-)
-def test_augreg_counts_a_hidden_layer_as_well(variant, rounded):
-  width = variants.fields(variant)['width']
-  got = count(variant, representation_size=width)
-  assert f'{got / 1e6:.1f}M' == rounded
-
-
-def test_every_published_model_is_counted():
-  counted = VITS.keys() | RESNETS_AND_HYBRIDS.keys() | NO_COUNTERPART
-  assert counted >= variants.PUBLISHED.keys()
+def test_augreg_counts_a_hidden_layer_as_well():
+  got = count('r26+s32', representation_size=384)
+  assert f'{got / 1e6:.1f}M' == '36.6M'
 
 
 def layer_params(D, M):
@@ -140,34 +95,33 @@ def layer_params(D, M):
 
 
 @pytest.mark.parametrize(
-  ('variant', 'want', 'rounded'),
+  ('variant', 'want'),
   [
-    ('s16', 22_059_496, '22.1M'),
-    ('b16', 86_585_320, '86.6M'),
-    ('l16', 304_374_760, '304.4M'),
-    ('h14', 632_126_440, '632.1M'),
+    ('s16', 22_059_496),
+    ('b16', 86_585_320),
+    ('l16', 304_374_760),
+    ('h14', 632_126_440),
   ],
 )
-def test_parameter_count_of_deit3_is_timms(variant, want, rounded):
+def test_parameter_count_of_deit3_is_timms(variant, want):
   """Whose class token has no position."""
   got = count(variant, layer_scale=1e-4)
   assert got - variants.fields(variant)['width'] == want
-  assert f'{want / 1e6:.1f}M' == rounded
 
 
-@pytest.mark.parametrize('variant', ['vit5_s16', 'vit5_b16', 'vit5_l16'])
-def test_parameter_count_of_vit5_is_the_closed_form(variant):
+def test_parameter_count_of_vit5_is_the_closed_form():
   """By its published code; its class token alone has no position there."""
-  f = variants.fields(variant)
+  f = variants.fields('vit5_s16')
   D, M, K = f['width'], f['mlp_dim'], f['width'] // f['heads']
   layer = 3 * D * D + (D * D + D) + (D * M + M) + (M * D + D)
   layer += 2 * D + 2 * K + 2 * D  # norms, of queries and keys, LayerScale
   want = (16 * 16 * 3 * D + D) + (1 + 4 + 196) * D
   want += f['depth'] * layer + D + D * 1000 + 1000
-  assert count(variant) == want + D
+  assert count('vit5_s16') == want + D
 
 
-@pytest.mark.parametrize('variant', [*VITS, 'halfb32', 'b8'])
+# timm has no model of these shapes.
+@pytest.mark.parametrize('variant', ['halfb32', 'b8'])
 def test_parameter_count_is_the_closed_form(variant):
   """Equations 1 to 4, term by term."""
   f = variants.fields(variant)
@@ -179,14 +133,11 @@ def test_parameter_count_is_the_closed_form(variant):
   assert count(variant) == want
 
 
-@pytest.mark.parametrize(
-  ('variant', 'P'), [('axial_b32', 32), ('axial_b16', 16)]
-)
-def test_axial_layers_have_two_of_everything(variant, P):
+def test_axial_layers_have_two_of_everything():
   """A row's and a column's attention and MLP; no class token (D.6)."""
-  D, M, tokens = 768, 3072, (224 // P) ** 2
+  D, M, P, tokens = 768, 3072, 16, 14**2
   want = (P * P * 3 * D + D) + tokens * D + 12 * 2 * layer_params(D, M) + 2 * D
-  assert count(variant) == want + D * 1000 + 1000
+  assert count('axial_b16') == want + D * 1000 + 1000
 
 
 @pytest.mark.slow
@@ -229,17 +180,7 @@ NOT_AS_PRINTED = {
 
 @pytest.mark.fast('b32-7', 'b16-7', 'l16-14', 'h14-14', 'r50x1-7', 'r50+b16-7')
 @pytest.mark.parametrize(
-  'row',
-  [
-    # Tracing the deep ResNets takes seconds.
-    pytest.param(
-      row,
-      marks=[pytest.mark.slow]
-      * row.variant.startswith(('r101', 'r152', 'r200')),
-    )
-    for row in table_6.TABLE_6
-  ],
-  ids=lambda row: f'{row.variant}-{row.epochs}',
+  'row', table_6.TABLE_6, ids=lambda row: f'{row.variant}-{row.epochs}'
 )
 def test_compute_is_that_of_table_6(row):
   exaflops = (
@@ -258,28 +199,22 @@ def test_l16_takes_the_compute_of_table_6_exactly():
   assert exaflops == pytest.approx(783, rel=0.001)
 
 
-@pytest.mark.parametrize('variant', ['b32', 'l16', 'h14'])
-def test_flops_are_the_closed_form(variant):
-  f = variants.fields(variant)
+def test_flops_are_the_closed_form():
+  f = variants.fields('b32')
   D, M, P = f['width'], f['mlp_dim'], f['patch_size']
   N = (224 // P) ** 2
   L = N + 1
   layer = L * (4 * D * D + 2 * D * M) + 2 * L * L * D
   want = 2 * (N * P * P * 3 * D + f['depth'] * layer + D * 1000)
-  assert forward_flops(variant) == want
+  assert forward_flops('b32') == want
 
 
-@pytest.mark.fast('dots_saveable-True', 'none-False')
-@pytest.mark.parametrize('axial', [False, True])
-@pytest.mark.parametrize('remat', ['none', 'dots_saveable'])
-def test_flops_do_not_depend_on_scan_and_remat(axial, remat):
-  fields = {'axial': axial, 'pool': 'gap', 'width': 48, 'depth': 3}
-  model = build('ti16', **fields)
-  want = flops.forward_flops(model, SIZE)
-  for scan in (False, True):
-    other = model.clone(scan=scan, remat=remat)
-    assert flops.forward_flops(other, SIZE) == want
-    assert flops.count_params(other, SIZE) == flops.count_params(model, SIZE)
+@pytest.mark.parametrize('scan', [False, True])
+def test_flops_do_not_depend_on_scan_and_remat(scan):
+  model = build('ti16', width=48, depth=3)
+  other = model.clone(scan=scan, remat='dots_saveable')
+  for function in (flops.forward_flops, flops.count_params):
+    assert function(other, SIZE) == function(model, SIZE)
 
 
 def test_attention_counts_on_gpus_too(monkeypatch):
@@ -297,16 +232,18 @@ def counted(f, *shapes):
   return ours, jax.jit(f).lower(*shapes).cost_analysis()['flops']
 
 
-@pytest.mark.parametrize('padding', ['SAME', 'VALID', 'BOTH'])
-@pytest.mark.parametrize('stride', [1, 2])
-@pytest.mark.parametrize('kernel', [(1, 1), (3, 3), (2, 5)])
-@pytest.mark.parametrize(('size', 'dilation'), [((7, 7), 1), ((14, 15), 2)])
+@pytest.mark.parametrize(
+  ('size', 'dilation', 'kernel', 'stride', 'padding'),
+  [
+    ((7, 7), 1, (3, 3), 2, 'SAME'),
+    ((14, 15), 2, (2, 5), 1, 'VALID'),
+    ((14, 15), 2, (2, 5), 2, ((2, 2), (4, 4))),
+  ],
+)
 def test_a_convolution_is_counted_as_by_xla(
   size, dilation, kernel, stride, padding
 ):
   """Without the multiplications by the zeros around the image."""
-  if padding == 'BOTH':
-    padding = [(dilation * (k // 2), dilation * (k // 2)) for k in kernel]
 
   def convolve(x, w):
     return jax.lax.conv_general_dilated(
@@ -325,8 +262,6 @@ def test_a_convolution_is_counted_as_by_xla(
 @pytest.mark.parametrize(
   ('product', 'shapes'),
   [
-    ('ij,jk->ik', [(3, 5), (5, 7)]),
-    ('bij,bjk->bik', [(2, 3, 5), (2, 5, 7)]),
     ('BLD,DcNK->cBNLK', [(2, 6, 8), (8, 3, 2, 4)]),
     ('BNQK,BNLK->BNQL', [(2, 3, 4, 5), (2, 3, 6, 5)]),
     ('BQNK,NKD->BQD', [(2, 6, 2, 4), (2, 4, 8)]),

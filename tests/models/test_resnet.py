@@ -22,11 +22,10 @@ def apply(module, params, x, **kwargs):
   )
 
 
-@pytest.mark.parametrize('scale', [1.0, 1e-4])
 @pytest.mark.parametrize('version', VERSIONS)
-def test_kernels_are_standardised_as_in_numpy(version, scale):
+def test_kernels_are_standardised_as_in_numpy(version):
   """Each output channel by itself; small kernels tell epsilon's place."""
-  kernel = scale * (draw((3, 3, 4, 5)) + draw((5,), 1))
+  kernel = 1e-4 * (draw((3, 3, 4, 5)) + draw((5,), 1))
   x = draw((2, 6, 7, 4), 2)
   conv = resnet.StdConv(
     5, (3, 3), padding='VALID', use_bias=False, version=version
@@ -72,8 +71,7 @@ def test_far_from_zero_a_group_norm_has_its_digits():
   np.testing.assert_allclose(got, exact, atol=1e-3)
 
 
-@pytest.mark.parametrize('groups', [2, 8])
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(('groups', 'dtype'), [(2, 'float32'), (8, 'bfloat16')])
 def test_a_group_norm_is_flax_s_with_its_gradients(groups, dtype):
   x = jnp.asarray(draw((2, 5, 6, 8)), dtype)
   weights = jnp.asarray(draw((2, 5, 6, 8), 1), dtype)
@@ -102,9 +100,10 @@ def _assert_close(got, want, dtype):
   )
 
 
-@pytest.mark.fast('2-size0', '2-size1')
-@pytest.mark.parametrize('size', [(7, 8), (8, 7), (1, 2)])
-@pytest.mark.parametrize('version', (0, 1, 2))
+@pytest.mark.fast('2-size1')
+@pytest.mark.parametrize(
+  ('version', 'size'), [(1, (7, 8)), (2, (7, 8)), (2, (1, 2))]
+)
 def test_max_pool_is_flax_s_with_its_gradient(version, size):
   x = draw((2, *size, 3))
   if version < 2:
@@ -202,11 +201,9 @@ def test_a_unit_of_version_2_adds_to_its_input():
   np.testing.assert_array_equal(apply(unit, params, x), x)
 
 
-@pytest.mark.fast('128-1-False-1', '128-2-True-2', '64-1-True-1')
-@pytest.mark.parametrize('version', VERSIONS)
 @pytest.mark.parametrize(
-  ('channels', 'stride', 'projects'),
-  [(128, 1, False), (128, 2, True), (64, 1, True)],
+  ('version', 'channels', 'stride', 'projects'),
+  [(1, 128, 1, False), (2, 128, 2, True), (1, 64, 1, True)],
 )
 def test_shortcuts_are_projected_only_where_shapes_change(
   version, channels, stride, projects
@@ -235,11 +232,12 @@ def test_the_projection_sees_what_the_version_gives_it(version):
   assert bool(np.any(got != 0)) == (version == 1)
 
 
-@pytest.mark.fast('size1-1-False')
-@pytest.mark.parametrize('axial', [False, True])
-@pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('size', [(65, 97), (50, 33)])
-def test_feature_maps_halve_sides_and_double_widths(version, size, axial):
+@pytest.mark.fast('1-False')
+@pytest.mark.parametrize(
+  ('version', 'axial'), [(1, False), (2, False), (1, True)]
+)
+def test_feature_maps_halve_sides_and_double_widths(version, axial):
+  size = (50, 33)
   model = variants.build(
     num_classes=0,
     image_size=size,
@@ -266,7 +264,8 @@ def test_feature_maps_halve_sides_and_double_widths(version, size, axial):
   assert [x.shape for x in aux['blocks']] == [
     (2, *sides(2 + i), 128 * 2**i) for i in range(4)
   ]
-  h, w = sides(5)
+  h, w = model.grid(size)
+  assert (h, w) == sides(5)
   assert aux['tokens'].shape == (2, h * w, 1024)
 
 
@@ -355,15 +354,13 @@ def test_strided_convolutions_pad_as_their_version_does(version, shift):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('version', VERSIONS)
-def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
+def test_logits_are_the_head_on_the_mean_of_the_last_map():
   model = variants.build(
     num_classes=5,
     image_size=(32, 48),
     name='resnet',
     layers=(1, 1),
     width=32,
-    version=version,
     head_bias=-10.0,
   )
   x = draw((2, 32, 48, 3))
@@ -380,29 +377,6 @@ def test_logits_are_the_head_on_the_mean_of_the_last_map(version):
   np.testing.assert_allclose(
     logits, aux['pre_logits'] @ params['head']['kernel'] - 10, rtol=1e-4
   )
-  # Only version 2 has something to normalise and activate after its stages.
-  same = np.array_equal(aux['tokens'], last.reshape(aux['tokens'].shape))
-  assert same == (version == 1)
+  # Version 2 normalises and activates after its stages.
+  assert not np.array_equal(aux['tokens'], last.reshape(aux['tokens'].shape))
   assert (aux['tokens'] >= 0).all()
-  assert ('gn_final' in params) == (version == 2)
-
-
-@pytest.mark.parametrize('version', VERSIONS)
-@pytest.mark.parametrize('size', [(31, 66), (5, 1)])
-def test_its_grid_is_that_of_the_last_map(version, size):
-  model = variants.build(
-    num_classes=0,
-    image_size=size,
-    name='resnet',
-    layers=(1, 1, 1),
-    width=32,
-    version=version,
-  )
-  images = jax.ShapeDtypeStruct((1, *size, 3), np.float32)
-  maps = jax.eval_shape(
-    lambda x: model.init_with_output(jax.random.key(0), x, capture=('blocks',))[
-      0
-    ][1]['blocks'],
-    images,
-  )
-  assert maps[-1].shape[1:3] == model.grid(size)
