@@ -32,7 +32,6 @@ def test_those_that_are_on_run():
   ('changes', 'message'),
   [
     ({'fewshot.on': True}, 'fewshot.data is empty, but .* is on'),
-    ({'test.split': ''}, 'test.split is empty, but .* is on'),
     ({'fewshot.data': 'digits'}, "fewshot.data is 'digits', but .* is off"),
     ({'test.type': 'men'}, "test.type is 'men'. Did you mean mean"),
   ],

@@ -56,11 +56,9 @@ def run(setup, batch_size, devices, source=None):
   return first
 
 
-# 360 test digits: batches that fit, that leave a rest, that are too large.
+# 360 test digits: batches that fit, and batches that leave a rest.
 @pytest.mark.fast('7-1')
-@pytest.mark.parametrize(
-  ('batch_size', 'devices'), [(40, 8), (56, 8), (7, 1), (1000, 8)]
-)
+@pytest.mark.parametrize(('batch_size', 'devices'), [(40, 8), (7, 1)])
 def test_equals_a_plain_loop(setup, batch_size, devices):
   *_, correct, loss = setup
   got = run(setup, batch_size, devices)

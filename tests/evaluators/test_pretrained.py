@@ -84,53 +84,37 @@ def test_predictions_are_the_softmax_in_order(vit, images):
       vit.predict(images[0], topk=none)
 
 
-@pytest.mark.slow
-def test_layers(vit, images):
+@pytest.fixture(scope='module')
+def aux(vit, images):
+  """What the model computes of the images, besides logits."""
   checkpoint = vit.checkpoint
   _, aux = checkpoint.model.apply(
     {'params': checkpoint.params},
     checkpoint.normalize(images),
-    capture=('blocks',),
+    capture=('attention', 'blocks'),
   )
-  np.testing.assert_allclose(vit.features(images), aux['pre_logits'], atol=1e-5)
-  np.testing.assert_allclose(
-    vit.features(images, 'block_0'), aux['blocks'][0][:, 0], atol=1e-5
-  )
-  with pytest.raises(ValueError, match="layer is 'block_9'"):
-    vit.features(images, 'block_9')
+  return aux
 
 
-def test_patches_leave_out_the_class_token(vit, images):
-  checkpoint = vit.checkpoint
-  _, aux = checkpoint.model.apply(
-    {'params': checkpoint.params},
-    checkpoint.normalize(images),
-    capture=('blocks',),
-  )
-  h, w = checkpoint.model.grid(vit.image_size)
-  shape = (3, h, w, -1)
-  for name, tokens_BLD in (
-    ('pre_logits', aux['tokens']),
-    ('block_0', aux['blocks'][0]),
+def test_features_are_the_class_token_or_the_patches(vit, images, aux):
+  h, w = vit.checkpoint.model.grid(vit.image_size)
+  block_BLD = aux['blocks'][0]
+  for name, vector_BD, tokens_BLD in (
+    ('pre_logits', aux['pre_logits'], aux['tokens']),
+    ('block_0', block_BLD[:, 0], block_BLD),
   ):
+    np.testing.assert_allclose(vit.features(images, name), vector_BD, atol=1e-5)
     np.testing.assert_allclose(
       vit.features(images, name, patches=True),
-      tokens_BLD[:, 1:].reshape(shape),
+      tokens_BLD[:, 1:].reshape(3, h, w, -1),
       atol=1e-5,
     )
   with pytest.raises(ValueError, match='has no patches: use'):
     vit.features(images, 'logits', patches=True)
 
 
-def test_attention_is_that_of_the_model(vit, images):
-  checkpoint = vit.checkpoint
-  _, aux = checkpoint.model.apply(
-    {'params': checkpoint.params},
-    checkpoint.normalize(images),
-    capture=('attention',),
-  )
+def test_attention_is_that_of_the_model(vit, images, aux):
   found = vit.attention(images)
-  assert len(found) == len(aux['attention']) == checkpoint.model.depth
   for mine, theirs in zip(found, aux['attention'], strict=True):
     np.testing.assert_allclose(mine, theirs, atol=1e-6)
   assert vit.attention(images[0])[0].shape[0] == 1
@@ -192,11 +176,6 @@ def test_more_images_than_a_batch(vit, images):
   many = np.concatenate([images] * 12)
   want = np.concatenate([vit.logits(images)] * 12)
   np.testing.assert_allclose(vit.logits(many), want, atol=1e-5)
-  for given, rows in ((many, [32, 4]), (images, [4])):
-    seen = []
-    found = vit._all(given, lambda x, seen=seen: seen.append(x) or x)
-    np.testing.assert_array_equal(found, given)
-    assert [*map(len, seen)] == rows
 
 
 def test_without_a_head_there_are_features(vit):
@@ -227,16 +206,6 @@ def run(*args, **kwargs):
     text=True,
     **kwargs,
   )
-
-
-def test_the_list_of_commands():
-  done = run()
-  assert done.returncode == 0
-  for command in ('train', 'predict', 'convert', 'visualize'):
-    assert f'\n  {command} ' in done.stdout
-  done = run('tain')
-  assert (done.returncode, done.stdout) == (2, '')
-  assert done.stderr.startswith("error: Unknown command 'tain'.")
 
 
 @pytest.mark.slow

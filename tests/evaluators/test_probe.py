@@ -63,16 +63,14 @@ def probabilities(found, x):
   return exponents / exponents.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.fast('1.52587890625e-05-1', '0.1-1')
-@pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('l2', [2.0**-16, 0.1])
-def test_minimum_is_that_of_scikit_learn(l2, devices):
+def test_minimum_is_that_of_scikit_learn(l2):
   x, labels = examples()
   test, test_labels = examples(seed=1)
   scaler = StandardScaler().fit(x.astype(np.float64))
   model = reference(scaler.transform(x), labels, l2)
   # As near as float32 comes.
-  found = fit(devices, l2_grid=(l2,), tolerance=1e-7)
+  found = fit(1, l2_grid=(l2,), tolerance=1e-7)
   np.testing.assert_allclose(
     probabilities(found, test),
     model.predict_proba(scaler.transform(test)),
@@ -99,9 +97,8 @@ def test_eight_devices_are_one_device():
   )
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_penalty_is_the_best_on_the_held_out_tenth(seed):
-  x, labels = examples(seed=10 + seed, spread=0.4)
+def test_penalty_is_the_best_on_the_held_out_tenth():
+  x, labels = examples(seed=12, spread=0.4)
   grid = (1e-4, 1e-2, 0.1, 1.0)
   is_heldout = probe.hold_out(labels)
   z = StandardScaler().fit_transform(x.astype(np.float64))
@@ -114,7 +111,7 @@ def test_penalty_is_the_best_on_the_held_out_tenth(seed):
   found = fit(features_ND=x, labels=labels, l2_grid=grid)
   best = max(scores.values())
   assert found.heldout_accuracy == pytest.approx(best, abs=1e-6)
-  # Ties go to the higher penalty.
+  # Ties, of which there is one here, go to the higher penalty.
   assert found.l2 == max(l2 for l2 in grid if scores[l2] == best)
   # And then everything is trained on.
   model = reference(z, labels, found.l2)
@@ -157,7 +154,7 @@ def test_classes_that_are_rare_or_absent_do_no_harm():
   x, labels = examples()
   labels = np.where(labels == 3, 2, labels)
   labels[0] = 4
-  found = fit(features_ND=x, labels=labels, num_classes=6)
+  found = fit(features_ND=x, labels=labels, num_classes=6, l2_grid=(0.01, 0.1))
   assert found.converged
   assert found.kernel_DC.shape == (12, 6)
 
