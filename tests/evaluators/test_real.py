@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from configs import digits
 from tests.conftest import ROOT
 from tests.evaluators.small import mesh_of, model_of, parts_of
-from vit_jax.data import bad_images, folder, images
+from vit_jax.data import bad_images, images
 from vit_jax.data.source import Source
 from vit_jax.evaluators import real
 from vit_jax.evaluators.evaluator import Parts
@@ -155,29 +155,6 @@ def test_records_are_read_once_and_images_stay_encoded(sample, labels_path):
   evaluator.run(None)
   evaluator.run(None)
   assert source.read == 300
-
-
-def test_a_folder_of_validation_images(tmp_path, labels_path, sample):
-  """Whose order is not that of the numbers, which its file names tell."""
-  by_class = {int(row['label']): row for row in sample if row['real']}
-  # Classes of which the sample has no image get one that is not scored.
-  others = iter(set(range(1, 3000)) - {int(row['number']) for row in sample})
-  for i in range(1000):
-    number = int(by_class[i]['number']) if i in by_class else next(others)
-    path = tmp_path / IDS[i] / f'ILSVRC2012_val_{number:08}.JPEG'
-    path.parent.mkdir()
-    path.touch()
-  source = folder.open_folder(str(tmp_path), 'all', 0)
-  names = [source[i]['name'] for i in range(len(source))]
-  assert names != sorted(names)
-  top_Nk = np.array([[source[i]['label']] for i in range(len(source))])
-  evaluator = evaluator_of(source, top_Nk, labels_path)
-  right = sum(str(c) in by_class[c]['real'].split() for c in by_class)
-  assert evaluator.run(None) == {
-    'r/accuracy': right / len(by_class),
-    'r/original_accuracy': 1.0,
-    'r/examples': len(by_class),
-  }
 
 
 def test_eight_devices_equal_a_plain_pass(sample, labels_path, monkeypatch):

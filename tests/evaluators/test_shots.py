@@ -64,17 +64,6 @@ def test_draws_stay_the_same_for_ever():
   assert {key: rows.tolist() for key, rows in draws.items()} == DRAWS
 
 
-def test_draws_hold_shots_of_each_class_once():
-  _, labels = examples()
-  draws = shots_lib.plan(labels, CLASSES, (1, 3, 16), 3)
-  for (shots, _), rows in draws.items():
-    np.testing.assert_array_equal(
-      labels[rows], np.repeat(np.arange(CLASSES), shots)
-    )
-    assert len(set(rows)) == len(rows)
-  assert not np.array_equal(draws[3, 0], draws[3, 1])
-
-
 def test_rows_needed_are_all_shots_once():
   _, labels = examples()
   draws = shots_lib.plan(labels, CLASSES, (1, 3), 2)

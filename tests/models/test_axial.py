@@ -240,36 +240,3 @@ def test_axial_convolution_is_row_norm_column_and_pooling(grid, stride):
     ]
     # The normalised are larger than elsewhere, about 5.
     np.testing.assert_allclose(got[b], want, rtol=1e-5, atol=ATOL)
-
-
-def test_axial_resnet_replaces_every_3x3_convolution():
-  """And nothing else; its tables are as long as the maps' sides."""
-  size = (36, 68)
-  fields = {'layers': (2, 2), 'width': 32, 'version': 1}
-
-  def shapes(**more):
-    model = variants.build(
-      num_classes=3, image_size=size, name='resnet', **fields, **more
-    )
-    return jax.eval_shape(
-      lambda k: variants.init(model, k, size), jax.random.key(0)
-    )
-
-  plain, got = shapes(), shapes(axial=True)
-  # Rounded up: the root divides by 4, and stage 2 pools after it attends.
-  sides = {
-    ('block1', 'unit1'): (9, 17),
-    ('block1', 'unit2'): (9, 17),
-    ('block2', 'unit1'): (9, 17),
-    ('block2', 'unit2'): (5, 9),
-  }
-  for (block, unit), (h, w) in sides.items():
-    tables = got[block][unit].pop('axial2')
-    convolution = plain[block][unit].pop('conv2')
-    assert convolution['kernel'].shape[:2] == (3, 3)
-    V = convolution['kernel'].shape[3] // 8
-    for name, length in (('row', w), ('column', h)):
-      for kind, width in (('query', V // 2), ('key', V // 2), ('value', V)):
-        shape = tables[name][f'relative_{kind}'].shape
-        assert shape == (2 * length - 1, width)
-  assert jax.tree.map(np.shape, got) == jax.tree.map(np.shape, plain)

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shutil
 
 import flax
 import jax
@@ -17,7 +16,6 @@ from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.saving import Checkpoints
 from vit_jax.models import flops, variants
 from vit_jax.projects.igpt import model as igpt
-from vit_jax.train import train
 from vit_jax.training import sharding
 
 CLASSES = 5
@@ -484,54 +482,18 @@ def config_of(case):
 
 @pytest.mark.fast('vit5')
 @pytest.mark.parametrize('case', ['vit5', 'resnet-2', 'igpt'], indirect=True)
-def test_saved_and_opened_it_is_the_same(case, tmp_path):
+def test_saved_and_opened_scanned_layers_are_the_same(case, tmp_path):
+  config, params = config_of(case), case.model.stack_layers(case.params)
+  config.model.scan = True
   meta = {
-    'config': json.loads(config_of(case).to_json()),
+    'config': json.loads(config.to_json()),
     'class_names': [str(i) for i in range(CLASSES)],
     'image_size': list(case.size),
   }
   store = Checkpoints(str(tmp_path), keep_last=1, best_metric='none')
-  store.save(1, {'params': jax.device_put(case.params)}, meta, {})
+  store.save(1, {'params': jax.device_put(params)}, meta, {})
   store.close()
   opened = opening.open_checkpoint(str(tmp_path))
-  assert opened.model == case.model
+  assert opened.model == case.model.clone(scan=True)
   assert opened.image_size == case.size
-  jax.tree.map(np.testing.assert_array_equal, opened.params, case.params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('case', ['vit-learned2d-every_layer'], indirect=True)
-def test_trained_saved_and_resumed_it_is_the_same(case, tmp_path):
-  """Through the training loop, the second step once more."""
-  config = config_of(case)
-  config.data.image_size = '32x48'
-  config.optimizer.warmup = '1 step'
-  config.update(
-    {
-      'total': '2 steps',
-      'batch_size': 8,
-      'checkpoint_every': '1 step',
-      'eval_every': '2 steps',
-      'model': {'scan': True},
-    }
-  )
-  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  train(config, str(whole))
-  shutil.copytree(whole, parts)
-  shutil.rmtree(parts / 'checkpoints/2')
-  first = opening.open_checkpoint(str(parts))
-  train(config, str(parts))
-  want, got = (opening.open_checkpoint(str(path)) for path in (whole, parts))
-  jax.tree.map(np.testing.assert_array_equal, got.params, want.params)
-  assert got.model == want.model == case.model.clone(num_classes=10, scan=True)
-  # Something was learned in either step.
-  for params in (case.params, case.model.unstack_layers(first.params)):
-    assert any(
-      not np.array_equal(x, y)
-      for x, y in zip(
-        jax.tree.leaves(params),
-        jax.tree.leaves(case.model.unstack_layers(got.params)),
-        strict=True,
-      )
-      if x.shape == y.shape
-    )
+  jax.tree.map(np.testing.assert_array_equal, opened.params, params)

@@ -140,7 +140,6 @@ def test_axial_layers_have_two_of_everything():
   assert count('axial_b16') == want + D * 1000 + 1000
 
 
-@pytest.mark.slow
 def test_parameter_count_of_axial_resnet_is_the_closed_form():
   """That of R50x1 in version 1, with attention for the 3x3 convolutions."""
 

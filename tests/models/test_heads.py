@@ -90,17 +90,6 @@ def test_logits_are_pooled_tokens_through_the_head(pool, representation_size):
   np.testing.assert_allclose(logits, want_logits, rtol=0, atol=ATOL)
 
 
-def test_attention_pooling_has_the_shapes_of_a_layer():
-  """But no relative positions, as its probe stands nowhere."""
-  _, params, _ = make(pool='map', posemb='relative')
-  head = params['MAPHead_0']
-  msa = head['MultiHeadDotProductAttention_0']
-  assert set(msa) == {'query', 'key', 'value', 'out'}
-  assert msa['query']['kernel'].shape == (8, 2, 4)
-  assert head['MlpBlock_0']['Dense_0']['kernel'].shape == (8, 12)
-  assert head['probe'].shape == (1, 1, 8)
-
-
 def test_logits_have_the_digits_of_float32_in_a_bfloat16_model():
   model, params, images = make(dtype='bfloat16', pool='gap')
   logits, aux = jax.jit(lambda p, x: model.apply({'params': p}, x))(

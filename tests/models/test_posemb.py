@@ -283,20 +283,6 @@ def test_every_layer_has_relative_keys_that_leave_out_the_class_token():
     x = aux['blocks'][layer]
 
 
-def test_without_positions_patches_can_change_places():
-  """And only without: with relative positions they cannot."""
-  moved = {}
-  for kind in ('none', 'relative', 'sincos2d'):
-    model, params, images = make(posemb=kind, pool='gap')
-    apply = jax.jit(lambda p, x, m=model: m.apply({'params': p}, x)[0])
-    swapped = np.concatenate([images[:, :, 4:], images[:, :, :4]], axis=2)
-    difference = apply(params, images) - apply(params, swapped)
-    moved[kind] = np.abs(difference).max()
-  assert moved['none'] < ATOL
-  assert moved['relative'] > 1e-2
-  assert moved['sincos2d'] > 1e-2
-
-
 @pytest.mark.parametrize('side', [0, 6, -1])
 def test_queries_and_keys_turn_as_complex_numbers(side):
   rng = np.random.default_rng(0)

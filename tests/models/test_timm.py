@@ -160,21 +160,6 @@ def assert_equal(name, got, want):
   assert error < TOLERANCE, f'{name} differs by {error:.1e} of its largest'
 
 
-def check_resnet(timm, torch, fields, theirs, size):
-  ours = variants.build(num_classes=CLASSES, image_size=size, **fields)
-  use_our_epsilons(timm, theirs, fields['version'])
-  images, logits, aux = carry_over(ours, theirs, size, torch)
-  with torch.no_grad():
-    x = theirs.stem(images)
-    assert_equal('root', aux['stem'], x.permute(0, 2, 3, 1))
-    for i, stage in enumerate(theirs.stages):
-      x = stage(x)
-      assert_equal(f'stage {i}', aux['blocks'][i], x.permute(0, 2, 3, 1))
-    features = theirs.forward_features(images).permute(0, 2, 3, 1).flatten(1, 2)
-    assert_equal('features', aux['tokens'], features)
-    assert_equal('logits', logits, theirs(images))
-
-
 @pytest.mark.fast('2')
 @pytest.mark.parametrize('version', [1, 2])
 def test_small_resnet_equals_timm(timm, torch, version):
@@ -196,7 +181,18 @@ def test_small_resnet_equals_timm(timm, torch, version):
       version
     ],
   )
-  check_resnet(timm, torch, fields, theirs, size)
+  ours = variants.build(num_classes=CLASSES, image_size=size, **fields)
+  use_our_epsilons(timm, theirs, version)
+  images, logits, aux = carry_over(ours, theirs, size, torch)
+  with torch.no_grad():
+    x = theirs.stem(images)
+    assert_equal('root', aux['stem'], x.permute(0, 2, 3, 1))
+    for i, stage in enumerate(theirs.stages):
+      x = stage(x)
+      assert_equal(f'stage {i}', aux['blocks'][i], x.permute(0, 2, 3, 1))
+    features = theirs.forward_features(images).permute(0, 2, 3, 1).flatten(1, 2)
+    assert_equal('features', aux['tokens'], features)
+    assert_equal('logits', logits, theirs(images))
 
 
 @pytest.mark.fast('r+ti16-vit_tiny_r_s16_p8_224')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import axial, layers, variants, vit
+from vit_jax.models import layers, variants, vit
 from vit_jax.models.resnet import ResNet
 
 SIZE = (16, 24)
@@ -125,27 +125,6 @@ def test_a_vector_of_a_block_is_a_class_token_or_the_mean_of_the_grid():
   assert resnet.pool_block(jnp.bfloat16(x_BhwC)).dtype == jnp.float32
 
 
-def test_attention_against_numpy():
-  """softmax(q k' / sqrt(K)) v of appendix A, equations 5 to 8."""
-  model, params = make(depth=1)
-  _, aux = run(model, params, capture=('attention',))
-  weights = params['Transformer']['encoderblock_0']
-  msa = jax.tree.map(np.asarray, weights['MultiHeadDotProductAttention_1'])
-  posemb = params['Transformer']['posembed_input']['pos_embedding']
-  x = np.concatenate(
-    [np.zeros((2, 1, 24)), np.asarray(aux['stem']).reshape(2, 6, 24)], 1
-  ) + np.asarray(posemb)
-  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-  q, k = (
-    np.einsum('bld,dnk->bnlk', x, msa[name]['kernel'])
-    + msa[name]['bias'][:, None]
-    for name in ('query', 'key')
-  )
-  logits = q @ k.swapaxes(-1, -2) / np.sqrt(8)
-  want = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  np.testing.assert_allclose(aux['attention'][0], want, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.fast('fields1-biases1')
 @pytest.mark.parametrize(
   ('fields', 'biases'),
@@ -198,15 +177,21 @@ def test_initialisers_have_the_published_scales():
 def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
   """The positions, and of every layer attention, the MLP and its inside.
 
-  Axial layers, two rows and three columns, have both for either.
+  Axial layers, two rows and three columns, have both for either. Whole branches
+  are dropped by keys of their own, too.
   """
-  calls = []
+  calls, branches = [], []
 
   def note(x, rate, key):
     calls.append((x.shape, rate, key))
     return x
 
+  def note_branch(x, rate, key):
+    branches.append(key)
+    return x
+
   monkeypatch.setattr(layers, 'dropout', note)
+  monkeypatch.setattr(layers, 'drop_branch', note_branch)
   fields = TINY | {'depth': 2}
   if is_axial:
     fields |= {'axial': True, 'pool': 'gap'}
@@ -218,42 +203,16 @@ def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
   rngs = {'params': jax.random.key(0), 'dropout': jax.random.key(1)}
   for train in (False, True):
     calls.clear()
+    branches.clear()
     jax.eval_shape(lambda t=train: model.init(rngs, images(), train=t))
     assert [(shape, rate) for shape, rate, _ in calls] == [
       (shape, 0.25) for shape in want
     ]
+    assert len(branches) == 2 * len(batches) * 2
     # While it is traced, each part of a split is an object.
-    keys = [key for _, _, key in calls]
-    assert len(set(map(id, keys))) == (len(want) if train else 1)
-    assert all((key is not None) == train for key in keys)
-
-
-@pytest.mark.parametrize('is_axial', [False, True])
-def test_both_branches_of_a_layer_have_keys_of_their_own(is_axial, monkeypatch):
-  """Keys are names here, and their parts say whose they are."""
-  keys = []
-  fields = vit.ViT(num_classes=0, dropout=0.25, **TINY).encoder_fields
-  block, x_BLD = layers.EncoderBlock(fields), jnp.ones((1, 3, 24))
-  if is_axial:
-    block = axial.AxialBlock((1, 3), fields)
-  shapes = jax.eval_shape(block.init, jax.random.key(0), x_BLD)
-
-  def note(x, rate, key):
-    keys.append(key)
-    return x
-
-  monkeypatch.setattr(layers, 'dropout', note)
-  monkeypatch.setattr(layers, 'drop_branch', note)
-  monkeypatch.setattr(
-    jax.random, 'split', lambda key: [f'{key}/{i}' for i in range(2)]
-  )
-  jax.eval_shape(lambda p: block.apply(p, x_BLD, 'key')[0], shapes)
-  assert keys == [
-    f'{key}{part}'
-    for key in (['key/0', 'key/1'] if is_axial else ['key'])
-    # Of attention and the whole branch; of the MLP, inside and after it.
-    for part in ('/0', '/0', '/1/0', '/1/1', '/1')
-  ]
+    for keys in ([key for _, _, key in calls], branches):
+      assert len(set(map(id, keys))) == (len(keys) if train else 1)
+      assert all((key is not None) == train for key in keys)
 
 
 def test_registers_begin_apart_and_channels_at_their_scale():

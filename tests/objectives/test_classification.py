@@ -113,16 +113,6 @@ def test_dropout_is_for_training_and_by_its_key():
   assert loss(0) == loss(0) != loss(1)
 
 
-def test_augmenting_does_nothing_unless_asked():
-  objective = make()
-  batch = raw_batch()
-  for seed in (0, 1):
-    got = objective.augment(batch, jax.random.key(seed))
-    want = (batch['image'] - np.float32(127.5)) / 127.5
-    np.testing.assert_allclose(got['image'], want, atol=1e-7)
-    np.testing.assert_array_equal(got['label'], np.eye(CLASSES)[batch['label']])
-
-
 @pytest.mark.fast('cutmix')
 @pytest.mark.parametrize('name', ['mixup', 'cutmix'])
 def test_an_image_is_mixed_as_its_label_is(name):

@@ -269,13 +269,8 @@ def test_the_summary_opens_no_data(name, monkeypatch):
 # Values that an objective refuses if it does not use the field.
 VALUES = {
   'data.augment': '3augment',
-  'data.balance': 0.5,
   'data.crop_resize': 1.2,
   'data.erasing': 0.5,
-  'data.interpolation': 'bicubic',
-  'data.resize_like': 'torchvision',
-  'data.resize_small': 16,
-  'data.squash': True,
   'data.train_size': '8',
   'data.wrong_labels': 0.5,
   'loss.class_weights': 'balanced',
@@ -288,8 +283,8 @@ VALUES = {
 }
 
 
-# Without class labels, with a momentum teacher, and with a loss of its own.
-@objectives_of('detection', 'dino', 'rotation')
+# Without class labels and with a momentum teacher; and with a loss of its own.
+@objectives_of('dino', 'rotation')
 def test_unused_fields_are_refused_and_may_be_switched_off(name):
   """A run from before the refusal can be resumed without the field."""
   config = config_of(name)

@@ -142,15 +142,6 @@ def test_only_masks_when_asked():
   assert {*np.asarray(kind).tolist()} == {KEPT, OTHER}
 
 
-def test_other_steps_hide_other_patches():
-  made, batch = make(), {'image': uint8_images()}
-  one, same, other = (
-    made.augment(batch, jax.random.key(seed)) for seed in (0, 0, 1)
-  )
-  np.testing.assert_array_equal(one['kind'], same['kind'])
-  assert (one['kind'] != other['kind']).any()
-
-
 def test_flipped_images_have_flipped_targets():
   made, batch = make('downsized', flip=True), {'image': uint8_images(64)}
   got = made.augment(batch, KEY)
