@@ -1,4 +1,4 @@
-"""Which evaluators run, and what a run may be chosen by."""
+"""The evaluators of a config, their metrics and their splits."""
 
 import importlib
 
@@ -21,7 +21,7 @@ def config_of(**changes):
   return config
 
 
-def test_those_that_are_on_run():
+def test_entries_that_are_on_run():
   assert [*build.entries(config_of())] == ['test']
   on = {'fewshot.on': True, 'fewshot.data': 'digits', 'pictures.on': True}
   assert {*build.entries(config_of(**on))} == {'test', 'fewshot', 'pictures'}
@@ -63,7 +63,7 @@ def test_metrics_are_known_before_anything_is_built():
 
 
 def test_splits_are_those_of_the_runs_data():
-  """Few-shot's and ObjectNet's are of other data, and pictures' is."""
+  """Few-shot and ObjectNet have other data; pictures use the run's."""
   config = config_of(
     **{
       'test.split': 'test[:9]',
@@ -96,7 +96,7 @@ def test_classes_of_another_split_have_to_be_the_same(monkeypatch):
     parts.source('other')
 
 
-def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
+def test_a_training_split_is_not_measured_under_another_name(tmp_path):
   for i, split in enumerate(['train', 'val']):
     (tmp_path / split / 'a').mkdir(parents=True)
     image = Image.new('RGB', (2, 2), (i, 0, 0))
@@ -109,7 +109,7 @@ def test_what_is_learned_is_not_measured_by_another_name(tmp_path):
   config.data.split = 'train+val'
   with pytest.raises(ValueError, match="no split 'test'; it has train, val"):
     parts.source('test')
-  assert len(parts.source('val')) == 1  # as is asked for
+  assert len(parts.source('val')) == 1
 
 
 class Objects(Source):
@@ -135,7 +135,7 @@ class Learns:
     self.class_names = names
 
 
-def test_what_is_evaluated_at_once_is_what_is_trained_at_once():
+def test_evaluation_batches_have_the_size_of_a_microbatch():
   config = config_of()
   config.update(batch_size=48, accum_steps=3)
   config.data.workers = 2

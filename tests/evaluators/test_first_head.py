@@ -14,7 +14,7 @@ from vit_jax.evaluators import first_head
   [('softmax', jax.nn.softmax), ('sigmoid', jax.nn.sigmoid)],
 )
 def test_mean_probabilities_are_the_shares_of_the_classes(loss, probabilities):
-  """Where the gradient of an unpenalised bias is zero, for either loss."""
+  """At the optimum, the gradient of the unpenalised bias is zero."""
   source = sources.open_source('digits', 'train[:300]')
   x = np.stack([source[i]['image'][::2, ::2, 0] for i in range(len(source))])
   x = x.reshape(len(x), -1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""k-NN is that of scikit-learn, however the work is cut and spread."""
+"""k-NN equals scikit-learn's for any blocks and devices."""
 
 import importlib
 
@@ -42,7 +42,7 @@ def test_it_is_that_of_scikit_learn(k, devices, block):
     (train[i : i + block], labels[i : min(i + block, 600)])
     for i in range(0, 600, block)
   ]
-  # What they predict is right everywhere if predictions are equal.
+  # With their predictions as labels, the accuracy is 1 if ours are equal.
   got = knn.accuracy(
     blocks,
     test,
@@ -56,7 +56,7 @@ def test_it_is_that_of_scikit_learn(k, devices, block):
 
 def test_padding_has_no_vote():
   x, labels = data(100)
-  i = int(np.flatnonzero(labels)[0])  # no vote at all is one for class 0
+  i = int(np.flatnonzero(labels)[0])  # without a vote, class 0 wins
   bank = np.concatenate([x[i : i + 1], x]), np.append(-1, labels)
   query = x[i : i + 1], labels[i : i + 1]
   assert knn.accuracy([bank], *query, num_classes=7, mesh=mesh_of(1), k=1) == 1

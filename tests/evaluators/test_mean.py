@@ -1,4 +1,4 @@
-"""Every example counts once, whatever the batches."""
+"""Every example counts once, for any batch size."""
 
 from unittest import mock
 

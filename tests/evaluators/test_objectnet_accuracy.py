@@ -20,8 +20,8 @@ from vit_jax.training import sharding
 
 WORDNET_IDS = tuple(f'n{i:08}' for i in range(1000))
 
-# Of ImageNet: alarm clocks are 409 (analog) and 530 (digital), chairs 423, 559
-# and 765, woks 909.
+# ImageNet's classes of alarm clocks are 409 (analog) and 530 (digital), of
+# chairs 423, 559 and 765, of woks 909.
 CLASSES = ('alarm_clock', 'alarm_clock', 'chair', 'chair', 'wok', 'wok', 'wok')
 TOP = np.array(
   [
@@ -61,8 +61,8 @@ def test_figures_by_hand(source):
   }
 
 
-def test_images_that_went_are_not_counted(source):
-  """-1 is what an `Extractor` has for them."""
+def test_unreadable_images_are_not_counted(source):
+  """An `Extractor` gives them rows of -1."""
   top_Nk = TOP.copy()
   top_Nk[[0, 4]] = -1
   assert evaluator(source, top_Nk).run(None) == {
@@ -74,7 +74,7 @@ def test_images_that_went_are_not_counted(source):
 
 def test_eight_devices_equal_a_plain_loop_over_cropped_images(source, tmp_path):
   model, params = model_of(1000)
-  # A model that knows few classes, of which some are right.
+  # The model knows few classes, some of which are right.
   kernel = np.zeros(params['head']['kernel'].shape, np.float32)
   known = [409, 559, 909, *range(6)]
   kernel[:, known] = np.random.default_rng(0).normal(size=(16, len(known)))
@@ -116,7 +116,7 @@ def test_eight_devices_equal_a_plain_loop_over_cropped_images(source, tmp_path):
   'names',
   [
     WORDNET_IDS,
-    tuple(map(str, range(1000))),  # those of a checkpoint without names
+    tuple(map(str, range(1000))),  # the names in a checkpoint without names
     ('tench', 'goldfish', *(f'x{i}' for i in range(998))),
   ],
 )

@@ -1,4 +1,4 @@
-"""Pictures of a training, on any mesh."""
+"""Pictures during training, on any mesh."""
 
 import jax
 import numpy as np
@@ -102,7 +102,7 @@ def test_they_are_the_rollout_and_the_filters(tensorboard, monkeypatch):
 
 @pytest.mark.slow
 def test_the_first_process_shows_them_and_all_look(tensorboard, monkeypatch):
-  """As many as there are, each as the model is shown it."""
+  """The pictures show the images that the model takes."""
   model, mesh = model_of(), mesh_of()
   params = jax.jit(lambda key: variants.init(model, key, SIZE))(
     jax.random.key(0)

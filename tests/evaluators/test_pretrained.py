@@ -1,4 +1,4 @@
-"""The front door for programs: golden outputs, and every way in."""
+"""The Python interface: golden outputs, and every kind of input."""
 
 import dataclasses
 import subprocess
@@ -29,7 +29,7 @@ def images(vit):
 
 
 def test_logits_and_features_are_those_of_the_original(vit):
-  """Its images lie in [-1, 1]; whole ones are all that files can hold."""
+  """The golden images have values from -1 to 1."""
   golden = np.load(GOLDEN / 'tiny_s7_golden.npz')
   assert vit.checkpoint.preprocessing.mean == (0.5, 0.5, 0.5)
   images = (golden['images'] + 1) * 127.5
@@ -50,8 +50,8 @@ def test_every_way_in_gives_the_same(vit, images, tmp_path):
     np.testing.assert_allclose(vit.logits(one), want[1:2], atol=1e-6)
 
 
-def test_pictures_are_what_their_files_are(vit, tmp_path):
-  """Deep greys, what shines through, and what is stored on its side."""
+def test_a_pillow_image_gives_the_logits_of_its_file(vit, tmp_path):
+  """16-bit grey, transparent and rotated images."""
   H, W = vit.image_size
   greys = np.linspace(0, 65535, H * W).reshape(H, W).astype(np.uint16)
   Image.fromarray(greys).save(tmp_path / 'grey.png')
@@ -86,7 +86,7 @@ def test_predictions_are_the_softmax_in_order(vit, images):
 
 @pytest.fixture(scope='module')
 def aux(vit, images):
-  """What the model computes of the images, besides logits."""
+  """The intermediates of the model for the images."""
   checkpoint = vit.checkpoint
   _, aux = checkpoint.model.apply(
     {'params': checkpoint.params},
@@ -162,7 +162,7 @@ def test_rollout_of_the_whole_and_of_a_class(vit, images):
   named = pretrained.TrainedModel(
     dataclasses.replace(checkpoint, class_names=names)
   )
-  # What `predict` calls a class is understood, and only that is clear.
+  # `rollout` takes the names that `predict` returns.
   for name, _ in named.predict(images[0], topk=3)[0]:
     assert named.rollout(images[0], of=name).shape[0] == 1
   with pytest.raises(ValueError, match=r"2 classes named 'b'.*'b \(1\)' or 'b"):
@@ -189,7 +189,7 @@ def test_without_a_head_there_are_features(vit):
       ask(np.zeros((8, 8, 3), np.uint8))
 
 
-def test_what_finds_objects_gives_no_class_to_an_image():
+def test_a_detector_does_not_classify_images():
   layers = {'backbone_layers': (1, 1), 'encoder_layers': 1, 'decoder_layers': 1}
   finder = pretrained.TrainedModel(
     random_checkpoint(None, (64, 64), name='detr', **layers)
@@ -210,7 +210,7 @@ def run(*args, **kwargs):
 
 @pytest.mark.slow
 def test_a_config_by_name_from_any_folder(tmp_path):
-  """With what it imports, and the status of the command itself."""
+  """The command keeps its exit status."""
   for named in (['--config=digits:vit'], ['--config', 'digits:vit']):
     done = run(
       *('train', *named, '--workdir=x', '--config.optimizer.lr=-1'),

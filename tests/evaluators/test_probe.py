@@ -19,7 +19,7 @@ def examples(n=203, width=12, seed=0, spread=0.6):
   centres = spread * np.random.default_rng(9).standard_normal((CLASSES, width))
   labels = rng.permutation(np.arange(n) % CLASSES)
   x = centres[labels] + rng.standard_normal((n, width))
-  # As of a network: some features large, all of them of float32.
+  # Like a network's features, these are float32, and some are large.
   x = x * 10 ** np.linspace(-3, 3, width) + np.linspace(0, 1000, width)
   return x.astype(np.float32), labels
 
@@ -69,7 +69,7 @@ def test_minimum_is_that_of_scikit_learn(l2):
   test, test_labels = examples(seed=1)
   scaler = StandardScaler().fit(x.astype(np.float64))
   model = reference(scaler.transform(x), labels, l2)
-  # As near as float32 comes.
+  # The best tolerance that float32 reaches.
   found = fit(1, l2_grid=(l2,), tolerance=1e-7)
   np.testing.assert_allclose(
     probabilities(found, test),
@@ -111,9 +111,9 @@ def test_penalty_is_the_best_on_the_held_out_tenth():
   found = fit(features_ND=x, labels=labels, l2_grid=grid)
   best = max(scores.values())
   assert found.heldout_accuracy == pytest.approx(best, abs=1e-6)
-  # Ties, of which there is one here, go to the higher penalty.
+  # Three penalties are equally good; the highest wins.
   assert found.l2 == max(l2 for l2 in grid if scores[l2] == best)
-  # And then everything is trained on.
+  # The last fit has all examples.
   model = reference(z, labels, found.l2)
   np.testing.assert_allclose(
     probabilities(found, x), model.predict_proba(z), atol=3e-4
@@ -142,8 +142,8 @@ def test_a_tenth_of_each_class_is_held_out():
   is_heldout = probe.hold_out(labels)
   assert np.bincount(labels[is_heldout]).tolist() == [5, 5, 5]
   np.testing.assert_array_equal(is_heldout, probe.hold_out(labels))
-  # Class by class in the order of NumPy's permutation, the same for ever, so
-  # that figures stay comparable: the sixth of each ten.
+  # The sixth of each ten, class by class, in the order of NumPy's permutation.
+  # This must never change, so that figures stay comparable.
   order = np.random.RandomState(0).permutation(150)
   ordered = sorted(order, key=lambda i: labels[i])
   assert [*np.flatnonzero(is_heldout)] == sorted(ordered[5::10])
@@ -189,7 +189,7 @@ def test_a_fit_ends_once_no_entry_of_its_gradient_is_larger():
   gradients = z.T @ errors / len(x) + 0.01 * kernel, errors.mean(axis=0)
   largest = max(np.abs(gradient).max() for gradient in gradients)
   assert first.converged and largest < 1.001 * 0.01
-  # Their length, which is more, has no say.
+  # The norm of the gradient is larger, and does not matter.
   again = fit(l2_grid=(0.01,), tolerance=1.01 * float(largest))
   assert again.iterations <= first.iterations
 

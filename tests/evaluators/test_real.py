@@ -1,4 +1,4 @@
-"""ReaL against figures of known models, and against a slow loop."""
+"""ReaL accuracy against published figures and a slow loop."""
 
 import csv
 import json
@@ -21,9 +21,9 @@ from vit_jax.training import sharding
 
 # 300 images of ImageNet's validation set, chosen at random: number, original
 # label, ReaL's labels (github.com/google-research/reassessed-imagenet, Apache
-# 2.0) and what torchvision's ResNets say.
+# 2.0) and the predictions of torchvision's ResNets.
 SAMPLE = ROOT / 'tests/evaluators/real_sample.csv'
-# All 50,000 of them, which not everyone has.
+# Labels and predictions of all 50,000 images, which not everyone has.
 SHARED = ROOT.parent / 'shared' / 'data'
 
 IDS = tuple(f'n{i:08}' for i in range(1000))
@@ -66,7 +66,7 @@ def sample():
 
 @pytest.fixture(scope='module')
 def labels_path(sample, tmp_path_factory):
-  """A real.json that has the labels of the sample alone."""
+  """A real.json with labels for the images of the sample only."""
   labels = [[] for _ in range(50_000)]
   for row in sample:
     labels[int(row['number']) - 1] = [int(c) for c in row['real'].split()]
@@ -124,8 +124,8 @@ def test_equals_a_slow_loop(sample, labels_path):
   }
 
 
-def test_images_that_went_are_not_scored(sample, labels_path):
-  """Nor by the original labels: -1 is what an `Extractor` has for them."""
+def test_unreadable_images_are_not_scored(sample, labels_path):
+  """An `Extractor` gives them rows of -1."""
   rows = [r for r in sample if r['real'] == r['label']][:4]
   source = Images(*numbers_and_labels(rows))
   top_Nk = np.array([[int(r['label'])] for r in rows])
@@ -158,13 +158,13 @@ def test_records_are_read_once_and_images_stay_encoded(sample, labels_path):
 
 
 def test_eight_devices_equal_a_plain_pass(sample, labels_path, monkeypatch):
-  # Ten images of either class, and some that are not scored.
+  # Ten images of each of two classes, and three without ReaL labels.
   rows = [r for r in sample if r['real'] == r['label']][:2] * 10
   rows += [r for r in sample if not r['real']][:3]
   pixels = np.random.default_rng(0).integers(0, 256, (23, 8, 8, 3), np.uint8)
   source = Images(*numbers_and_labels(rows), images=pixels)
   model, params = model_of(1000)
-  # A model that knows these two classes alone, so that some are right.
+  # The model knows only these two classes, so that it is sometimes right.
   kernel = np.zeros(params['head']['kernel'].shape, np.float32)
   known = [int(row['label']) for row in rows[:2]]
   kernel[:, known] = np.random.default_rng(0).normal(size=(16, 2))
@@ -248,7 +248,7 @@ def changed(path, tmp_path, number, classes):
 
 
 @pytest.mark.parametrize('classes', [7, [1000]])
-def test_refuses_what_are_no_classes(sample, labels_path, tmp_path, classes):
+def test_refuses_invalid_classes(sample, labels_path, tmp_path, classes):
   path = changed(labels_path, tmp_path, 41, classes)
   refuse(
     Images(*numbers_and_labels(sample)),

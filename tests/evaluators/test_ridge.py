@@ -1,4 +1,4 @@
-"""Ridge regression against scikit-learn's, refitted for every example."""
+"""Ridge regression against scikit-learn, refitted for every example."""
 
 import numpy as np
 import pytest
@@ -28,13 +28,13 @@ def standardised(x):
 
 
 def reference(x, y, l2):
-  # Another algorithm than ours, and the one that is exact for bad scales.
+  # Not our algorithm; this one is exact for bad scales.
   model = Ridge(alpha=l2, fit_intercept=True, solver='svd')
   return model.fit(x.astype(np.float64), y)
 
 
 def left_out(x, y, l2):
-  """Predictions of as many fits as there are examples."""
+  """Predicts each example from a fit to the others."""
   rows = np.arange(len(x))
   return np.concatenate(
     [
@@ -65,7 +65,7 @@ def test_predictions_are_those_of_scikit_learn(n, d, scales):
     np.testing.assert_allclose(
       predict(model, x, l2)[:n], expected[:n], atol=1e-5, rtol=0
     )
-    # Others may be predicted far beyond 1 where nothing holds weights down.
+    # New examples may get predictions far beyond 1 if penalties are small.
     np.testing.assert_allclose(
       predict(model, x, l2)[n:], expected[n:], atol=1e-5, rtol=1e-5
     )
@@ -85,7 +85,7 @@ def test_leaving_one_out_is_refitting_without_it(n, d, scales):
 
 
 def test_an_example_with_a_feature_of_its_own():
-  """Its fit is its own, and the others know nothing of that feature."""
+  """A fit without this example knows nothing of the feature."""
   x, _, y = problem(60, 10)
   x = np.pad(x, ((0, 0), (0, 1)))
   x[7, -1] = 1e8
@@ -110,10 +110,10 @@ def test_equal_examples_and_constant_features():
 def test_choice_is_that_of_refitting(n, d):
   """Three penalties are equally good for 20 examples."""
   rng = np.random.default_rng(0)
-  labels = rng.integers(0, CLASSES, n)  # of unequal numbers
+  labels = rng.integers(0, CLASSES, n)  # classes of unequal sizes
   centres = 0.5 * rng.standard_normal((CLASSES, d))
   x = centres[labels] + rng.standard_normal((n, d))
-  # Far out, where the squared errors are, and nearly nothing to be right about.
+  # Three examples are far out: they dominate the squared errors.
   x[:3] *= 20
   y = ridge.one_vs_rest(labels, CLASSES)
   grid = [2.0**power for power in range(-10, 21, 3)]

@@ -35,13 +35,13 @@ def examples(n=80, width=12, seed=0, spread=0.8):
   centres = spread * np.random.default_rng(9).standard_normal((CLASSES, width))
   labels = rng.permutation(np.arange(n) % CLASSES)
   x = centres[labels] + rng.standard_normal((n, width))
-  # As of a network: some features large, all of them of float32.
+  # Like a network's features, these are float32, and some are large.
   x = x * 10 ** np.linspace(-2, 2, width) + np.linspace(0, 50, width)
   return x.astype(np.float32), labels
 
 
 def evaluate(shots=(1, 5), seeds=2, l2='choose', width=12, **changes):
-  """Changes are of features or labels of all examples."""
+  """Evaluates the examples; `changes` replace features or labels."""
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
   drawn = shots_lib.Shots(
@@ -60,7 +60,7 @@ def test_draws_stay_the_same_for_ever():
   labels = np.repeat(np.arange(3), 10)[::-1]
   draws = shots_lib.plan(labels, 3, (1, 4), 2)
   assert list(draws) == [(1, 0), (4, 0), (1, 1), (4, 1)]
-  # Written down when this was made: published results depend on them.
+  # These are the draws of the first version; published results depend on them.
   assert {key: rows.tolist() for key, rows in draws.items()} == DRAWS
 
 
@@ -90,7 +90,7 @@ def test_plan_refuses(shots, seeds, labels, message):
 
 @pytest.mark.parametrize('width', [12, 40])
 def test_fixed_is_the_protocol_of_big_vision(width):
-  """Its steps one by one: fewer and more shots (5 to 80) than features."""
+  """Repeats its steps, with fewer and more shots (5 to 80) than features."""
   x, labels = examples(width=width)
   test, test_labels = examples(seed=1, width=width)
   shots = (1, 5, 16)
@@ -118,7 +118,7 @@ def test_fixed_is_the_protocol_of_big_vision(width):
 
 
 def test_fixed_whitens_with_a_small_number_added():
-  """Which decides where features hardly vary."""
+  """The number matters for features that hardly vary."""
   x = np.random.default_rng(0).standard_normal((20, 3)) * [1, 1e-5, 1e-7]
   labels = np.arange(20) % 2
   _, mean, w, _ = shots_lib.fit(x, labels, 2, 'fixed')
@@ -196,7 +196,7 @@ def test_features_that_are_not_finite_are_refused():
     evaluate(features_ND=x)
 
 
-def test_images_that_went_are_neither_shots_nor_tests():
+def test_unreadable_images_are_neither_shots_nor_tests():
   (x, labels), (test, test_labels) = examples(), examples(seed=1)
   x, test = x.copy(), test.copy()
   rows = shots_lib.plan(labels, CLASSES, (5,), 1)[5, 0]
@@ -288,7 +288,7 @@ def test_splits_that_do_not_belong_together_are_refused(monkeypatch):
 
 
 def test_digits_by_their_pixels():
-  """A figure to hold on to: 25 of each digit, seen with no network."""
+  """Accuracy grows with the shots, to about 0.9 for 25 of each digit."""
   train, test = (sources.Digits(split, 0) for split in ('train', 'test'))
 
   def extract(params, source, description):
@@ -322,7 +322,7 @@ def parts_from(config):
   ],
 )
 def test_the_protocol_is_that_of_the_config(field, value, message):
-  """What cannot be is refused, so what was asked for has arrived."""
+  """A refusal shows that the value of the field arrived."""
   config = digits.get_config()
   entry = config.evaluators.fewshot
   entry.data = 'digits'

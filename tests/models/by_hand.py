@@ -1,6 +1,6 @@
 """Formulas of the papers in NumPy and float64, for one image.
 
-They know the names of the parameters, nothing else.
+They share nothing with the package except the names of parameters.
 """
 
 import math
@@ -43,11 +43,10 @@ def mlp(x, params, gelu='tanh'):
 
 
 def attention(x_LD, params, extra=0):
-  """Appendix A; with relative keys between patches where there are any.
+  """Appendix A, with the relative keys of appendix D.4 if `params` has them.
 
-  As appendix D.4 has them: the query is the one of the content, the key the
-  embedding of the offset of two patches, which come after `extra` tokens; the
-  logits of both are added before the softmax.
+  The product of a query and the embedding of an offset between patches is added
+  to the logits. The patches come after `extra` tokens.
   """
   L = len(x_LD)
   y_LD, weights = 0, []

@@ -1,9 +1,9 @@
-"""Parameters and images of a ResNet whose gradients rounding does not move far.
+"""Parameters and images of a ResNet whose gradients are robust to rounding.
 
 A gradient jumps where an activation passes the kink of its ReLU, or where two
-entries of a max-pool change places. Of the hundred thousand in a small model
-some are so near that devices, compilers and CPUs, which round differently, end
-up on different sides: all are right, with gradients percents apart.
+entries of a max-pool change places. A small model has a hundred thousand
+activations, and some are close to a kink. Devices and compilers that round
+differently end up on different sides of it, with gradients percents apart.
 """
 
 from unittest import mock
@@ -19,8 +19,8 @@ from vit_jax.models import cpu_gradients, layers
 # How far the activations are from a kink, as a share of their array's largest.
 # Rounding is seen to move them by 3e-6.
 MARGIN = 1e-5
-# A ReLU's zero is moved among this share of a channel's activations, those
-# nearest to it, so that both signs stay about as frequent.
+# A ReLU's zero moves among this share of a channel's activations, the nearest
+# ones, so that both signs stay about equally frequent.
 NEAREST = 1 / 8
 
 
@@ -42,7 +42,7 @@ def avoid(model, params, images, rng):
 
 
 def moves(model, params, images):
-  """Returns by path what is to be added to biases."""
+  """Returns the numbers to add to biases, by path."""
 
   @jax.jit
   def run(params):
@@ -54,7 +54,7 @@ def moves(model, params, images):
       return call(*args, **kwargs)
 
     def moved(x_BhwC):
-      # The normalisation before a ReLU is the last to add to what it is given.
+      # The last bias before a ReLU is that of the normalisation.
       move_C = moves[*norms[-1], 'bias'] = -widest_gap(x_BhwC)
       return relu(x_BhwC + move_C[None, None, None])
 
@@ -66,7 +66,7 @@ def moves(model, params, images):
 
 
 def widest_gap(x_BhwC):
-  """Returns by channel the middle of the widest gap around zero."""
+  """Returns the middle of the widest gap around zero, for each channel."""
   x_NC = x_BhwC.reshape(-1, x_BhwC.shape[-1])
   order_NC = jnp.argsort(jnp.abs(x_NC), axis=0)
   nearest_NC = order_NC[: int(NEAREST * len(x_NC))]
@@ -77,7 +77,7 @@ def widest_gap(x_BhwC):
 
 
 def pool_margins(model, params, images):
-  """Returns by image how far a maximum is from the entry next to it."""
+  """Returns the smallest difference of two maxima, for each image."""
   margins_B, max_pool = [], cpu_gradients.max_pool
 
   def note(x_BHWC, version):

@@ -84,7 +84,7 @@ def test_large_logits_do_not_overflow(parts):
 
 @pytest.mark.parametrize('parts', ['by parts'], indirect=True)
 def test_bfloat16_is_as_close_as_its_rounding(parts):
-  """Eight bits: of the operands, the logits and the weights."""
+  """Operands, logits and weights have eight bits."""
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
   want = formula(q, k, v, dy)
   y, vjp = jax.vjp(attention.attend, q, k, v)
@@ -99,9 +99,9 @@ def test_bfloat16_is_as_close_as_its_rounding(parts):
 
 
 def test_gradients_of_bfloat16_weights_have_more_digits(parts):
-  """Products of 64 and sixteenths, which eight bits hold to a half.
+  """Eight bits would round the products, 64 and some sixteenths, to a half.
 
-  Queries of 0 look at all keys alike, and these have a mean of 0.
+  Queries of 0 have equal weights for all keys, whose mean is 0.
   """
   signs = jnp.array([1, 1, -1, -1], jnp.bfloat16)[None, :, None, None]
   k = jnp.broadcast_to(signs, (B, 4, N, K))
@@ -113,10 +113,10 @@ def test_gradients_of_bfloat16_weights_have_more_digits(parts):
   np.testing.assert_allclose(np.float32(vjp(dy)[0]), want, rtol=0.05)
 
 
-def test_what_is_kept_of_bfloat16_logits_has_more_digits(parts):
-  """Keys that are alike give a mean, however large their logits are.
+def test_denominators_of_bfloat16_logits_have_more_digits(parts):
+  """Equal keys give the mean of the values, even if logits are large.
 
-  In eight bits 181 + log(9) would be 183, and exp(-2) is no ninth.
+  Eight bits would round 181 + log(9) to 183, and exp(-2) is not 1 / 9.
   """
   q, k, v, dy = arrays(9, 9, jnp.bfloat16)
   y, vjp = jax.vjp(attention.attend, jnp.full_like(q, 8), 0 * k + 8, v)
@@ -134,7 +134,7 @@ def test_no_weights_are_kept():
 
 
 def test_queries_are_in_as_few_parts_as_hold_them():
-  """Of 1,024 at most, with gradients to compute and without."""
+  """A part has at most 1,024 queries, in forward and backward passes."""
 
   def text(function, queries):
     q = jax.ShapeDtypeStruct((1, queries, 1, 8), jnp.float32)
@@ -146,14 +146,14 @@ def test_queries_are_in_as_few_parts_as_hold_them():
 
   for queries, parts in ((1024, 1), (1025, 2), (2048, 2), (2049, 3)):
     assert text(attention.attend, queries).count('= exp ') == parts
-    # A loop going forward, and one going back.
+    # One loop in the forward pass, and one in the backward pass.
     lengths = [f'{parts}'] * 2 * (parts > 1)
     assert re.findall(r'length=(\d+)', text(gradients, queries)) == lengths
 
 
 @pytest.mark.slow
 def test_cheap_rematerialisation_does_no_matrix_product_twice():
-  """But the logits, L x L, which are the price of not keeping them."""
+  """Except for the logits, L x L, which are not stored."""
   x = jax.random.normal(jax.random.key(0), (2, 5, 12))
   fields = {'patch_size': 4, 'width': 12, 'depth': 1, 'mlp_dim': 24, 'heads': 3}
   encoder_fields = vit.ViT(num_classes=0, **fields).encoder_fields
@@ -174,7 +174,7 @@ def test_cheap_rematerialisation_does_no_matrix_product_twice():
 
 
 def with_infinities(q_BQNK, k_BLNK, v_BLNK, mask_BQL):
-  """The formula in float32 with -inf; zeros for who may look nowhere."""
+  """The formula in float32; 0 for queries whose mask is false everywhere."""
   mask = jnp.broadcast_to(mask_BQL, (B, q_BQNK.shape[1], k_BLNK.shape[1]))[
     :, None
   ]
@@ -185,7 +185,7 @@ def with_infinities(q_BQNK, k_BLNK, v_BLNK, mask_BQL):
 
 
 def make_mask(kind, queries, keys):
-  """Returns a mask BQL, some of whose queries may look nowhere."""
+  """Returns a mask BQL that is false everywhere for some queries."""
   if kind == 'random':
     rng = np.random.default_rng(3)
     mask = rng.uniform(size=(B, queries, keys)) < 0.5
@@ -240,7 +240,7 @@ def test_a_mask_of_keys_alone_is_not_repeated_for_every_query(monkeypatch):
   ('kind', 'relative'), [('causal', None), ('padding', 0)]
 )
 def test_all_ways_of_attention_take_a_mask(kind, relative):
-  """With its weights and without, with relative positions and without."""
+  """With and without returned weights and relative positions."""
   x = jax.random.normal(jax.random.key(0), (B, 6, 12))
   mask = make_mask(kind, 6, 6)
   module = layers.MultiHeadAttention(3, relative, weights=True)
@@ -271,7 +271,7 @@ def test_all_ways_of_attention_take_a_mask(kind, relative):
 
 
 def test_values_apart_from_keys():
-  """As where positions are added to queries and keys and not to values."""
+  """DETR adds positions to queries and keys, but not to values."""
   rng = np.random.default_rng(0)
   queries, keys, values = (
     jnp.asarray(rng.normal(size=(B, length, 12)), jnp.float32)
@@ -297,7 +297,7 @@ def test_values_apart_from_keys():
     got[0], want_QD + p['out']['bias'][None], rtol=1e-5, atol=1e-5
   )
   np.testing.assert_array_equal(got[1] - p['out']['bias'][None], 0)
-  # None are the keys themselves, and the queries.
+  # Keys default to the queries, and values to the keys.
   for given, same in (
     ((queries, keys), (queries, keys, keys)),
     ((keys,), (keys, keys, keys)),
@@ -364,9 +364,10 @@ def test_cudnn_is_asked_on_ampere_or_newer(monkeypatch, capability, takes):
 @pytest.mark.fast('random')
 @pytest.mark.parametrize('kind', ['random', 'one for all'])
 def test_cudnn_is_asked_for_no_gradient_that_it_has_not(monkeypatch, kind):
-  """JAX's own way in its place.
+  """XLA's attention replaces cuDNN's.
 
-  On an H100 cuDNN 9.19 gave NaN for the gradient of a query that looks nowhere.
+  On an H100, cuDNN 9.19 gave NaN gradients for a query whose mask is false
+  everywhere.
   """
   plain = jax.nn.dot_product_attention
   asked = []
@@ -389,9 +390,9 @@ def test_cudnn_is_asked_for_no_gradient_that_it_has_not(monkeypatch, kind):
 
 @pytest.fixture
 def like_cudnn(monkeypatch):
-  """JAX's own way in place of cuDNN's, as on a GPU, and what it was asked.
+  """Replaces cuDNN's attention by XLA's and returns the list of its calls.
 
-  Like the latter it refuses to be differentiated where a length is odd.
+  Like cuDNN's, it refuses to be differentiated if a length is odd.
   """
   plain = jax.nn.dot_product_attention
   asked = []
@@ -445,7 +446,7 @@ def test_odd_lengths_are_even_for_cudnns_gradient(like_cudnn):
 def test_devices_tell_cudnn_the_lengths_of_their_own(
   like_cudnn, batch, heads, own
 ):
-  """Or all of them, where they do not share the examples evenly."""
+  """Heads that `tensor` does not divide stay whole on each device."""
   mesh = sharding.make_mesh({'data': 2, 'fsdp': 2, 'tensor': 2})
   rng = np.random.default_rng(0)
   q, k, v, dy = (

@@ -1,7 +1,7 @@
 """Axial attention against loops over rows and columns.
 
-The references know the formulas of the papers and the names of the parameters,
-nothing else. They compute in float64, the models in float32.
+The references are the formulas of the papers in float64. They share only the
+names of parameters with the models, which compute in float32.
 """
 
 import functools
@@ -115,7 +115,7 @@ def test_axial_vit_is_rows_then_columns(fields, scan):
 
 
 def test_rows_and_columns_have_parameters_of_their_own():
-  """Relative offsets too: as many as the row, or the column, is long."""
+  """The length of a row or column determines the number of its offsets."""
   fields = {'patch_size': 4, 'width': 8, 'depth': 1, 'mlp_dim': 12, 'heads': 2}
   encoder_fields = vit.ViT(num_classes=0, **fields).encoder_fields
   block = axial.AxialBlock((2, 3), encoder_fields, relative=0)
@@ -134,7 +134,8 @@ def position_sensitive(x_yC, params):
     a_op = softmax_p(q_o k_p + q_o r^q_{p-o} + k_p r^k_{p-o})
     y_o = sum_p a_op (v_p + r^v_{p-o})
 
-  The logits over the root of the key width, where they have batch norms.
+  The logits are divided by the root of the key width; the authors apply batch
+  norms instead.
   """
   length = len(x_yC)
   _, heads, V = params['value']['kernel'].shape
@@ -190,12 +191,12 @@ def test_its_softmax_works_in_float32_in_any_case():
 
 
 def test_offsets_begin_as_short_as_their_width_says():
-  """So that products with them begin alike, however long the axis is."""
+  """Their products with queries then begin alike for any length."""
   module = axial.PositionSensitiveAttention(512)
   init = jax.jit(module.init)
   params = init(jax.random.key(0), normal(1, 1, 100, 4))['params']
-  # Eight heads have values of 64 numbers and keys of 32. Of 199 times as many
-  # draws, a deviation is known to 1 %.
+  # Eight heads have values of 64 numbers and keys of 32. With 199 times as many
+  # draws, the deviation is known to 1 %.
   for name, width in {'query': 32, 'key': 32, 'value': 64}.items():
     table = params[f'relative_{name}']
     assert table.shape == (199, width)
@@ -215,7 +216,7 @@ def group_norm(x_hwC, params, groups=32):
 
 @pytest.mark.parametrize(('grid', 'stride'), [((3, 2), 1), ((3, 5), 2)])
 def test_axial_convolution_is_row_norm_column_and_pooling(grid, stride):
-  """On an odd side, the last window holds what is left, nothing beside it."""
+  """The last window of an odd side averages over fewer entries."""
   module = axial.AxialConv(64, stride)
   x_BhwC = normal(2, *grid, 6)
   params = randomised(
@@ -238,5 +239,5 @@ def test_axial_convolution_is_row_norm_column_and_pooling(grid, stride):
       ]
       for i in range(0, h, stride)
     ]
-    # The normalised are larger than elsewhere, about 5.
+    # Normalised values are larger than elsewhere, about 5.
     np.testing.assert_allclose(got[b], want, rtol=1e-5, atol=ATOL)

@@ -1,4 +1,4 @@
-"""What every architecture has to do, whatever it is made of."""
+"""Properties of every architecture."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ from vit_jax.projects.igpt import model as igpt
 from vit_jax.training import sharding
 
 CLASSES = 5
-# What a batch is split into on the mesh below.
+# The mesh below splits a batch into four parts.
 BATCH = 4
 MESH = {'data': 2, 'fsdp': 2, 'tensor': 2}
 
@@ -27,7 +27,7 @@ MESH = {'data': 2, 'fsdp': 2, 'tensor': 2}
 # 1e-5 of an array's largest entry.
 TOLERANCE = 1e-4
 
-# Everywhere wider than high, so that no test is of squares alone.
+# Wider than high, because squares would hide swapped axes.
 SIZE = (32, 48)
 # Widths, heads and classes all differ, so that no mistaken shape fits.
 ENCODER = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
@@ -96,8 +96,8 @@ FAST = (
   *('clip-gap', 'axial-map-relative', 'hybrid', 'igpt'),
 )
 
-# Shapes of `stem`, `tokens` and `pre_logits` without the batch: 4 x 6 patches
-# of 8 pixels; a class token; a root that leaves a quarter of a side.
+# Shapes of `stem`, `tokens` and `pre_logits` without the batch. Most have 4 x 6
+# patches of 8 pixels and a class token. A root leaves a quarter of a side.
 SHAPES = {name: ((4, 6, 32), (25, 32), (32,)) for name in ARCHITECTURES} | {
   'deit': ((4, 6, 32), (26, 32), (32,)),
   'vit5': ((4, 6, 32), (29, 32), (32,)),
@@ -116,7 +116,7 @@ WITH_KINKS = ('hybrid', 'resnet-2', 'axial-resnet')
 
 
 class Architecture:
-  """A small model with random parameters, and what it computes."""
+  """A small model with random parameters and images."""
 
   def __init__(self, name):
     fields = ARCHITECTURES[name]
@@ -135,7 +135,7 @@ class Architecture:
       self.params, self.images = kinks.avoid(
         self.model, self.params, self.images, rng
       )
-    # Whatever the loss, this is how it reaches the model.
+    # Stands for the gradient of a loss with respect to the logits.
     self.cotangent = rng.standard_normal((BATCH, CLASSES)).astype(np.float32)
 
   @functools.cached_property
@@ -180,10 +180,10 @@ def case(request):
 
 
 def random_params(model, size, rng):
-  """Returns parameters none of which is zero, one or like another.
+  """Returns random parameters.
 
-  As initialised, heads, class tokens, biases and the last scales of ResNets'
-  units are zero and hide mistakes in what they multiply.
+  Initial heads, class tokens, biases and the last scales of ResNets' units are
+  zero. They would hide mistakes in the arrays that they multiply.
   """
   shapes = jax.eval_shape(
     lambda key: variants.init(model, key, size), jax.random.key(0)
@@ -209,7 +209,7 @@ def leaves(tree):
 
 
 def assert_close(got, want):
-  """Compares what `Architecture` computes, or dictionaries."""
+  """Compares results of `Architecture.compute`, or dictionaries."""
   got_leaves, want_leaves = (
     leaves(
       tree
@@ -220,7 +220,7 @@ def assert_close(got, want):
   )
   assert got_leaves.keys() == want_leaves.keys()
   for name, x in want_leaves.items():
-    # Some gradients are zero but for rounding.
+    # Some gradients are zero except for rounding.
     scale = max(np.abs(x).max(), 1e-2)
     np.testing.assert_allclose(
       got_leaves[name], x, rtol=0, atol=TOLERANCE * scale, err_msg=name
@@ -253,8 +253,8 @@ def test_outputs_are_as_documented(case):
   'vit5',
   'clip-gap',
 )
-def test_what_it_says_of_itself_is_so(case):
-  """Grid, tokens, blocks and body, against shapes of what it computes."""
+def test_its_properties_are_those_of_its_outputs(case):
+  """Compares grid, tokens, blocks and body with the shapes of outputs."""
   model, size = case.model, case.size
 
   def run(params, images):
@@ -295,15 +295,14 @@ def test_every_parameter_gets_a_finite_gradient(case):
   for name, grad in leaves(grads).items():
     assert np.isfinite(grad).all(), name
     if name.endswith('key/bias'):
-      # It shifts all logits of a query alike, which no softmax notices.
+      # It shifts all logits of a query equally, so the softmax stays the same.
       assert np.abs(grad).max() < 1e-6, name
     elif name == 'prediction/kernel':
-      assert not grad.any(), name  # of the pixels, which no class needs
+      assert not grad.any(), name  # predicts pixels, not classes
     elif case.name == 'vit-relative' and name.endswith(
       'encoderblock_1/MultiHeadDotProductAttention_1/relative/relative_embedding'
     ):
-      # What the class token, which has no offset, gathers in the last layer is
-      # all that the head sees.
+      # The head reads only the class token, which has no offset.
       assert not grad.any(), name
     else:
       # A few channels never get past a ReLU.
@@ -329,7 +328,7 @@ def test_rematerialisation_outside_of_a_loop_changes_no_number(case):
 
 
 def split(params, images, partitions):
-  """Returns them over eight devices, most of the parameters in parts."""
+  """Shards images and most parameters over eight devices."""
   mesh = sharding.make_mesh(MESH)
   params = jax.device_put(
     params, sharding.tree_shardings(params, mesh, partitions)
@@ -343,7 +342,7 @@ def split(params, images, partitions):
 
 
 def recomputed(jaxpr):
-  """Yields of each layer that is computed again whether CSE is prevented."""
+  """Yields `prevent_cse` of each rematerialised layer."""
   for eqn in jaxpr.eqns:
     if 'prevent_cse' in eqn.params:
       yield eqn.params['prevent_cse']
@@ -367,13 +366,13 @@ def test_every_layer_is_computed_again(case, layers, scan):
   found = [*recomputed(jaxpr.jaxpr)]
   if not scan:
     assert found == [True] * layers
-  else:  # where nothing has to keep apart what a loop does
+  else:  # a loop needs no barrier against CSE
     firsts = {'resnet-2': 2}.get(case.name, 0)
     assert sorted(found) == [False] + [True] * firsts
 
 
 def test_kernels_are_matrices_outside_of_a_loop():
-  """And heads' biases are theirs: see `tpu_layout`."""
+  """Biases keep the shape of heads; see `tpu_layout`."""
   case = architecture('vit')
   model = case.model.clone(scan=True)
   jaxpr = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x)[0])(
@@ -406,7 +405,7 @@ def test_initial_parameters_do_not_depend_on_scan(case):
   jax.tree.map(
     np.testing.assert_array_equal, case.model.unstack_layers(scan), loop
   )
-  # Layers do not begin alike.
+  # Layers start with different values.
   for name, x in leaves(case.model.stack_layers(loop)).items():
     if 'encoderblock/' in name and name.endswith('query/kernel'):
       assert np.abs(x[0] - x[1]).max() > 0.01
@@ -424,13 +423,13 @@ def test_bfloat16_is_close_to_float32(case):
     assert x.dtype == ('float32' if 'logits' in name[:6] else 'bfloat16')
   results = flax.traverse_util.flatten_dict(modules['intermediates'])
   for (*path, _), result in results.items():
-    # Its logits, what heads give, and what is added to tokens or their logits.
+    # Logits, outputs of heads, and positions are float32.
     name = path[-1] if path else 'head'
     is_wide = 'head' in name or name in ('posembed_input', 'relative')
     first = jax.tree.leaves(result)[0]
     assert first.dtype == ('float32' if is_wide else 'bfloat16'), path
-  # Eight bits are 0.2 % of error a rounding, and some tens of them add up like
-  # the steps of a random walk. Seen: up to 1.3 %.
+  # Rounding to eight bits has an error of 0.2 %, and some tens of errors add up
+  # like a random walk. Errors seen are up to 1.3 %.
   error = np.abs(got - want).max() / np.abs(want).max()
   assert 1e-4 < error < 0.03
 
@@ -466,7 +465,7 @@ def test_images_of_a_batch_do_not_mix(case):
     got = alone_aux | {'logits': alone}
     want = {k: x[i : i + 1] for k, x in (aux | {'logits': logits}).items()}
     assert_close(got, {k: np.repeat(x, BATCH, 0) for k, x in want.items()})
-  # And they do make a difference.
+  # Different images have different logits.
   assert np.abs(logits[0] - logits[-1]).max() > 0.01
 
 

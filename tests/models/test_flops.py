@@ -43,8 +43,8 @@ VITS = {
   'G14': 1_844_440_680,
 }
 
-# As timm counts its models, or its classes where it has none of that name: with
-# 1,000 and with 21,843 classes, and without a head.
+# Counts of timm's models, or of models built from its classes: with 1,000 and
+# with 21,843 classes, and without a head.
 RESNETS_AND_HYBRIDS = {
   'r50x1': (25_549_352, 68_256_659, 23_500_352),
   'r50x2': (97_988_712, 183_382_483, 93_891_712),
@@ -81,7 +81,7 @@ def test_parameter_count_of_resnets_and_hybrids_is_the_published_one(variant):
 
 
 def test_parameter_count_of_a_hybrid_that_timm_has_in_parts():
-  """Its ResNet (3, 4, 6, 3) with its B of 50 tokens after it."""
+  """timm's ResNet (3, 4, 6, 3) and its B with 50 tokens."""
   assert count('r50+b32') == 110_176_832 + 769 * 1000
 
 
@@ -104,13 +104,13 @@ def layer_params(D, M):
   ],
 )
 def test_parameter_count_of_deit3_is_timms(variant, want):
-  """Whose class token has no position."""
+  """timm's class token has no position."""
   got = count(variant, layer_scale=1e-4)
   assert got - variants.fields(variant)['width'] == want
 
 
 def test_parameter_count_of_vit5_is_the_closed_form():
-  """By its published code; its class token alone has no position there."""
+  """In the published code, the class token has no position."""
   f = variants.fields('vit5_s16')
   D, M, K = f['width'], f['mlp_dim'], f['width'] // f['heads']
   layer = 3 * D * D + (D * D + D) + (D * M + M) + (M * D + D)
@@ -141,7 +141,7 @@ def test_axial_layers_have_two_of_everything():
 
 
 def test_parameter_count_of_axial_resnet_is_the_closed_form():
-  """That of R50x1 in version 1, with attention for the 3x3 convolutions."""
+  """R50x1 in version 1, with attention instead of 3x3 convolutions."""
 
   def norm(n):
     return 2 * n
@@ -167,12 +167,12 @@ def test_parameter_count_of_axial_resnet_is_the_closed_form():
   assert count('axial_r50x1', 0) == want
 
 
-# Where what table 6 prints does not go with the rest of it, what does.
+# Values that fit the rest of table 6 better than the printed ones.
 NOT_AS_PRINTED = {
-  # Half of what its row of 14 epochs prints.
+  # Half of the row of 14 epochs.
   ('r50+l16', 7): 1668 / 2,
-  # 2 % more than printed, though R50+B/32, which has the same encoder, agrees
-  # to 0.2 %, and L/32, which is counted alike, too.
+  # 2 % more than printed. R50+B/32, which has the same encoder, and L/32 agree
+  # to 0.2 %.
   ('b32', 7): 56.1,
 }
 
@@ -192,7 +192,7 @@ def test_compute_is_that_of_table_6(row):
 
 
 def test_l16_takes_the_compute_of_table_6_exactly():
-  """783: with the 18,291 classes of JFT, nothing is left to rounding."""
+  """With the 18,291 classes of JFT, the result is 783."""
   forward = flops.forward_flops(build('l16', 18_291), SIZE)
   exaflops = 3 * forward * 7 * table_6.JFT_IMAGES / 1e18
   assert exaflops == pytest.approx(783, rel=0.001)
@@ -225,7 +225,7 @@ def test_attention_counts_on_gpus_too(monkeypatch):
 
 
 def counted(f, *shapes):
-  """Returns the operations that we count, and those that XLA does."""
+  """Returns our count of operations, and XLA's."""
   shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
   ours = flops._count(jax.make_jaxpr(f)(*shapes).jaxpr)
   return ours, jax.jit(f).lower(*shapes).cost_analysis()['flops']
@@ -242,7 +242,7 @@ def counted(f, *shapes):
 def test_a_convolution_is_counted_as_by_xla(
   size, dilation, kernel, stride, padding
 ):
-  """Without the multiplications by the zeros around the image."""
+  """Multiplications by padding do not count."""
 
   def convolve(x, w):
     return jax.lax.conv_general_dilated(

@@ -66,7 +66,7 @@ def make(**fields):
   ('pool', 'representation_size'), [('cls', 0), ('gap', 5), ('map', 0)]
 )
 def test_logits_are_pooled_tokens_through_the_head(pool, representation_size):
-  """Of registers, which come before the patches, none is read."""
+  """Registers come before the patches, and heads ignore them."""
   model, params, images = make(
     pool=pool, representation_size=representation_size, registers=2
   )

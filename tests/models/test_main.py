@@ -1,4 +1,4 @@
-"""The table of models, as its command prints it."""
+"""The command that lists models."""
 
 import csv
 import io

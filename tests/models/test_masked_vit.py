@@ -1,4 +1,4 @@
-"""What corruption does to a ViT that predicts patches."""
+"""Corruption in a ViT that predicts patches."""
 
 import functools
 
@@ -80,7 +80,7 @@ def test_its_body_is_a_vit():
 
 @pytest.mark.parametrize('kind', [KEPT, MASKED, OTHER, SAME])
 def test_what_is_hidden_makes_no_difference(kind):
-  """Other pixels in the first patch, under each kind of corruption."""
+  """Changes pixels of the first patch under each kind of corruption."""
   model, params = make(pool='cls')
   one, other = images_of(), images_of()
   other[:, :8, :8] += 0.5
@@ -105,7 +105,7 @@ def test_another_patch_stands_in_its_place():
 
 
 def test_hidden_patches_leave_the_layers_their_dtype():
-  """Or all of them would keep twice as much of a masked image."""
+  """Float32 tokens would take twice the memory."""
   model, params = make(dtype='bfloat16')
   corruption = (
     jnp.array([[MASKED] + [KEPT] * (L - 1)] * 2),
@@ -153,7 +153,7 @@ def test_a_single_patch_is_refused():
   with pytest.raises(ValueError, match='a single patch, so there are no'):
     variants.build(image_size=(8, 8), **fields)
   assert variants.build(image_size=(8, 16), **fields).grid((8, 16)) == (1, 2)
-  # Whatever their sides, patches have a mean.
+  # Patches of any size have a mean colour.
   small = variants.build(image_size=(8, 16), **fields | {'patch_size': 2})
   assert small.target == 'mean_colour'
 

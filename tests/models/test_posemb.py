@@ -68,9 +68,9 @@ def test_embeddings_of_another_grid_are_refused():
     posemb.resize(table((4, 4)), (4, 4), (6, 6), 0)
 
 
-# References are in float64 and the model in float32, whose values around 1 have
-# an error of 6e-8 after one operation: a few hundred of them add up to less
-# than this, while a wrong table changes the first or second digit.
+# References are in float64. The model's float32 values around 1 have an error
+# of 6e-8 after one operation. A few hundred errors add up to less than this,
+# while a wrong table changes the first or second digit.
 ATOL = 1e-5
 
 
@@ -140,7 +140,7 @@ def test_learned2d_joins_the_embeddings_of_column_and_row():
   params = randomised(shapes)
   got = module.apply({'params': params}, grid, extra, 6)
   for layer in range(2):
-    # Nothing is computed, only put together.
+    # The tables are only concatenated.
     np.testing.assert_array_equal(
       got[layer], learned2d_formula(params, extra, layer)
     )
@@ -184,7 +184,7 @@ def first_tokens(params, aux):
 
 @functools.cache
 def plain_block():
-  """One layer of the encoder that knows nothing of positions."""
+  """One layer of the encoder, without positions."""
   block = layers.EncoderBlock(vit.ViT(num_classes=0, **TINY).encoder_fields)
   return jax.jit(lambda p, x: block.apply({'params': p}, x)[0])
 
@@ -248,7 +248,7 @@ def test_relative_attention_is_the_formula(L, extra):
 
 
 def test_relative_logits_of_bfloat16_are_float32():
-  """Products of two numbers of eight bits are exact there, as are few sums."""
+  """Float32 holds products of two bfloat16 numbers exactly."""
   L, N, K, extra = 5, 2, 16, 1
   rng = np.random.default_rng(0)
   q_LNK, r_ONK = (

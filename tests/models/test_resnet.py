@@ -1,4 +1,4 @@
-"""The ResNet's own pieces against NumPy and their definitions."""
+"""Parts of a ResNet against NumPy and their definitions."""
 
 import flax.linen as nn
 import jax
@@ -23,7 +23,7 @@ def apply(module, params, x, **kwargs):
 
 @pytest.mark.parametrize('version', VERSIONS)
 def test_kernels_are_standardised_as_in_numpy(version):
-  """Each output channel by itself; small kernels tell epsilon's place."""
+  """Kernels are so small that the place of epsilon matters."""
   kernel = 1e-4 * (draw((3, 3, 4, 5)) + draw((5,), 1))
   x = draw((2, 6, 7, 4), 2)
   conv = resnet.StdConv(
@@ -60,12 +60,12 @@ def test_a_frozen_norm_is_its_formula_and_learns_nothing():
 
 
 def test_far_from_zero_a_group_norm_has_its_digits():
-  """A mean of squares less the square of a mean would be off by a tenth."""
+  """The mean of squares minus the squared mean would be off by a tenth."""
   x = 1000 + draw((1, 4, 5, 32))
   params = {'scale': np.ones(32, 'f'), 'bias': np.zeros(32, 'f')}
   exact = np.asarray(x, np.float64)
   exact = (exact - exact.mean((1, 2))) / exact.std((1, 2))
-  # What float32 has of numbers around 1,000 is their fourth decimal.
+  # Around 1,000, float32 numbers have four decimals.
   got = apply(layers.GroupNorm(1e-6), params, x)
   np.testing.assert_allclose(got, exact, atol=1e-3)
 
@@ -142,7 +142,7 @@ def test_every_convolution_of_one_pixel_has_the_gradient_for_cpus():
 
 @pytest.mark.parametrize('stride', [1, 2])
 def test_a_convolution_of_one_pixel_is_xla_s(stride):
-  """Its gradients too."""
+  """Compares gradients."""
   x, weights = (
     draw((2, 5, 6, 8)),
     draw((2, *(-(-n // stride) for n in (5, 6)), 32), 1),
@@ -184,7 +184,7 @@ def test_a_unit_of_version_1_begins_as_relu_of_its_input():
 
 
 def test_a_unit_of_version_2_adds_to_its_input():
-  """All of it: with the last kernel at zero, even what is negative is left."""
+  """With a last kernel of zero, even negative inputs stay."""
   x = draw((2, 4, 6, 128))
   unit, params = init_unit(x, version=2)
   for name in ('gn1', 'gn2', 'gn3'):
@@ -233,7 +233,7 @@ def test_feature_maps_halve_sides_and_double_widths(version, axial):
   def sides(halvings):
     h, w = size
     for _ in range(halvings):
-      # Half a pixel is a pixel.
+      # Sides are rounded up.
       h, w = -(-h // 2), -(-w // 2)
     return h, w
 
@@ -248,7 +248,7 @@ def test_feature_maps_halve_sides_and_double_widths(version, axial):
 
 @pytest.mark.parametrize(('version', 'shift'), [(1, 2), (2, 3)])
 def test_strided_convolutions_pad_as_their_version_does(version, shift):
-  """Version 1 as TensorFlow, (2, 3) zeros a side, version 2 3 on each."""
+  """Version 1 pads (2, 3) zeros like TensorFlow, version 2 (3, 3)."""
   model = variants.build(
     num_classes=0,
     image_size=(16, 16),

@@ -1,7 +1,7 @@
 """ResNets and hybrids against timm's, with random weights carried over.
 
-Where timm's numbers are not those of the published models, the test changes
-timm and leaves our models as they are:
+timm differs from the published models in these points. The tests change timm's
+models to match:
 
 - GroupNorm: timm's epsilon is 1e-5 everywhere; the originals' is 1e-6 in
   version 1, the one of the hybrids.
@@ -11,8 +11,8 @@ timm and leaves our models as they are:
   switched off and its outputs shrink by what the originals' takes away.
 - GELU: timm's is exact, the originals' the tanh approximation.
 
-The weights are so small that all of these count, and none stays at the zero or
-one of its initialisation: a unit whose last scale is zero hides its inside.
+The weights are so small that all of these points matter. No weight keeps its
+initial zero or one, because a last scale of zero would hide the rest of a unit.
 """
 
 import re
@@ -24,8 +24,8 @@ from flax import traverse_util
 
 from vit_jax.models import variants
 
-# Of the largest value: what float32 costs our side, timm works in float64. Seen
-# are 4e-6 at most.
+# Maximum error, relative to the largest value. Our models compute in float32,
+# timm's in float64. Errors seen are at most 4e-6.
 TOLERANCE = 1e-5
 CLASSES = 7
 
@@ -59,7 +59,7 @@ VIT_NAMES = (
 
 
 def random_params(model, size):
-  """Returns random arrays by path, none of them zero or one or all alike."""
+  """Returns random arrays by path."""
   rng = np.random.default_rng(0)
 
   def draw(path, shape):
@@ -111,13 +111,13 @@ def to_timm(params):
     out['head.fc.weight'] = out.pop('head.weight')[:, :, None, None]
     out['head.fc.bias'] = out.pop('head.bias')
   elif 'patch_embed.backbone.stages.0.blocks.0.conv1.weight' not in out:
-    # A backbone that is nothing but a stem is not called one.
+    # timm's names leave out the stem if the backbone is only a stem.
     out = {name.replace('backbone.stem', 'backbone'): out[name] for name in out}
   return out
 
 
 def use_our_epsilons(timm, theirs, version):
-  """Changes what the head of this file lists."""
+  """Changes the points that the docstring of this file lists."""
 
   def shrink(conv, _, y):
     deviation = conv.weight.std((1, 2, 3), correction=0)
@@ -163,7 +163,7 @@ def assert_equal(name, got, want):
 @pytest.mark.fast('2')
 @pytest.mark.parametrize('version', [1, 2])
 def test_small_resnet_equals_timm(timm, torch, version):
-  # Odd sides are padded unlike even ones, and a square hides swapped axes.
+  # One odd and one even side, because their padding differs.
   size = (50, 71)
   fields = {
     'name': 'resnet',
@@ -204,7 +204,7 @@ def test_small_resnet_equals_timm(timm, torch, version):
   ],
 )
 def test_hybrid_equals_timm(timm, torch, variant, name):
-  """Two of the layers, as the encoder's have tests of their own."""
+  """Two layers are enough, because other tests compare encoders."""
   size = (64, 96)
   fields = variants.fields(variant) | {'depth': 2}
   ours = variants.build(num_classes=CLASSES, image_size=size, **fields)

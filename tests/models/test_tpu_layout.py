@@ -1,4 +1,4 @@
-"""Other shapes of the same numbers."""
+"""Reshaped arrays have the same numbers."""
 
 import flax.linen as nn
 import jax
@@ -53,7 +53,7 @@ def test_a_bias_is_added_in_its_own_shape(shape):
   y = np.float32(rng.standard_normal((2, 6, bias.size)))
   got = tpu_layout.add_bias(jnp.asarray(y), jnp.asarray(bias))
   np.testing.assert_array_equal(got, y.reshape(2, 6, *shape) + bias)
-  # On the way out of the product, unless the last axis fits into 128 lanes.
+  # Before the reshape to heads, unless the last axis divides 128.
   jaxpr = jax.make_jaxpr(tpu_layout.add_bias)(y, bias)
   (add,) = (e for e in jaxpr.eqns if e.primitive.name in ('add', 'add_any'))
   fits = shape in ((3, 4), (128,))
@@ -74,7 +74,7 @@ def test_what_is_gathered_is_a_matrix_on_the_way(shape, spec, matrix, split):
   got, found = tpu_layout.as_matrix(jnp.asarray(x), spec)
   np.testing.assert_array_equal(got, x.reshape(matrix))
   assert found == split
-  # Or the compiler would make one of all that has been gathered.
+  # Without the barrier, the compiler would reshape the gathered array.
   jaxpr = jax.make_jaxpr(lambda x: tpu_layout.as_matrix(x, spec)[0])(x)
   is_held = 'optimization_barrier' in str(jaxpr)
   assert is_held == (len(spec) == 3 and len(shape) > 2)
@@ -82,7 +82,7 @@ def test_what_is_gathered_is_a_matrix_on_the_way(shape, spec, matrix, split):
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_dropout_is_flaxs_and_draws_once(dtype):
-  """Bit for bit, its gradient too; one barrier holds what was drawn."""
+  """Results and gradients are equal bit for bit; one barrier holds the mask."""
   key, x = jax.random.key(1), jnp.linspace(-2, 2, 60, dtype=dtype)
   x = x.reshape(3, 4, 5)
 

@@ -159,7 +159,7 @@ def test_fields_that_cannot_work_are_refused(fields, message):
     build('ti16', **fields)
 
 
-def test_what_is_just_possible_is_built():
+def test_the_limits_of_fields_are_valid():
   for variant, fields in (
     ('ti16', {'depth': 1000}),
     ('ti16', {'rope': 10.0, 'registers': 4, 'rope_registers': 5.0}),
@@ -168,7 +168,7 @@ def test_what_is_just_possible_is_built():
     ('igpt_s', {'image_size': (256, 256)}),
     ('igpt_s', {'image_size': (1, 1), 'palette': (-1.0, 0.0, 1.0) * 2}),
     ('detr_r50', {'encoder_layers': 1000, 'num_queries': 2**20}),
-    # Of its masks alone widths are asked that groups divide.
+    # Only DETR's masks need a width that groups divide.
     ('detr_r50', {'width': 72}),
   ):
     model = build(variant, **fields)
@@ -177,8 +177,8 @@ def test_what_is_just_possible_is_built():
     assert {k: getattr(model, k) for k in fields} == fields
 
 
-def test_what_models_say_of_themselves():
-  """Each of other numbers down than across."""
+def test_descriptions_of_models():
+  """Heights and widths differ."""
   wide = {'image_size': (32, 64), 'depth': 5}
   of_vit = 'patch_size 16, width 192, depth 5, mlp_dim 768, heads 3'
   for variant, fields, said in (
@@ -238,7 +238,7 @@ def test_a_body_is_as_if_there_were_no_head():
 
 @pytest.mark.parametrize('name', ['vit', 'masked_vit', 'deit'])
 def test_a_config_of_a_model_is_that_of_its_body(name):
-  """With its own values, and neither its task nor its classes."""
+  """It has the model's values, but not its task or classes."""
   own = {'registers': 3, 'layer_scale': 0.1, 'dtype': 'bfloat16'}
   if name == 'vit':
     own |= {'representation_size': 20, 'head_bias': -10.0}

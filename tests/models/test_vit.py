@@ -1,4 +1,4 @@
-"""The model against the original code's outputs, and its identities."""
+"""Initial values, dropout and identities of ViTs."""
 
 import functools
 
@@ -56,9 +56,9 @@ def logits_and_grads(model, params):
 @pytest.mark.slow
 @pytest.mark.parametrize('remat', ['none', 'cheap'])
 def test_scan_and_remat_change_no_number(remat):
-  """Dropout included: its keys do not depend on how layers are compiled.
+  """Dropout keys do not depend on how layers are compiled.
 
-  Without it, test_contract.py has all kinds of models.
+  test_contract.py has models of all kinds, without dropout.
   """
   plain, params = make(dropout=0.3, stochastic_depth=0.4)
   other = plain.clone(scan=True, remat=remat)
@@ -79,7 +79,7 @@ def test_stochastic_depth_leaves_out_later_layers():
   model, params = make(stochastic_depth=0.9999)
   quiet, want = run(model, params, capture=('blocks',))
   noisy, got = run(model, params, train=True, capture=('blocks',))
-  # The first layer always is there; the last one as good as never.
+  # The first layer always stays; the last one is almost always left out.
   np.testing.assert_allclose(got['blocks'][0], want['blocks'][0], atol=1e-5)
   np.testing.assert_array_equal(got['blocks'][2], got['blocks'][1])
   assert np.abs(want['blocks'][2] - want['blocks'][1]).max() > 0.1
@@ -99,7 +99,7 @@ def test_branches_are_dropped_by_example_and_scaled():
     assert layers.drop_branch(y, rate, key) is y
   half = layers.drop_branch(y[:2].astype('bfloat16'), 0.5, jax.random.key(0))
   assert half.dtype == jnp.bfloat16
-  # Others than a dropout with the same key drops.
+  # A dropout with the same key drops other examples.
   column = jnp.ones((4000, 1, 1))
   both = [
     np.asarray(drop(column, 0.5, jax.random.key(0)))[:, 0, 0] > 0
@@ -175,10 +175,10 @@ def test_initialisers_have_the_published_scales():
 
 @pytest.mark.parametrize('is_axial', [False, True])
 def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
-  """The positions, and of every layer attention, the MLP and its inside.
+  """Dropout has a key for every call, stochastic depth for every branch.
 
-  Axial layers, two rows and three columns, have both for either. Whole branches
-  are dropped by keys of their own, too.
+  Dropout follows the positions and, in every layer, the attention, the MLP's
+  hidden layer and the MLP. Axial layers have rows and columns of each.
   """
   calls, branches = [], []
 
@@ -209,7 +209,7 @@ def test_every_branch_drops_out_by_a_key_of_its_own(is_axial, monkeypatch):
       (shape, 0.25) for shape in want
     ]
     assert len(branches) == 2 * len(batches) * 2
-    # While it is traced, each part of a split is an object.
+    # In tracing, each key of a split is a separate object.
     for keys in ([key for _, _, key in calls], branches):
       assert len(set(map(id, keys))) == (len(keys) if train else 1)
       assert all((key is not None) == train for key in keys)

@@ -24,7 +24,7 @@ CLASSES = 7
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-  """A model that is a matrix, with dropout of whole classes when training."""
+  """A linear model with dropout of logits in training."""
 
   num_classes: int = CLASSES
   dropout: float = 0.0
@@ -116,7 +116,7 @@ def test_dropout_is_for_training_and_by_its_key():
 @pytest.mark.fast('cutmix')
 @pytest.mark.parametrize('name', ['mixup', 'cutmix'])
 def test_an_image_is_mixed_as_its_label_is(name):
-  """White ones are of class 0: as much of an image, as much of its label."""
+  """Images of class 0 are white, the others black."""
   batch = raw_batch(64)
   batch['image'][:] = 255 * (batch['label'] == 0)[:, None, None, None]
   mixed = make(**{name: 1.0}).augment(batch, jax.random.key(2))
@@ -124,7 +124,7 @@ def test_an_image_is_mixed_as_its_label_is(name):
   share_B = np.asarray(mixed['label'][:, 0])
   np.testing.assert_allclose(white.mean((1, 2, 3)), share_B, atol=1e-6)
   assert len({*share_B.round(3)} - {0, 1}) > 1
-  # One lies over the other, or in a part of it.
+  # MixUp blends whole images, CutMix pastes a rectangle.
   assert (np.ptp(white, axis=(1, 2, 3)) > 0.5).any() == (name == 'cutmix')
 
 
@@ -151,7 +151,7 @@ def test_evaluation_sums_over_unmasked_examples():
 
 
 def test_padding_that_is_not_finite_does_not_leak():
-  """A padded row may be anything, and 0 times infinity is no number."""
+  """A padded row may have any value, and 0 times infinity is NaN."""
 
   class LastIsNaN(Linear):
     def apply(self, *args, **kwargs):
@@ -185,7 +185,7 @@ def several(**fields):
 
 
 def test_several_classes_an_image():
-  """Against a sum in NumPy, of images with two classes, one and none."""
+  """Compares with NumPy, for images with no, one or several classes."""
   batch = raw_batch(12) | {'mask': np.ones(12, np.float32)}
   rng = np.random.default_rng(3)
   labels_BC = rng.integers(0, 2, (12, CLASSES)).astype(np.uint8)
@@ -260,7 +260,7 @@ def test_the_fields_of_a_config_are_those_of_the_objective():
 
 
 def test_balanced_weights_are_scikit_learns():
-  """The loss is the mean of each example's times its class's weight."""
+  """The loss is the mean of the losses times the weights of their classes."""
   labels = np.array([0] * 6 + [1] * 2 + [2])
   config = digits.get_config()
   config.loss.class_weights = 'balanced'
@@ -288,7 +288,7 @@ def test_balanced_weights_are_scikit_learns():
 
 @pytest.mark.slow
 def test_training_images_may_be_smaller_than_those_of_evaluation():
-  """Positions are interpolated, so every second one is kept exactly."""
+  """Interpolation keeps every second position exactly."""
   config = digits.get_config()
   config.data.update(image_size='20', train_size='12', augment='')
   config.model.update(width=16, depth=1, mlp_dim=32, heads=2, patch_size=4)

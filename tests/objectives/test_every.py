@@ -1,7 +1,4 @@
-"""What every objective has to do, whatever it learns.
-
-A new objective joins by its registration.
-"""
+"""Properties of every registered objective."""
 
 import atexit
 import dataclasses
@@ -31,8 +28,8 @@ from vit_jax.projects.igpt import model as igpt
 from vit_jax.training import sharding
 
 BATCH = 16
-# What the same in another order of summation differs by, of an array's largest
-# entry; seen are some 1e-6.
+# Maximum difference of sums in another order, relative to an array's largest
+# entry. Differences seen are about 1e-6.
 TOLERANCE = 1e-4
 
 DETR = {
@@ -52,13 +49,13 @@ def name(request):
 
 
 def objectives_of(*names):
-  """Chooses objectives for a property of the model rather than of them."""
+  """Chooses some objectives for a test, instead of all."""
   return pytest.mark.parametrize('name', names, indirect=True)
 
 
 @functools.cache
 def teacher():
-  """Returns the path of a model of digits, of another size and scaling."""
+  """Returns the path of a teacher with another image size and scaling."""
   folder = tempfile.mkdtemp()
   atexit.register(shutil.rmtree, folder)
   checkpoint = random_checkpoint(
@@ -117,7 +114,7 @@ def config_of(name, **changes):
   if name == 'video':
     config.objective.videos = clips()
   if name == 'pseudo_labels':
-    # It is as unsure as its parameters are random.
+    # A teacher with random parameters is never sure.
     config.objective.update(
       labels=f'{teacher()}.npz', threshold=0.0, ratio=2, unlabelled='train[:99]'
     )
@@ -125,7 +122,7 @@ def config_of(name, **changes):
   sizes = {'igpt': '8', 'detr': '32'}
   config.data.image_size = sizes.get(config.model.name, '16')
   config.total = '20 steps'
-  # Not Adam: it scales up rounding where a true gradient is zero.
+  # Adam would scale up rounding errors of zero gradients.
   config.optimizer.update(name='sgd', lr=0.1, warmup='1 step')
   first, *_ = objectives.OBJECTIVES.load(name).metrics
   config.best_metric = f'test/{first}'
@@ -406,7 +403,7 @@ def test_evaluation_counts_what_is_not_masked(name):
     np.testing.assert_allclose(
       sum(float(x[key]) for x in one_by_one), total, rtol=1e-4, err_msg=key
     )
-  # Rows of padding may be anything.
+  # Rows of padding may have any values.
   noise = {
     k: jnp.asarray(x).at[5:].set(jnp.zeros_like(x[5:]))
     for k, x in batch.items()

@@ -42,14 +42,14 @@ def make(target='mean_colour', flip=False, **fields):
 
 def uint8_images(n=4, seed=0):
   rng = np.random.default_rng(seed)
-  # Neighbours alike, so that means spread over the colours.
+  # Neighbouring pixels are similar, so that means differ.
   coarse = rng.integers(0, 256, (n, 4, 6, 3)).repeat(4, 1).repeat(4, 2)
   noise = rng.integers(-30, 31, coarse.shape)
   return np.clip(coarse + noise, 0, 255).astype(np.uint8)
 
 
 def colour(pixels):
-  """3 bits of the mean of each channel, as the paper says it."""
+  """3 bits of the mean of each channel, as in the paper."""
   r, g, b = (
     int(np.floor(pixels[..., c].astype(np.float64).mean() / 256 * 8))
     for c in range(3)
@@ -118,7 +118,7 @@ def test_corruption_of_1000_images():
   for which, share in ((MASKED, 0.8), (OTHER, 0.1), (SAME, 0.1)):
     bound = 5 * np.sqrt(share * (1 - share) / corrupted.size)
     assert abs((corrupted == which).mean() - share) < bound
-  # Every patch alike, and by itself.
+  # Patches are equally likely and independent.
   assert abs((kind != KEPT).mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(1000)
   assert len(np.unique(kind != KEPT, axis=0)) == 1000
   assert (other != np.arange(patches)).all()
@@ -189,8 +189,8 @@ def test_loss_is_that_of_numpy(target):
   assert loss == pytest.approx(np.mean(per_image), rel=1e-4)
 
 
-def test_an_evaluation_asks_the_same_of_an_image_each_time():
-  """By its place in the data, for ever; and nothing is dropped out."""
+def test_every_evaluation_masks_an_image_alike():
+  """The index of an image determines its mask; dropout is off."""
   given = []
 
   class Zeros:
