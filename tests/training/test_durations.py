@@ -3,7 +3,25 @@
 import pytest
 
 from vit_jax import config as config_lib
-from vit_jax.training.durations import durations_of
+from vit_jax.training.durations import durations_of, steps_of
+
+
+@pytest.mark.parametrize(
+  ('duration', 'steps'),
+  [
+    ('10000 steps', 10_000),
+    ('17', 17),
+    ('90 epochs', 28_151),  # 90 * 1,281,167 / 4096 = 28150.64
+    ('0.5epochs', 156),
+    ('1e6 examples', 244),
+    ('0.25 %', 3),
+  ],
+)
+def test_durations(duration, steps):
+  got = steps_of(
+    duration, batch_size=4096, examples=1_281_167, total_steps=1000
+  )
+  assert got == steps
 
 
 def of(examples=16, **fields):
@@ -18,8 +36,8 @@ def test_milestones_may_be_plain_numbers():
 
 
 def test_more_than_there_are_numbers_for_is_refused():
-  # Ten seconds are not ten steps.
-  for total in ('1e400 steps', '10s', '10%s'):
+  # Ten seconds are not ten steps, and the total has no percentage.
+  for total in ('1e400 steps', '10s', '90%', '1 step 2 epochs'):
     with pytest.raises(ValueError, match='total: .* is not a duration'):
       of(total=total)
 
@@ -34,7 +52,6 @@ def test_more_than_can_be_counted_is_refused():
   ('examples', 'warmup', 'steps'),
   [
     (16, '5%', 0),
-    (32, '5%', 1),
     (1600, '5%', 5),
     (16, '3 steps', 3),  # said, and refused by the schedule
   ],
@@ -55,7 +72,6 @@ def test_shares_are_exact():
     ('11 steps', '50 steps', 1),
     ('100 steps', '50 steps', 10),
     ('200 steps', '50 steps', 50),
-    ('6 steps', '1 step', 1),
     ('9 steps', '50 steps', 1),
   ],
 )
@@ -69,7 +85,7 @@ def test_what_is_less_than_a_step_is_done_after_each():
   fields = {'eval_every': '20%', 'checkpoint_every': '0.4 steps'}
   found = of(32, total='2 epochs', **fields)
   assert (found.total, found.eval_every, found.checkpoint_every) == (4, 1, 1)
-  for never in ('0', '0 steps', '0.0%', '.0 epochs'):
+  for never in ('0 steps', '.0 epochs'):
     with pytest.raises(
       ValueError, match=f"eval_every is '{never}', but 0 does n"
     ):

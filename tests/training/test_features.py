@@ -26,7 +26,7 @@ def run_layer(model, params, images, name):
 
 
 @pytest.mark.fast('tiny-rep')
-@pytest.mark.parametrize('name', ['tiny', 'tiny-rep', 'tiny-gap', 'tiny-stem'])
+@pytest.mark.parametrize('name', ['tiny-rep', 'tiny-gap'])
 def test_layers_are_those_of_the_original(name):
   checkpoint = opening.open_checkpoint(str(GOLDEN / f'{name}_s7.npz'))
   golden = np.load(GOLDEN / f'{name}_s7_golden.npz')
@@ -74,16 +74,25 @@ def test_a_resnet_gives_the_mean_and_the_cells_of_each_stage():
     jax.random.key(0)
   )
   images = np.random.default_rng(0).normal(size=(2, 32, 32, 3))
-  _, aux = model.apply({'params': params}, images, capture=('blocks',))
-  assert len(aux['blocks']) == 2
-  for i, stage_BhwC in enumerate(aux['blocks']):
-    got_BD = run_layer(model, params, images, f'block_{i}')
+
+  @jax.jit
+  def stages_means_and_cells(params, images):
+    _, aux = model.apply({'params': params}, images, capture=('blocks',))
+    of_patches = [
+      [
+        features.layer(model, f'block_{i}', patches)(params, images)
+        for i in range(2)
+      ]
+      for patches in (False, True)
+    ]
+    return aux['blocks'], *of_patches
+
+  stages, means, cells = stages_means_and_cells(params, images)
+  assert len(stages) == 2
+  for stage_BhwC, got_BD, cells_BhwC in zip(stages, means, cells, strict=True):
     # float32 sums in another order.
     np.testing.assert_allclose(
       got_BD, np.mean(stage_BhwC, (1, 2)), rtol=1e-4, atol=1e-4
-    )
-    cells_BhwC = features.layer(model, f'block_{i}', patches=True)(
-      params, images
     )
     np.testing.assert_allclose(cells_BhwC, stage_BhwC, rtol=1e-4, atol=1e-4)
 
@@ -91,12 +100,13 @@ def test_a_resnet_gives_the_mean_and_the_cells_of_each_stage():
 @pytest.mark.slow
 def test_a_mean_in_bfloat16_is_not_rounded_again():
   """It is as exact as the tokens it is of."""
-  model, params = model_of(depth=2, pool='gap', dtype='bfloat16')
+  model, params = model_of(pool='gap', dtype='bfloat16')
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
-  function = features.layer(model, 'block_1')
+  function = features.layer(model, 'block_0')
   got_BD = np.asarray(function(params, images))
+  assert got_BD.dtype == np.float32
   _, aux = model.apply({'params': params}, images, capture=('blocks',))
-  tokens_BLD = np.asarray(aux['blocks'][1], np.float32)
+  tokens_BLD = np.asarray(aux['blocks'][0], np.float32)
   np.testing.assert_allclose(got_BD, tokens_BLD.mean(1), rtol=1e-6, atol=1e-6)
 
 
@@ -105,7 +115,7 @@ def test_scanned_layers_are_the_unrolled_ones():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(3, *SIZE, 3))
   scanned, stacked = model.clone(scan=True), model.stack_layers(params)
-  for name in ('pre_logits', 'block_0', 'block_1'):
+  for name in ('pre_logits', 'block_1'):
     np.testing.assert_allclose(
       run_layer(scanned, stacked, images, name),
       run_layer(model, params, images, name),
@@ -114,24 +124,12 @@ def test_scanned_layers_are_the_unrolled_ones():
     )
 
 
-@pytest.mark.fast(
-  "logits-0-layer is 'logits'.*of pre_logits, block_0 to block_1"
-)
-@pytest.mark.parametrize(
-  ('name', 'num_classes', 'message'),
-  [
-    (
-      'prelogits',
-      10,
-      "layer is 'prelogits'.*use one of pre_logits, logits, bl",
-    ),
-    ('logits', 0, "layer is 'logits'.*of pre_logits, block_0 to block_1"),
-  ],
-)
-def test_a_layer_that_there_is_not_is_refused(name, num_classes, message):
-  model, _ = model_of(num_classes, depth=2)
-  with pytest.raises(ValueError, match=message):
-    features.layer(model, name)
+def test_a_layer_that_there_is_not_is_refused():
+  model, _ = model_of(0, depth=2)
+  with pytest.raises(
+    ValueError, match="layer is 'logits'.*of pre_logits, block_0 to block_1"
+  ):
+    features.layer(model, 'logits')
 
 
 def test_what_gives_an_image_no_class_is_refused():
@@ -168,7 +166,7 @@ def test_top_k_is_in_the_order_of_the_logits():
   model, params = model_of(depth=2)
   images = np.random.default_rng(0).normal(size=(5, *SIZE, 3))
   logits_BC, _ = jax.jit(model.apply)({'params': params}, images)
-  got = np.asarray(features.top_k(model, 4)(params, images))
+  got = np.asarray(jax.jit(features.top_k(model, 4))(params, images))
   np.testing.assert_array_equal(
     got, np.argsort(-np.asarray(logits_BC), 1)[:, :4]
   )
@@ -205,10 +203,7 @@ def one_by_one(source, mean=0.5, std=0.5):
   )
 
 
-@pytest.mark.fast('8-8', '3-1')
-@pytest.mark.parametrize(
-  ('batch_size', 'devices'), [(8, 8), (3, 1), (2, 2), (1, 1)]
-)
+@pytest.mark.parametrize(('batch_size', 'devices'), [(8, 8), (3, 1)])
 def test_rows_are_in_the_order_of_the_source(batch_size, devices):
   """Whatever the padding, and with more batches than are in flight."""
   source = Seven()
@@ -282,23 +277,3 @@ def test_images_are_scaled_as_the_checkpoint_says():
     got, one_by_one(source, 0.4, 0.2), rtol=0, atol=ATOL
   )
   assert np.abs(got - one_by_one(source)).max() > 0.01
-
-
-def test_rows_of_whole_numbers_stay_whole():
-  model, params = model_of(depth=2)
-  extractor = features.Extractor(
-    features.top_k(model, 3),
-    Images(SIZE),
-    batch_size=8,
-    mesh=mesh_of(8),
-  )
-  got = extractor(params, Seven())
-  assert (got.shape, got.dtype) == ((7, 3), np.int32)
-
-
-@pytest.mark.parametrize('name', ['pre_logits', 'block_1'])
-def test_layers_of_a_model_in_bfloat16_are_float32(name):
-  model, params = model_of(depth=2, dtype='bfloat16')
-  images = np.zeros((3, *SIZE, 3), np.float32)
-  found = jax.eval_shape(features.layer(model, name), params, images)
-  assert (found.shape[0], found.dtype) == (3, np.float32)

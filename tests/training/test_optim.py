@@ -10,7 +10,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax.models import variants
-from vit_jax.training import durations, optim
+from vit_jax.training import optim
 
 # float32 keeps seven digits; a few steps lose one or two.
 RTOL = 1e-5
@@ -47,8 +47,10 @@ def lr_in_numpy(decay, t, warmup=WARMUP, total=TOTAL):
   return PEAK * (min(1, (t + 1) / warmup) if warmup else 1) * factor
 
 
-@pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
-@pytest.mark.parametrize('warmup', [0, WARMUP])
+@pytest.mark.parametrize(
+  ('decay', 'warmup'),
+  [('linear', WARMUP), ('cosine', 0), ('constant', WARMUP)],
+)
 def test_schedule_is_the_closed_form_at_every_step(decay, warmup):
   lr = optim.schedule(PEAK, decay, warmup, TOTAL)
   steps = np.arange(TOTAL + 5)
@@ -58,21 +60,6 @@ def test_schedule_is_the_closed_form_at_every_step(decay, warmup):
   np.testing.assert_allclose(got, want, rtol=RTOL, atol=PEAK * 1e-6)
   traced = jax.jit(jax.vmap(lr))(steps)
   np.testing.assert_allclose(traced, want, rtol=RTOL, atol=PEAK * 1e-6)
-
-
-def test_ends_of_schedules():
-  for decay, at_half in (('linear', 0.5), ('cosine', 0.5), ('constant', 1)):
-    lr = optim.schedule(1.0, decay, 10, 50)
-    assert float(lr(0)) == pytest.approx(0.1)  # the first step already learns
-    assert float(lr(4)) == pytest.approx(0.5)
-    assert float(lr(9)) == 1
-    assert float(lr(10)) == 1
-    assert float(lr(30)) == pytest.approx(at_half)
-    end = 1 if decay == 'constant' else 0
-    assert float(lr(50)) == pytest.approx(end, abs=1e-7)
-    assert float(lr(1000)) == pytest.approx(end, abs=1e-7)
-  cosine = optim.schedule(1.0, 'cosine', 0, 40)
-  assert float(cosine(10)) == pytest.approx((1 + math.sqrt(0.5)) / 2)
 
 
 def test_staircase_divides_by_ten_at_every_milestone():
@@ -89,7 +76,6 @@ def test_staircase_divides_by_ten_at_every_milestone():
     (('staircase', 1, 10), 'optimizer.milestones has 0 entries'),
     (('linear', 1, 10, (5,)), 'other decays need an empty list'),
     (('linear', 10, 10), 'warm-up of 10 steps does not fit a run of 10'),
-    (('linear', 11, 10), 'shorten optimizer.warmup or lengthen total'),
   ],
 )
 def test_schedules_that_cannot_be_are_refused(args, message):
@@ -182,8 +168,7 @@ def adam_in_numpy(grads, lr, b1, b2, weight_decay, clip=None, kept=np.float64):
   return history
 
 
-@pytest.mark.parametrize('weight_decay', [0.0, 0.3])
-@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
+@pytest.mark.parametrize(('weight_decay', 'clip'), [(0.0, 0.0), (0.3, 1.0)])
 def test_adam_is_the_papers(weight_decay, clip):
   optimizer = make(
     name='adam',
@@ -205,24 +190,21 @@ def test_adam_is_the_papers(weight_decay, clip):
   assert_history(run(optimizer, grads), want)
 
 
-@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
-@pytest.mark.parametrize('momentum', [0.0, 0.9])
-def test_sgd_with_momentum_is_the_recursion(momentum, clip):
+def test_sgd_with_momentum_is_the_recursion():
   """m = momentum m + g; p = p - lr m, with clipped gradients in m."""
   optimizer = make(
     name='sgd',
     lr=optim.schedule(PEAK, 'cosine', 2, 10),
-    momentum=momentum,
-    clip_norm=clip,
+    momentum=0.9,
+    clip_norm=1.0,
   )
   grads = gradients(10)
   ps = jax.tree.leaves(params())
   ms = [np.zeros_like(p) for p in ps]
   want = []
   for t, g in enumerate(grads):
-    gs = jax.tree.leaves(g)
-    gs = clipped(gs, clip) if clip else gs
-    ms = [momentum * m + g for m, g in zip(ms, gs, strict=True)]
+    gs = clipped(jax.tree.leaves(g), 1.0)
+    ms = [0.9 * m + g for m, g in zip(ms, gs, strict=True)]
     ps = [
       p - lr_in_numpy('cosine', t, 2, 10) * m
       for p, m in zip(ps, ms, strict=True)
@@ -262,28 +244,13 @@ def test_momentum_is_kept_in_bfloat16(name):
   assert sum(x.dtype == jnp.bfloat16 for x in kept) == len(names(params()))
 
 
-def test_small_gradients_are_not_clipped():
-  small = [jax.tree.map(lambda g: g * 1e-3, g) for g in gradients(2)]
-  kwargs = {'name': 'sgd', 'lr': optim.schedule(1.0, 'constant', 0, 9)}
-  assert_history(
-    run(make(**kwargs, clip_norm=1.0), small),
-    run(make(**kwargs), small),
-  )
-
-
-@pytest.mark.parametrize(
-  ('name', 'factor'),
-  [
-    ('adam', (1 - 0.1 * 0.5) ** 3),
-    # m = 0.9 m + 0.5 w; w = w - 0.1 m, three times from w = 1 and m = 0.
-    ('sgd', 0.731375),
-  ],
-)
-def test_only_kernels_decay(name, factor):
+def test_only_kernels_decay_with_sgd():
   """With gradients of zero, decay is all that moves parameters."""
+  # m = 0.9 m + 0.5 w; w = w - 0.1 m, three times from w = 1 and m = 0.
+  factor = 0.731375
   zeros = [jax.tree.map(np.zeros_like, params())] * 3
   optimizer = make(
-    name=name,
+    name='sgd',
     lr=optim.schedule(0.1, 'constant', 0, 9),
     weight_decay=0.5,
   )
@@ -293,45 +260,6 @@ def test_only_kernels_decay(name, factor):
   ):
     want = start * (factor if key.endswith('kernel') else 1)
     np.testing.assert_allclose(got, want, rtol=RTOL, err_msg=key)
-
-
-@pytest.mark.parametrize(
-  ('duration', 'steps'),
-  [
-    ('10000 steps', 10_000),
-    ('17', 17),
-    ('90 epochs', 28_151),  # 90 * 1,281,167 / 4096 = 28150.64
-    ('0.5epochs', 156),
-    ('1e6 examples', 244),
-    ('4096 examples', 1),
-    ('5%', 50),
-    ('0.25 %', 3),
-    ('1.5e3 steps', 1500),
-  ],
-)
-def test_durations(duration, steps):
-  got = durations.steps_of(
-    duration, batch_size=4096, examples=1_281_167, total_steps=1000
-  )
-  assert got == steps
-
-
-@pytest.mark.parametrize(
-  'duration', ['', '3 weeks', '-1 steps', '%', '1 step 2 epochs']
-)
-def test_what_is_no_duration_says_how_to_write_one(duration):
-  with pytest.raises(ValueError) as e:
-    durations.steps_of(duration, batch_size=1, examples=1, total_steps=1)
-  assert str(e.value).startswith(
-    f'{duration!r} is not a duration. Write a number'
-  )
-  assert 'steps, epochs, examples, %' in str(e.value)
-  assert '"90 epochs"' in str(e.value)
-
-
-def test_the_whole_run_is_no_percentage_of_itself():
-  with pytest.raises(ValueError, match='one of steps, epochs, examples, as in'):
-    durations.steps_of('90%', batch_size=1, examples=1)
 
 
 LR = 0.1
@@ -372,8 +300,7 @@ def frozen_in_numpy(grads, **fields):
   ]
 
 
-@pytest.mark.parametrize('clip', [0.0, 1.0], ids=['free', 'clipped'])
-def test_frozen_parameters_stay_and_count_in_nothing(clip):
+def test_frozen_parameters_stay_and_count_in_nothing():
   """Not in the norm; and the only kernel is frozen, so that none decays."""
   optimizer = constant(
     name='adam',
@@ -381,10 +308,10 @@ def test_frozen_parameters_stay_and_count_in_nothing(clip):
     b2=0.99,
     frozen=FROZEN,
     weight_decay=0.3,
-    clip_norm=clip,
+    clip_norm=1.0,
   )
   grads = gradients(5)
-  want = frozen_in_numpy(grads, weight_decay=0.0, clip=clip)
+  want = frozen_in_numpy(grads, weight_decay=0.0, clip=1.0)
   got = run(optimizer, grads)
   assert_history(got, want)
   for name, x, start in zip(
@@ -394,12 +321,10 @@ def test_frozen_parameters_stay_and_count_in_nothing(clip):
     assert same == (name in ('cls', 'block/Dense_0/kernel')), name
 
 
-@pytest.mark.parametrize('name', ['adam', 'sgd'])
-def test_frozen_parameters_have_no_state(name):
-  state = constant(name=name, frozen=FROZEN).init(params())
+def test_frozen_parameters_have_no_state():
+  state = constant(name='adam', frozen=FROZEN).init(params())
   kept = [path for path in names(state) if not path.endswith('count')]
-  moments = {'adam': 2, 'sgd': 1}[name]
-  assert len(kept) == moments * (len(names(params())) - 2)
+  assert len(kept) == 2 * (len(names(params())) - 2)
   assert not any(path.endswith(('cls', 'Dense_0/kernel')) for path in kept)
   # The sharding rules go by the parameters' own paths at the end.
   assert sum(path.endswith('/posembed_input/pos_embedding') for path in kept)
@@ -421,11 +346,10 @@ def test_frozen_parameters_get_no_gradient_and_the_others_theirs():
   assert 'stop_gradient' not in program
 
 
-@pytest.mark.parametrize('name', ['adam', 'sgd'])
-def test_learning_rates_of_groups_are_multiplied(name):
+def test_learning_rates_of_groups_are_multiplied():
   """The first match counts; decay, with Adam, goes along with the rate."""
   scales = (('^cls$', 0.0), ('kernel$', 0.5), ('(?i)dense_0/', 3.0))
-  fields = {'name': name, 'weight_decay': 0.3}
+  fields = {'name': 'adam', 'weight_decay': 0.3}
   grads = gradients(1)
   (plain,) = run(constant(**fields), grads)
   (got,) = run(constant(**fields, lr_scales=scales), grads)
@@ -437,32 +361,6 @@ def test_learning_rates_of_groups_are_multiplied(name):
     np.testing.assert_allclose(x, want, rtol=RTOL, atol=1e-6, err_msg=path)
 
 
-def test_groups_among_what_is_not_frozen():
-  optimizer = constant(
-    name='sgd', momentum=0.0, frozen=('kernel',), lr_scales=(('bias$', 2.0),)
-  )
-  grads = gradients(1)
-  (got,) = run(optimizer, grads)
-  for path, x, start, g in zip(
-    names(params()),
-    got,
-    jax.tree.leaves(params()),
-    jax.tree.leaves(grads[0]),
-    strict=True,
-  ):
-    factor = {'kernel': 0, 'bias': 2}.get(path.split('/')[-1], 1)
-    np.testing.assert_allclose(
-      x, start - factor * LR * g, rtol=RTOL, atol=1e-6, err_msg=path
-    )
-
-
-def test_without_patterns_the_chain_is_the_plain_one():
-  with_none = constant(name='adam', frozen=(), lr_scales=())
-  state, plain = with_none.init(params()), constant(name='adam').init(params())
-  assert jax.tree.structure(state) == jax.tree.structure(plain)
-  assert names(state) == names(plain) and names(state)[0] == '1/count'
-
-
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
@@ -472,10 +370,6 @@ def test_without_patterns_the_chain_is_the_plain_one():
     ),
     ({'lr_scales': ('^scale', 2.0)}, 'give pairs of a pattern'),
     ({'lr_scales': (('bias', -2.0),)}, 'a factor of 0 or more'),
-    (
-      {'lr_scales': (('^scale', 2.0),)},
-      "'\\^scale' of .*no trainable parameter",
-    ),
     # Nothing of it is left to learn at any rate.
     (
       {'frozen': ('cls',), 'lr_scales': (('cls', 2.0),)},
@@ -492,13 +386,16 @@ def test_patterns_that_match_nothing_are_refused(fields, message):
 LAYERED = {'patch_size': 4, 'width': 8, 'depth': 3, 'mlp_dim': 12, 'heads': 2}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('pool', ['cls', 'map'])
-def test_layers_before_others_learn_more_slowly(pool):
-  model = variants.build(
+def layered(pool):
+  return variants.build(
     num_classes=5, image_size=(8, 8), pool=pool, norm_pooled=True, **LAYERED
   )
-  p = jax.jit(lambda key: variants.init(model, key, (8, 8)))(jax.random.key(0))
+
+
+@pytest.mark.parametrize('pool', ['cls', 'map'])
+def test_layers_before_others_learn_more_slowly(pool):
+  model = layered(pool)
+  p = jax.eval_shape(lambda: variants.init(model, jax.random.key(0), (8, 8)))
   factors = optim.layer_factors(model, 0.5)
   got = dict(zip(names(p), jax.tree.leaves(factors(p)), strict=True))
   before = {'cls', 'embedding', 'posembed_input'}
@@ -509,7 +406,12 @@ def test_layers_before_others_learn_more_slowly(pool):
       first = bool(before & set(name.split('/')))
       assert factor == (1 / 16 if first else 1), name
   assert 1 / 16 in got.values() and 1 in got.values()
-  # The same of layers in a scan, and the rates are those.
+
+
+@pytest.mark.slow
+def test_layers_in_a_scan_learn_as_those_in_a_loop():
+  model = layered('cls')
+  p = jax.jit(lambda key: variants.init(model, key, (8, 8)))(jax.random.key(0))
   stacked = model.clone(scan=True)
   stacked_p = model.stack_layers(p)
   lr = optim.schedule(LR, 'constant', 0, 9)

@@ -167,12 +167,10 @@ def test_data_alone_splits_nothing():
     assert 'data' not in jax.tree.leaves([*spec]), name
 
 
-@pytest.mark.parametrize('name', ['adam', 'sgd'])
-def test_optimizer_state_lies_where_its_parameters_do(name):
+def test_optimizer_state_lies_where_its_parameters_do():
   tree = shapes()
-  optimizer = {'adam': optax.adam(1.0), 'sgd': optax.sgd(1.0, 0.9)}[name]
   state = {
-    'opt_state': jax.eval_shape(optimizer.init, tree),
+    'opt_state': jax.eval_shape(optax.adam(1.0).init, tree),
     'average': tree,
   }
   params, got = specs(tree), specs(state)
@@ -184,7 +182,7 @@ def test_optimizer_state_lies_where_its_parameters_do(name):
       assert spec == params[max(matching, key=len)], path
     else:
       assert spec == P(), path
-  assert found == len(params) * {'adam': 3, 'sgd': 2}[name]
+  assert found == 3 * len(params)
 
 
 def without_fsdp(spec):
@@ -228,33 +226,10 @@ def test_axes_that_do_not_divide_are_left_out_for_that_array_alone():
   assert same(specs(rows)['Dense_1/kernel'], P('tensor', None), 2)
 
 
-@pytest.mark.parametrize('shape', [(), (3,)])
-def test_arrays_smaller_than_their_rule_are_not_refused(shape):
+def test_arrays_smaller_than_their_rule_are_not_refused():
   """A name may end like a kernel's without being one."""
-  x = jax.ShapeDtypeStruct(shape, jnp.float32)
-  got = specs({'count': x, 'step': {'kernel': x}})
-  assert same(got['count'], P(), len(shape))
-  assert same(got['step/kernel'], P(), len(shape))
-
-
-def test_one_device_needs_no_other_rules():
-  mesh = sharding.make_mesh(
-    {'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1]
-  )
-  tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes())
-  placed = jax.device_put(tree, sharding.tree_shardings(tree, mesh))
-  for x in jax.tree.leaves(placed):
-    assert x.is_fully_addressable and len(x.addressable_shards) == 1
-
-
-def test_arrays_are_split_as_the_specification_says():
-  tree = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes())
-  mesh = sharding.make_mesh(MESH)
-  placed = leaves(jax.device_put(tree, sharding.tree_shardings(tree, mesh)))
-  for name, x in placed.items():
-    axes = jax.tree.leaves(tuple(wanted(name)))
-    pieces = np.prod([MESH[a] for a in axes], dtype=int)
-    assert x.addressable_shards[0].data.size * pieces == x.size, name
+  x = jax.ShapeDtypeStruct((), jnp.float32)
+  assert specs({'step': {'kernel': x}}) == {'step/kernel': P()}
 
 
 @pytest.mark.parametrize(
@@ -262,9 +237,7 @@ def test_arrays_are_split_as_the_specification_says():
   [
     ((-1, -1, 1, 1), (1, 8, 1, 1)),
     ((1, 2, 2, -1), (1, 2, 2, 2)),
-    ((-1, -1, 4, 2), (1, 1, 4, 2)),
     ((2, -1, 2, 1), (2, 2, 2, 1)),
-    ((4, 1, 1, -1), (4, 1, 1, 2)),
   ],
 )
 def test_meshes_fill_up(sizes, shape):
@@ -314,7 +287,6 @@ def test_cores_of_v4_one_by_one_stay_in_their_order(
     (1024, 1, (1, 2, 4, 1)),
     (1024, 2, (1, 1, 4, 2)),
     (32, 2, (1, 2, 2, 2)),
-    (36, 1, (1, 4, 2, 1)),
     (1026, 1, (1, 4, 2, 1)),
     (20, 1, (1, 8, 1, 1)),
   ],
@@ -332,9 +304,7 @@ def test_data_and_fsdp_share_what_there_is(width, tensor, shape):
   ('sizes', 'message'),
   [
     ((1, 2, -1, -1), 'Set one of .* to -1'),
-    ((1, 0, 1, 8), 'Sizes must be -1 or at least 1'),
     ((1, 0, -1, 8), 'Sizes must be -1 or at least 1'),
-    ((1, 16, 1, 1), 'does not multiply to the 8 devices'),
     ((1, -1, 3, 1), 'does not multiply to the 8 devices'),
     ((2, 8, 1, 1), 'does not multiply to the 4 devices of each of 2 slices'),
   ],
@@ -400,10 +370,7 @@ def test_batches_are_split_over_all_axes_but_tensor():
   [
     # The processes of 8 devices in the order of the mesh, and what each gives.
     ((1, 2, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ((2, 1, 2, 2), '00112233', [(0, 4), (1, 4), (2, 4), (3, 4)]),
-    ((1, 2, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
     ((2, 1, 1, 4), '00112233', [(0, 2), (0, 2), (1, 2), (1, 2)]),
-    ((1, 1, 1, 8), '01234567', 8 * [(0, 1)]),
     ((1, 4, 1, 2), '02020202', [(0, 1), None, (0, 1)]),
   ],
 )
