@@ -86,14 +86,6 @@ def test_one_file_of_all_images(tmp_path):
     assert record['masks'] == [[[1.5, 2, 11.5, 2, 11.5, 22]], None]
 
 
-def test_a_segmentation_of_nothing_is_none(tmp_path):
-  write(tmp_path, changed(segmentation=[]))
-  source = sources.open_source(str(tmp_path), 'all')
-  masks = [source.objects(i)['masks'] for i in range(10)]
-  # As of the object beside it, in one image; the other four have a polygon.
-  assert [None, None] in masks and sum(map(any, masks)) == 4
-
-
 def test_the_seed_holds_out_images_and_orders_them(tmp_path):
   def names(split, seed):
     source = sources.open_source(str(tmp_path), split, split_seed=seed)
@@ -165,7 +157,6 @@ def changed(**fields):
   'found, message',
   [
     (json.dumps(annotated())[:-20], 'is not valid JSON'),
-    (b'\xff{}', 'instances.json is not valid JSON: .*position 0'),
     ('[]', 'is incomplete: COCO needs an object with the lists'),
     (annotated(images=[]), 'at least one image'),
     (
@@ -173,15 +164,10 @@ def changed(**fields):
       'a whole number from 0 to',
     ),
     (annotated(images=[{'id': 1}]), 'image 1: needs an id and a file_name'),
-    (annotated(images=[{'id': [1]}]), 'needs an id and a file_name'),
     (annotated(categories=['cat']), "category 'cat' is not an object"),
     (
       annotated(images=2 * annotated()['images'][:1]),
       '2 entries with the image id 10',
-    ),
-    (
-      annotated(categories=[{'id': 3, 'name': x} for x in ('cat', 'dog')]),
-      '2 entries with the category id 3',
     ),
     (
       annotated(images=[{'id': 1, 'file_name': 'a', 'width': 0, 'height': 2}]),
@@ -192,19 +178,12 @@ def changed(**fields):
     (changed(bbox=[50, 2, 3, 3]), r'lies outside its image of 40x30'),
     (changed(area=-1), 'annotation 1: area is -1; it must be'),
     (changed(iscrowd=2), 'annotation 1: iscrowd is 2; it must be 0 or 1'),
-    (changed(category_id=None), 'annotation 1: category_id is None'),
     (annotated(annotations=[{'id': 7}]), 'annotation 7: image_id is None'),
-    (
-      annotated(annotations=[{'image_id': 10, 'bbox': [1, 2, 3, 4]}]),
-      'annotation None: category_id is None',
-    ),
     (changed(category_id=2), 'category_id is 2, which is not in the'),
     (
       changed(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
       'annotation 1: segmentation has .* is not x',
     ),
-    (changed(image_id=99), 'image_id is 99, which is not in the'),
-    (changed(bbox=[1, 2, 3, 10**400]), 'is not x, y, width, height'),
   ],
 )
 def test_bad_annotations_are_named(tmp_path, found, message):
@@ -217,13 +196,9 @@ def test_bad_annotations_are_named(tmp_path, found, message):
 @pytest.mark.parametrize(
   'fields',
   [
-    # What touches its image from outside, in its corners.
-    {'bbox': [-5, -6, 5, 6]},
+    # Boxes that touch their image from outside, in its corners.
+    {'bbox': [-5, -6, 5, 6], 'area': 0, 'iscrowd': True, 'segmentation': None},
     {'bbox': [40, 30, 0, 0]},
-    {'area': 0},
-    {'iscrowd': True},
-    {'iscrowd': 0},
-    {'segmentation': None},
   ],
 )
 def test_annotations_are_good_up_to_their_bounds(tmp_path, fields):
@@ -409,16 +384,6 @@ def test_improbable_objects_are_refused_or_said(tmp_path, caplog):
   sources.open_source(str(tmp_path), 'train+test')
 
 
-def test_a_missing_image_is_named(tmp_path):
-  write(tmp_path, annotated())
-  (tmp_path / 'images/4.png').unlink()
-  source = sources.open_source(str(tmp_path), 'all')
-  with pytest.raises(ValueError, match=r'1 of 10 images(.|\n)*4\.png: No such'):
-    bad_images.checked(source, 'error')
-  kept = bad_images.checked(source, 'skip')
-  assert len(kept) == 9 and isinstance(kept, sources.BoxedSource)
-
-
 def test_an_image_of_another_size_is_named(tmp_path):
   write(tmp_path, annotated(), size=(30, 40))
   source = sources.open_source(str(tmp_path), 'all')
@@ -501,11 +466,10 @@ def test_the_splits_of_pascal_voc(tmp_path):
 
 
 def test_encodings_that_are_not_read(tmp_path):
-  encoding = 'nothing'
   root = write_voc(tmp_path)
   path = root / 'Annotations/c.xml'
   text = path.read_text()
-  path.write_text(f'<?xml version="1.0" encoding="{encoding}"?>\n{text}')
+  path.write_text(f'<?xml version="1.0" encoding="nothing"?>\n{text}')
   with pytest.raises(ValueError, match='c.xml cannot be read as XML'):
     sources.open_source(str(root), 'train')
   path.write_text(text)
@@ -531,7 +495,6 @@ def test_a_name_may_have_a_blank_in_it(tmp_path):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'xmax': '-'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     ({'xmax': 'x'}, r'annotation 1 of c.xml: bbox .* is not x, y, width'),
     (
       {'name': '</name><name>'},
@@ -581,16 +544,10 @@ def touch(path):
 
 
 def test_folders_of_labelimg(tmp_path, monkeypatch):
-  images = 'images'
   root = write_voc(tmp_path)
-  xml = root / ('annotations' if images == 'images' else '.')
   (root / 'Annotations').rename(root / 'moved')
-  xml.mkdir(exist_ok=True)
-  (root / images).mkdir(exist_ok=True)
-  for old, new in (('moved', xml), ('JPEGImages', root / images)):
-    for path in (root / old).iterdir():
-      path.rename(new / path.name)
-    (root / old).rmdir()
+  (root / 'moved').rename(root / 'annotations')
+  (root / 'JPEGImages').rename(root / 'images')
   # Beside images, XML may be something else.
   (root / 'project.xml').write_text('<x/>')
   monkeypatch.chdir(root.parent)

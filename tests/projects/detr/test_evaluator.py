@@ -14,7 +14,7 @@ from vit_jax.data import sources
 from vit_jax.evaluators.evaluator import Parts
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.projects.detr import evaluator as coco_ap
-from vit_jax.projects.detr import segments
+from vit_jax.projects.detr import segments, set_losses
 from vit_jax.projects.detr.objective import Detection
 
 coco_mask = pytest.importorskip('hotcoco.mask')
@@ -61,31 +61,24 @@ def written(box_4, i, crowd):
   return [polygon, middle]
 
 
-def found_in(rng, objects, kind, classes):
+def found_in(rng, objects):
   """Returns detections: near objects, wrong ones, and scores with ties."""
   found = {}
   for i, x in enumerate(objects):
     near = x['boxes'] + rng.normal(scale=4, size=x['boxes'].shape)
     low_N2 = rng.uniform(0, 300, (4, 2))
     wrong = np.concatenate([low_N2, low_N2 + 40], axis=1)
-    boxes = (
-      wrong if kind == 'all wrong' else np.concatenate([near, near, wrong])
-    )
-    labels = np.concatenate([x['labels'], x['labels'], np.zeros(4, int)])
-    labels = labels[-len(boxes) :]
-    if kind == 'other classes':
-      labels = (labels + 1) % classes
-    scores = rng.random(len(boxes))
-    if kind == 'ties':
-      scores = np.round(scores, 1)
-    if kind != 'some images' or i % 2:
-      boxes = np.sort(boxes.reshape(-1, 2, 2), 1).reshape(-1, 4)
-      masks = [
+    boxes = np.concatenate([near, near, wrong])
+    boxes = np.sort(boxes.reshape(-1, 2, 2), 1).reshape(-1, 4)
+    found[i] = {
+      'labels': np.concatenate([x['labels'], x['labels'], np.zeros(4, int)]),
+      'scores': np.round(rng.random(len(boxes)), 1),
+      'boxes': boxes,
+      'masks': [
         coco_mask.merge(coco_mask.frPyObjects(written(x, 1, False), 500, 500))
         for x in boxes
-      ]
-      names = 'labels', 'scores', 'boxes', 'masks'
-      found[i] = dict(zip(names, (labels, scores, boxes, masks), strict=True))
+      ],
+    }
   return found
 
 
@@ -93,18 +86,15 @@ def entry_of(split, **changes):
   return ConfigDict({'type': 'coco', 'split': split, 'masks': False} | changes)
 
 
-KINDS = ('near', 'all wrong', 'other classes', 'ties', 'some images')
-
-
-@pytest.mark.fast('all wrong', 'ties', 'some images')
-@pytest.mark.parametrize('kind', KINDS)
-def test_rows_are_those_of_another_implementation(kind):
-  """Forty cases of each kind, among them crowds and areas at the borders."""
+def test_rows_are_those_of_another_implementation():
+  """With crowds, areas at the borders, and images without detections."""
   library = pytest.importorskip('faster_coco_eval')
-  for seed in range(40):
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
+  for seed in range(20):
+    rng = np.random.default_rng(seed)
     objects = objects_of(rng, 5, 3)
-    found = found_in(rng, objects, kind, 3)
+    found = found_in(rng, objects)
+    if seed % 2:
+      del found[0], found[2]
     # Masks take longer, and a few of them have all that matters.
     for what in ('bbox', 'segm')[: 1 + (seed < 8)]:
       got = coco_ap.average_precision(dict(enumerate(objects)), found, what)
@@ -193,20 +183,24 @@ def test_nothing_found_and_all_found():
     assert rows['AP'] == rows['AP50'] == rows['AP75'] == 1
 
 
-@pytest.fixture
+def parts_of(**changes):
+  made = test_every.experiment_of(
+    'detection', **{'data.split': 'train[:50]'} | changes
+  )
+  return Parts(made.config, made.objective, made.mesh, made.facts)
+
+
+@pytest.fixture(scope='module')
 def parts():
   # Four stages down to 2x2 places, and the finest map at half the side.
-  made = test_every.experiment_of(
-    'detection',
+  return parts_of(
     **{
-      'data.split': 'train[:50]',
       'model.masks': True,
       'model.width': 128,
       'model.heads': 8,
       'model.backbone_layers': (1, 1, 1, 1),
-    },
+    }
   )
-  return Parts(made.config, made.objective, made.mesh, made.facts)
 
 
 def test_the_evaluator_measures_every_image_of_a_split_once(parts):
@@ -244,7 +238,11 @@ def test_the_evaluator_measures_every_image_of_a_split_once(parts):
   boxes_and_masks = ('AP', 'AP_small', 'mask_AP', 'mask_AP_small')
   for row in (*boxes_and_masks, 'PQ', 'SQ', 'RQ'):
     assert rows[f'coco/{row}'] == 1
-  assert 'coco/AP_large' not in rows and 'coco/mask_AP_large' not in rows
+  # All digits are small.
+  known = coco_ap.CocoEvaluator.metrics(entry, type(parts.objective))
+  assert rows.keys() == {
+    f'coco/{row}' for row in known if not row.endswith(('_medium', '_large'))
+  }
 
 
 def evaluator_with(objects, **attributes):
@@ -257,7 +255,7 @@ def evaluator_with(objects, **attributes):
 def test_images_that_went_are_no_missed_objects():
   rng = np.random.default_rng(0)
   objects = objects_of(rng, 6, 3)
-  found = found_in(rng, objects, 'near', 3)
+  found = found_in(rng, objects)
   del found[2]
   evaluator = evaluator_with(
     objects,
@@ -316,8 +314,7 @@ def test_what_is_found_is_in_pixels_of_each_image():
 
 
 @pytest.mark.parametrize('masks', [True, False])
-def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
-  """Of two layers, by a softmax over classes and no object."""
+def test_masks_are_kept_where_they_are_measured(masks, parts, monkeypatch):
   rng = np.random.default_rng(0)
   logits_BQC = rng.normal(size=(2, 5, 11)).astype(np.float32)
   aux = {
@@ -334,31 +331,24 @@ def test_what_is_found_is_what_the_last_layer_says(masks, parts, monkeypatch):
   found = evaluator.detect({}, batch)
   assert found['index'].tolist() == [2, 0]
   np.testing.assert_array_equal(found['size'], batch['size'])
-  p_BQC = np.exp(logits_BQC) / np.exp(logits_BQC).sum(-1, keepdims=True)
-  np.testing.assert_allclose(
-    found['scores'], p_BQC[..., :-1].max(-1), rtol=1e-5
-  )
-  want = p_BQC[..., :-1].argmax(-1)
-  np.testing.assert_array_equal(found['labels'], want)
-  middle, sides = np.split(aux['boxes'][1], 2, axis=-1)
-  want = np.concatenate([middle - sides / 2, middle + sides / 2], axis=-1)
-  np.testing.assert_allclose(found['boxes'], want, rtol=1e-5)
-  assert ('mask_logits' in found) == masks
-  if masks:
-    np.testing.assert_array_equal(found['mask_logits'], aux['mask_logits'])
+  # test_objective.py compares these with the original's.
+  want = set_losses.likeliest(logits_BQC, aux)
+  if not masks:
+    del want['mask_logits']
+  assert found.keys() == {'index', 'size', *want}
+  for name, x in want.items():
+    np.testing.assert_allclose(found[name], x, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
-def test_the_evaluator_runs_on_a_model(parts):
-  entry = entry_of('test[:21]', masks=True)
+def test_the_evaluator_runs_on_a_model():
+  parts, entry = parts_of(), entry_of('test[:21]')
   evaluator = coco_ap.CocoEvaluator(parts, 'coco', entry)
   params = Experiment(
     CheckedConfig(parts.config, jax.devices()[:1]), parts.facts
   ).new_params()
   rows = evaluator.run(params)
-  assert {
-    f'coco/{row}' for row in ('AP', 'AR100', 'mask_AP', 'PQ')
-  } <= rows.keys()
+  assert {'coco/AP', 'coco/AR100'} <= rows.keys()
   assert all(0 <= x <= 1 for x in rows.values())
   known = coco_ap.CocoEvaluator.metrics(entry, type(parts.objective))
   assert {x.removeprefix('coco/') for x in rows} <= known.keys()
@@ -398,17 +388,3 @@ def test_a_split_of_crowds_alone_is_refused(parts, monkeypatch):
   monkeypatch.setattr(type(source), 'objects', lambda self, index: objects)
   with pytest.raises(ValueError, match='split=test has no objects to measure'):
     coco_ap.CocoEvaluator(parts, 'coco', entry_of('test'))
-
-
-def test_rows_of_masks_are_there_where_these_are_measured():
-  plain, both = (
-    coco_ap.CocoEvaluator.metrics(entry_of('test', masks=masks), None)
-    for masks in (False, True)
-  )
-  assert [*plain] == [*coco_ap.ROWS]
-  assert [*both] == [
-    *coco_ap.ROWS,
-    *(f'mask_{row}' for row in coco_ap.ROWS),
-    *('PQ', 'SQ', 'RQ'),
-  ]
-  assert {*plain.values(), *both.values()} == {'highest'}

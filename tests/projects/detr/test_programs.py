@@ -1,14 +1,13 @@
 """DETR as a program: ONNX and StableHLO."""
 
-import dataclasses
 import pathlib
 
 import jax
 import numpy as np
 import pytest
 
-from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
+from tests.projects.detr.conftest import random_detr
 from vit_jax.convert import check, onnx, orbax, stablehlo
 
 # Of the largest output, float32 on both sides.
@@ -28,16 +27,6 @@ PLAIN = FIELDS | {'backbone': 'plain', 'backbone_layers': (1, 1)}
 MASKS = FIELDS | {'backbone_layers': (1, 1, 1, 1), 'masks': True}
 
 
-def make(fields, size=SIZE):
-  checkpoint = random_checkpoint(None, size, **fields)
-  params = jax.tree_util.tree_map_with_path(
-    # Variances are above 0.
-    lambda path, x: np.exp(x) if path[-1].key == 'var' else x,
-    checkpoint.params,
-  )
-  return dataclasses.replace(checkpoint, params=params)
-
-
 def outputs(checkpoint, x):
   logits, aux = jax.jit(
     lambda params, x: checkpoint.model.apply({'params': params}, x)
@@ -48,19 +37,17 @@ def outputs(checkpoint, x):
   return found
 
 
-@pytest.mark.fast('boxes-stablehlo')
-@pytest.mark.parametrize('format_name', ['onnx', 'stablehlo'])
 @pytest.mark.parametrize(
-  'fields',
+  ('format_name', 'fields'),
   [
-    pytest.param(PLAIN, id='boxes'),
-    pytest.param(MASKS, id='masks', marks=pytest.mark.slow),
+    pytest.param('stablehlo', PLAIN, id='boxes'),
+    pytest.param('onnx', MASKS, id='masks', marks=pytest.mark.slow),
   ],
 )
 def test_programs_put_out_classes_boxes_and_masks(
   tmp_path, format_name, fields
 ):
-  checkpoint, path = make(fields), str(tmp_path / 'x')
+  checkpoint, path = random_detr(SIZE, **fields), str(tmp_path / 'x')
   pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
   x = np.asarray(checkpoint.normalize(pixels))
   if format_name == 'onnx':
@@ -97,7 +84,7 @@ def test_programs_put_out_classes_boxes_and_masks(
 
 @pytest.mark.slow
 def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
-  checkpoint = make(PLAIN)
+  checkpoint = random_detr(SIZE, **PLAIN)
   orbax.write(checkpoint, str(tmp_path / 'x'), 'float32')
   peer = check.open_peer(str(tmp_path / 'x'))
   assert peer.boxes == 4
@@ -115,7 +102,7 @@ def test_a_served_program_takes_padded_images(tmp_path):
   pytest.importorskip('onnx', reason=PEERS)
   runtime = pytest.importorskip('onnxruntime', reason=PEERS)
   size = (30, 40)
-  checkpoint = make(PLAIN | {'backbone_layers': (1, 1)}, size)
+  checkpoint = random_detr(size, **PLAIN)
   path = str(tmp_path / 'x')
   onnx.write(checkpoint, path, 'float32', served=True)
   rng = np.random.default_rng(0)
@@ -128,7 +115,7 @@ def test_a_served_program_takes_padded_images(tmp_path):
   is_padding = np.ones((3, *size), bool)
   for i, (h, w) in enumerate(sizes):
     is_padding[i, :h, :w] = False
-  y, aux = checkpoint.model.apply(
+  y, aux = jax.jit(checkpoint.model.apply)(
     {'params': checkpoint.params},
     np.where(is_padding[..., None], np.float32(0), x),
     is_padding,

@@ -72,12 +72,9 @@ def test_masks_of_logits_are_those_of_pytorch():
     (POLYGONS, ''),
     ({'size': [30, 40], 'counts': compressed(POLYGONS)}, ''),
     ({'size': [30, 40], 'counts': [1200]}, ''),
-    ([[-400, 0, 400, 0, 400, -400]], ''),
     ([[1, 2, 3, 4, 5, 6], [1, 2]], 'not x and y of 3'),
     ({'size': [30, 40], 'counts': [600.0, 600]}, 'neither text nor'),
     ([[1, 2, 3, 4, 5, 6, 7]], 'not x and y of 3'),
-    ([1, 2, 3], 'not x and y of 3'),
-    ([[1, 2, 3, 4, 5, float('inf')]], 'not x and y of 3'),
     ('text', 'not x and y of 3'),
     ({'size': [40, 30], 'counts': [1200]}, r'RLE of size \[40, 30\]'),
     (

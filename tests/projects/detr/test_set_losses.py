@@ -1,36 +1,19 @@
-"""Losses of sets against those of the original, and where nothing is left."""
+"""Losses of sets where rows, pixels or areas are missing, and their dtypes.
+
+test_objective.py compares them with the original.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.projects.detr.conftest import objects_of
 from vit_jax.projects.detr import set_losses
 
-GOLDEN = ROOT / 'tests/golden/detr_losses.npz'
 box_losses = jax.jit(set_losses.box_losses)
 mask_losses = jax.jit(set_losses.mask_losses)
 NO_OBJECT = 0.1
-
-
-@pytest.fixture(scope='module')
-def golden():
-  with np.load(GOLDEN) as file:
-    return dict(file)
-
-
-def objects_of(golden, rows=5):
-  """Returns labels, boxes and masks of three images, padded to M rows."""
-  labels_BM = np.full((3, rows), -1, np.int32)
-  boxes_BM4 = np.zeros((3, rows, 4), np.float32)
-  masks_BMHW = np.zeros((3, rows, 40, 48), bool)
-  for i in range(3):
-    n = len(golden[f'target{i}/labels'])
-    labels_BM[i, :n] = golden[f'target{i}/labels']
-    boxes_BM4[i, :n] = golden[f'target{i}/boxes']
-    masks_BMHW[i, :n] = golden[f'target{i}/masks']
-  return {'labels': labels_BM, 'boxes': boxes_BM4, 'masks': masks_BMHW}
 
 
 @jax.jit
@@ -39,35 +22,6 @@ def matched(logits_BQC, boxes_BQ4, objects):
     logits_BQC, boxes_BQ4, objects['labels'], objects['boxes'], 5.0, 2.0
   )
   return set_losses.match(costs_BQM, objects['labels'] >= 0)
-
-
-def test_losses_of_the_original(golden):
-  objects = objects_of(golden)
-  count = np.sum(objects['labels'] >= 0)
-  total = 0.0
-  for i, suffix in enumerate(['_0', '']):
-    found = golden['logits'][i], golden['boxes'][i]
-    query_BM = matched(*found, objects)
-    sums = box_losses(*found, query_BM, objects, NO_OBJECT)
-    queries = found[0].shape[0] * found[0].shape[1]
-    got = {
-      'loss_ce': sums['cross_entropy'].sum()
-      / (NO_OBJECT * queries + (1 - NO_OBJECT) * count),
-      'loss_bbox': sums['l1'].sum() / count,
-      'loss_giou': sums['giou'].sum() / count,
-    }
-    total += got['loss_ce'] + 5 * got['loss_bbox'] + 2 * got['loss_giou']
-    if not suffix:
-      got['class_error'] = 100 * (1 - sums['class_accuracy'].sum() / count)
-      sums = mask_losses(golden['mask_logits'], query_BM, objects)
-      got['loss_mask'] = sums['mask'].sum() / count
-      got['loss_dice'] = sums['dice'].sum() / count
-      total += got['loss_mask'] + got['loss_dice']
-    for name, value in got.items():
-      np.testing.assert_allclose(
-        value, golden[f'loss/{name}{suffix}'], rtol=1e-5, err_msg=name
-      )
-  np.testing.assert_allclose(total, golden['loss/total'], rtol=1e-5)
 
 
 def test_padding_is_no_object(golden):
