@@ -302,30 +302,3 @@ def test_only_the_first_process_writes_and_only_where_asked(tmp_path, wandb):
   log_of(tmp_path, enabled=False, config=CONFIG).close()
   log_of(tmp_path, config=CONFIG | {'wandb': ''}).close()
   assert not wandb.inits and not (tmp_path / 'wandb_id').exists()
-
-
-def test_wandb_itself_offline(tmp_path, no_tensorboard, monkeypatch):
-  pytest.importorskip('wandb', reason='needs the extra `wandb`')
-  code = (
-    'import sys; from vit_jax.training import metric_log; '
-    'step = int(sys.argv[2]); '
-    'log = metric_log.MetricLog(sys.argv[1], step or None, '
-    'config={"wandb": "vit", "model": {"name": "vit"}}); '
-    'log.write(step + 1, {"loss": 2.0}); log.close()'
-  )
-  environment = os.environ | {
-    'WANDB_MODE': 'offline',
-    'HOME': str(tmp_path),
-    'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
-  }
-  for step in ('0', '1'):
-    subprocess.run(
-      [sys.executable, '-c', code, str(tmp_path / 'run'), step],
-      env=environment,
-      cwd=ROOT,
-      check=True,
-      capture_output=True,
-    )
-  kept = (tmp_path / 'run/wandb_id').read_text()
-  files = list((tmp_path / 'run/wandb').glob(f'offline-run-*/run-{kept}.wandb'))
-  assert files and all(file.stat().st_size for file in files)

@@ -217,29 +217,6 @@ def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
   assert_close_run(tmp_path, alone)
 
 
-FEWER = """
-from vit_jax.data import sources
-open_source = sources.open_source
-def fewer(*args, **kwargs):
-  found = open_source(*args, **kwargs)
-  return sources.subset(found, range(len(found) - 1))
-sources.open_source = fewer
-"""
-
-
-@pytest.mark.slow
-def test_other_data_in_one_of_them_are_refused(training, tmp_path):
-  """They would go on with other programs, or orders of images."""
-  instead = {0: PATIENT, 1: PATIENT + FEWER}
-  with started(training, tmp_path, 2, *TINY, instead=instead) as both:
-    results = results_of(both)
-  for status, err in results:
-    assert status == 2
-    assert (
-      'error: The processes see different data: 1,437 and 1,436 images.' in err
-    )
-
-
 LACKS_SPACE = """
 import errno
 from orbax.checkpoint._src.checkpointers import async_checkpointer

@@ -126,11 +126,8 @@ def test_clips_are_of_one_video_each():
   [
     ({'objective.videos': ''}, 'objective.videos is empty. Name a folder'),
     ({'objective.shots': 1}, 'objective.shots is 1'),
-    ({'objective.frames': 1}, 'objective.frames is 1'),
-    ({'objective.group': 1}, 'objective.group is 1'),
     ({'objective.length': 1}, 'objective.length is 1; it must be at least'),
     ({'objective.temperature': 0.0}, 'objective.temperature is 0.0'),
-    ({'objective.temperature': float('inf')}, 'objective.temperature is inf'),
     ({'model.name': 'deit'}, "objective.name=video needs 'vit'"),
   ],
 )

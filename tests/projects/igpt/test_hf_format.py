@@ -89,9 +89,8 @@ def test_theirs_gives_its_numbers_here(tmp_path, torch, transformers):
   assert_close(aux['pixels'], want)
 
 
-@pytest.mark.parametrize('bias', [False, True])
-def test_transformers_runs_what_is_written(tmp_path, torch, transformers, bias):
-  checkpoint = make((5, 5), bias=bias)
+def test_transformers_runs_what_is_written(tmp_path, torch, transformers):
+  checkpoint = make((5, 5))
   write(checkpoint, tmp_path / 'x')
   path = str(tmp_path / 'x')
   model, report = transformers.ImageGPTForCausalImageModeling.from_pretrained(
@@ -129,9 +128,7 @@ def folder(tmp_path):
       r'of 8 colours, and it has the shape \(5, 3\)',
     ),
     ('preprocessor_config.json', {'clusters': None}, 'has no valid palette'),
-    ('preprocessor_config.json', {'clusters': 'greys'}, 'has no valid palette'),
     ('config.json', {'activation_function': 'gelu'}, 'quick_gelu'),
-    ('config.json', {'n_head': 5}, 'not a multiple of model.heads 5'),
   ],
 )
 def test_what_is_no_model_here_is_refused(folder, file, change, message):

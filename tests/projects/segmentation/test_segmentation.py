@@ -213,7 +213,7 @@ def test_the_loss_is_the_mean_over_pixels_that_count():
   objective, params = objective_of(), random_params()
   batch = objective.augment(made_batch(), jax.random.key(0))
   loss = jax.jit(lambda b: objective.loss(params, b, None)[0])
-  logits, _ = objective.model.apply({'params': params}, batch['image'])
+  logits, _ = jax.jit(objective.model.apply)({'params': params}, batch['image'])
   logits = jax.image.resize(logits, (8, 32, 32, 3), 'bilinear')
   classes = np.asarray(batch['classes'])
   is_counted = classes != data.IGNORED
@@ -229,7 +229,7 @@ def test_mean_iou_is_that_of_numpy():
   batch = made_batch()
   got_CC = jax.jit(objective.confusion)(params, batch)
   images = objective.images.normalize(batch['image'])
-  logits, _ = objective.model.apply({'params': params}, images)
+  logits, _ = jax.jit(objective.model.apply)({'params': params}, images)
   predicted = jax.image.resize(logits, (8, 32, 32, 3), 'bilinear').argmax(-1)
   predicted, classes = (
     np.asarray(predicted[:6]),
@@ -296,9 +296,8 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('trained', ['head', 'whole'])
-def test_a_linear_probe_leaves_the_body(root, checkpoint, trained):
-  config = segment.get_config(f'{root}/,{checkpoint},{trained}')
+def test_a_linear_probe_leaves_the_body(root, checkpoint):
+  config = segment.get_config(f'{root}/,{checkpoint}')
   train.from_init.resolve(config)
   config.data.image_size = '32'
   config.batch_size, config.mesh.data = 8, 1
@@ -319,37 +318,28 @@ def test_a_linear_probe_leaves_the_body(root, checkpoint, trained):
   moved = traverse_util.flatten_dict(moved, sep='/')
   body = [x for name, x in moved.items() if not name.startswith('head/')]
   assert moved['head/kernel'] and moved['head/bias']
-  assert np.mean(body) > 0.9 if trained == 'whole' else not any(body)
+  assert not any(body)
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_measured_and_painted(
-  root, checkpoint, tmp_path, capsys, monkeypatch, preempt_at
+def test_a_run_is_measured_and_painted(
+  root, checkpoint, tmp_path, capsys, monkeypatch
 ):
-  def config():
-    made = segment.get_config(f'{root}/,{checkpoint}')
-    made.data.image_size = '32'
-    made.update(total='4 steps', batch_size=8, eval_every='2 steps')
-    return made
-
-  whole, parts = str(tmp_path / 'whole'), str(tmp_path / 'parts')
-  want = train.train(config(), whole)
-  preempt_at(1)
-  with pytest.raises(train.Preempted):
-    train.train(config(), parts)
-  preempt_at(None)
-  assert train.train(config(), parts) == want
-  alone = config()
-  alone.init = whole
-  train.from_init.resolve(alone)
-  found = train.evaluate_only(alone, str(tmp_path / 'unused'))
+  config = segment.get_config(f'{root}/,{checkpoint},whole')
+  config.data.image_size = '32'
+  config.update(total='2 steps', batch_size=8, eval_every='2 steps')
+  run = str(tmp_path / 'run')
+  want = train.train(config, run)
+  config.init = run
+  train.from_init.resolve(config)
+  found = train.evaluate_only(config, str(tmp_path / 'unused'))
   assert found['segmentation/mean_iou'] == pytest.approx(
     want['segmentation/mean_iou']
   )
 
   out = tmp_path / 'seen'
   files = [str(root / f'images/{i}.jpg') for i in (0, 1)]
-  args = ['predict', whole, *files, f'--out={out}', '--format=json']
+  args = ['predict', run, *files, f'--out={out}', '--format=json']
   monkeypatch.setattr(sys, 'argv', args)
   capsys.readouterr()
   assert predict.main() == 0
@@ -360,7 +350,7 @@ def test_a_run_is_resumed_measured_and_painted(
     assert shares == sorted(shares, reverse=True)
   classes_HW = np.asarray(Image.open(out / 'classes-1.png'))
   assert classes_HW.shape == (30, 40)
-  opened = opening.open_checkpoint(whole)
+  opened = opening.open_checkpoint(run)
   seen_HWC = opened.transform().image(np.asarray(Image.open(files[1])), '1')
   want_HWC = jax.image.resize(
     opened.logits(seen_HWC[None])[0], (30, 40, 3), 'bilinear'
