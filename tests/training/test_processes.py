@@ -190,13 +190,6 @@ def assert_lost(result, what='(coordination|distributed) service'):
 
 
 @pytest.mark.slow
-def test_several_train_like_one(training, alone, tmp_path):
-  """With images in common; the tests below end with others, and with FSDP."""
-  finish(training, tmp_path, 4, *SGD, *TENSOR)
-  assert_close_run(tmp_path, alone)
-
-
-@pytest.mark.slow
 def test_all_agree_on_the_step_to_save(training, alone, tmp_path):
   """One of them is told, by Ctrl-C; both save the same step: status 75.
 
@@ -285,23 +278,25 @@ Run.add_metrics = slow_take
 
 @pytest.mark.slow
 def test_more_and_then_fewer_go_on(training, alone, tmp_path):
-  """Two, one of which is killed; four, one told to end; one."""
-  args = (*SGD, *FSDP)
+  """Two, one of which is killed; four, one told to end; one.
+
+  The four have images in common, and evaluate in step 25.
+  """
   slowly = {0: SLOW_STEPS.format(first=20)}
-  with started(training, tmp_path, 2, *args, instead=slowly) as both:
+  with started(training, tmp_path, 2, *SGD, *FSDP, instead=slowly) as both:
     wait_for_row(tmp_path, 22, both[0])
     both[1].kill()
     survivor = results_of(both)[0]
   assert_lost(survivor)
   assert 20 <= saved_steps(tmp_path)[-1] < 30
   since_ns = time.time_ns()
-  with started(training, tmp_path, 4, *args, instead=slowly) as four:
+  with started(training, tmp_path, 4, *SGD, *TENSOR, instead=slowly) as four:
     wait_for_row(tmp_path, 27, four[0], since_ns)
     four[2].send_signal(signal.SIGTERM)
     results = results_of(four)
   assert [status for status, _ in results] == [75] * 4, results
   assert 27 <= saved_steps(tmp_path)[-1] < 40
-  training.finish(tmp_path, 8, *args)
+  training.finish(tmp_path, 8, *SGD, *FSDP)
   assert_close_run(tmp_path, alone)
 
 

@@ -18,10 +18,6 @@ from vit_jax.training import (
 )
 
 
-class Fast(progress.Progress):
-  images_per_s_per_core, core_days = 7.0, 0.5
-
-
 @pytest.fixture
 def ending(tmp_path):
   """Gives a run that has come to its end, and what it does."""
@@ -45,7 +41,7 @@ def ending(tmp_path):
     path='checkpoints/{}'.format,
     latest_step=lambda: 3,
   )
-  ended._progress = Fast(
+  ended._progress = progress.Progress(
     total_steps=3,
     start_step=0,
     batch_size=1,
@@ -64,13 +60,6 @@ META = {
   'config': {'best_metric': 'test/accuracy', 'patience': 2},
   'best': 'highest',
 }
-WHOLE = [
-  ('wait',),
-  # Nothing is to be watched while dashboards are waited for.
-  ('watch',),
-  ('log', dashboards.CLOSE_S),
-  ('progress',),
-]
 
 
 def test_a_finished_run_waits_for_all_and_says_what_it_made(
@@ -78,13 +67,13 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
 ):
   ended, calls = ending
   assert ended.finish() == {'train/loss': 0.5, 'test/accuracy': 0.25}
-  assert calls == WHOLE
+  # Nothing is to be watched while dashboards are waited for.
+  log = ('log', dashboards.CLOSE_S)
+  assert calls == [('wait',), ('watch',), log, ('progress',)]
   out = capsys.readouterr().out
   for words in (
     'best test/accuracy   25.00% at step 3',
     'checkpoint           checkpoints/3\n',
-    '7 images/s per core',
-    '0.5 core-days',
     f'written              {tmp_path}/metrics.csv\n',
     f'written              {tmp_path}/curves.png\n',
   ):
@@ -105,20 +94,13 @@ class Books:
   """Stands for all that a run keeps its books with, and notes the entries."""
 
   def __init__(self, monkeypatch, **given):
-    self.rows, self.lines, self.saved, self.moved, self.given = (
-      [],
-      [],
-      [],
-      0,
-      {},
-    )
-    self.now_s = 1000.0
-    self.begun = []
+    self.rows, self.lines, self.saved, self.begun = [], [], [], []
+    self.moved, self.now_s = 0, 1000.0
     clock = types.SimpleNamespace(monotonic=lambda: self.now_s)
     monkeypatch.setattr(run, 'time', clock)
-    monkeypatch.setattr(run.metric_log, 'MetricLog', self._of('log'))
-    monkeypatch.setattr(run.progress, 'Progress', self._of('progress'))
-    monkeypatch.setattr(run.processes, 'Watch', self._of('watch'))
+    monkeypatch.setattr(run.metric_log, 'MetricLog', self._itself)
+    monkeypatch.setattr(run.progress, 'Progress', self._itself)
+    monkeypatch.setattr(run.processes, 'Watch', self._itself)
     monkeypatch.setattr(run.sharding, 'global_batch', self._global_batch)
     arguments = {
       'workdir': 'w',
@@ -134,12 +116,8 @@ class Books:
     }
     self.run = run.Run(**(arguments | given))
 
-  def _of(self, name):
-    def made(*args, **kwargs):
-      self.given[name] = args, kwargs
-      return self
-
-    return made
+  def _itself(self, *args, **kwargs):
+    return self
 
   def _global_batch(self, batch, mesh):
     assert mesh == 'a mesh'

@@ -318,14 +318,23 @@ def test_the_originals_recipe():
   # What published counts say of R50's DETR with 91 classes.
   leaves = jax.tree.leaves(made.state_shapes.params)
   assert sum(x.size for x in leaves) == pytest.approx(41.5e6, rel=0.01)
-  # Of 11 short sides, 4, 4 and 3 have arrays of these.
-  shares = {960: 4 / 11, 1184: 4 / 11, 1333: 3 / 11}
-  mean = sum(
-    share * flops.forward_flops(made.objective.model, (side, side))
-    for side, share in shares.items()
+
+
+def test_operations_are_the_mean_over_the_buckets():
+  made = test_every.experiment_of(
+    'detection',
+    **{
+      'objective.short_sides': (8, 16, 32),
+      'objective.buckets': 2,
+      'data.image_size': '64',
+    },
   )
-  assert made.forward_flops == pytest.approx(mean, rel=1e-6)
-  assert '960x960, 1184x1184, 1333x1333 pixels' in made.summary()
+  small, large = (
+    flops.forward_flops(made.objective.model, (side, side)) for side in (32, 64)
+  )
+  # Two of the three short sides are in the bucket of small images.
+  assert made.forward_flops == (2 * small + large) // 3
+  assert '32x32, 64x64 pixels' in made.summary()
 
 
 def test_the_original_is_not_trained_from_nothing(tmp_path):

@@ -62,7 +62,7 @@ def norm(x, p):
   return F.layer_norm(x, x.shape[-1:], p['scale'], p['bias'], 1e-6)
 
 
-def dense(x, p, axes=1):
+def dense(x, p):
   matrix = p['kernel'].reshape(x.shape[-1], -1)
   return x @ matrix + p['bias'].reshape(-1)
 
@@ -189,7 +189,7 @@ def test_a_quarter_of_the_patches_takes_a_quarter_of_the_encoders_work():
 
 
 @pytest.mark.slow
-def test_labels_come_later(tmp_path):
+def test_labels_come_later():
   """Its body starts a classifier, and the decoder stays behind."""
   objective, params = objective_of()
   checkpoint = opening.Checkpoint('mae', objective.model, params, (SIZE, SIZE))
