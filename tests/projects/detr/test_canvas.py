@@ -99,3 +99,12 @@ def test_objects_are_as_large_as_they_are_and_apart():
   # A third of 300 each is asked for, 5 deviations of 8; some do not fit.
   assert counts[0] == 0 and abs(counts[1] - 100) < 41
   assert counts[2] > 59 and counts[3] > 30
+
+
+def test_a_subset_keeps_its_objects():
+  source = sources.open_source('digits_canvas', 'test')
+  part = sources.subset(source, [3, 1])
+  assert part.class_names == source.class_names
+  np.testing.assert_array_equal(
+    part.objects(0)['boxes'], source.objects(3)['boxes']
+  )
