@@ -12,10 +12,8 @@ from tests.projects.detr.conftest import random_detr
 from vit_jax.checkpoints import opening
 from vit_jax.checkpoints.formats import (
   hf,
-  npz,
   table,
   tensors,
-  timm,
 )
 from vit_jax.convert import __main__ as convert
 from vit_jax.convert import orbax
@@ -295,10 +293,3 @@ def test_what_is_no_model_here_is_refused(folder, file, change, message):
   (folder / file).write_text(json.dumps(config | change))
   with pytest.raises(ValueError, match=message):
     opening.open_checkpoint(str(folder))
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize('module', [npz, timm])
-def test_other_formats_have_no_detr(module, tmp_path):
-  with pytest.raises(ValueError, match="name 'detr'"):
-    module.write(make().weights(), str(tmp_path / 'x.npz'), 'float32')

@@ -1,4 +1,4 @@
-"""Detection: the original's numbers, parts of batches, and bounds."""
+"""Detection: losses of the original, odd images, fields, and cells."""
 
 import dataclasses
 
@@ -33,12 +33,12 @@ def detected(config, facts, size=(32, 32)):
   return made.on_data(config, facts)
 
 
-def objective_of(**changes):
+def objective_of():
   """Returns an objective of the golden file's queries and classes."""
   model = detr.DETR(num_classes=6, num_queries=7, backbone='plain')
   config = test_every.config_of('detection')
   images = detected(config, Facts(NAMES, 1))
-  return dataclasses.replace(images, model=model, dense=0.0, **changes)
+  return dataclasses.replace(images, model=model, dense=0.0)
 
 
 def batch_of(golden):
@@ -48,17 +48,18 @@ def batch_of(golden):
 def test_all_layers_losses_are_the_originals(golden):
   objective = objective_of()
   batch = objective.augment(batch_of(golden), jax.random.key(0))
-  outputs = {k: jnp.asarray(golden[k]) for k in ('logits', 'boxes')}
+  names = ('logits', 'boxes', 'mask_logits')
+  outputs = {k: jnp.asarray(golden[k]) for k in names}
   set_losses = jax.jit(objective.set_losses)
   losses_B, parts = set_losses(outputs, batch)
-  # Masks, which are no part of this, are of the last layer only.
-  masks = golden['loss/loss_mask'] + golden['loss/loss_dice']
-  total = golden['loss/total'] - masks
+  total = golden['loss/total']
   np.testing.assert_allclose(jnp.mean(losses_B), total, rtol=1e-5)
   for name, theirs in {
     'cross_entropy': 'ce',
     'l1': 'bbox',
     'giou': 'giou',
+    'mask': 'mask',
+    'dice': 'dice',
   }.items():
     np.testing.assert_allclose(
       jnp.mean(parts[name]), golden[f'loss/loss_{theirs}'], rtol=1e-5
@@ -68,7 +69,7 @@ def test_all_layers_losses_are_the_originals(golden):
   # Two an image; sums are divided by fewer as well.
   np.testing.assert_array_equal(batch['objects'], 2)
   _, few = set_losses(outputs, batch | {'objects': jnp.full(3, 0.5)})
-  for name in ('l1', 'giou', 'class_accuracy'):
+  for name in ('l1', 'giou', 'class_accuracy', 'mask', 'dice'):
     np.testing.assert_allclose(few[name], 4 * parts[name], rtol=1e-5)
 
 
@@ -97,35 +98,6 @@ def test_masks_are_those_of_the_last_layers_matches(golden):
     np.testing.assert_allclose(
       jnp.mean(parts[name]), np.mean(values), rtol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_parts_of_a_batch_with_uneven_objects_are_the_batch(golden):
-  """Images with 0, 2 and 4 objects and masks, each a part of its own."""
-  objective = objective_of()
-  batch = objective.augment(batch_of(golden), jax.random.key(0))
-
-  def loss(outputs, batch):
-    return jnp.mean(objective.set_losses(outputs, batch)[0])
-
-  def part_of(outputs, i):
-    part = {k: outputs[k][:, i : i + 1] for k in ('logits', 'boxes')}
-    return part | {'mask_logits': outputs['mask_logits'][i : i + 1]}
-
-  names = ('logits', 'boxes', 'mask_logits')
-  outputs = {k: jnp.asarray(golden[k]) for k in names}
-  step = jax.jit(jax.value_and_grad(loss))
-  whole, grads = step(outputs, batch)
-  np.testing.assert_allclose(whole, golden['loss/total'], rtol=1e-5)
-  for i in range(3):
-    rows = jax.tree.map(lambda x, i=i: x[i : i + 1], batch)
-    value, grads_of_part = step(part_of(outputs, i), rows)
-    whole -= value / 3
-    for name, want in part_of(grads, i).items():
-      np.testing.assert_allclose(
-        grads_of_part[name] / 3, want, rtol=1e-5, atol=1e-7
-      )
-  assert abs(whole) < 1e-5
 
 
 def test_results_are_the_originals(golden):

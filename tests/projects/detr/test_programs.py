@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import PEERS
 from tests.projects.detr.conftest import random_detr
-from vit_jax.convert import check, onnx, orbax, stablehlo
+from vit_jax.convert import onnx, stablehlo
 
 # Of the largest output, float32 on both sides.
 TOLERANCE = 1e-5
@@ -80,20 +80,6 @@ def test_programs_put_out_classes_boxes_and_masks(
   assert peer.boxes == 4
   difference = np.abs(peer.run(pixels) - both).max()
   assert difference < TOLERANCE * np.abs(both).max()
-
-
-@pytest.mark.slow
-def test_the_check_runs_a_workdir_as_it_runs_programs(tmp_path):
-  checkpoint = random_detr(SIZE, **PLAIN)
-  orbax.write(checkpoint, str(tmp_path / 'x'), 'float32')
-  peer = check.open_peer(str(tmp_path / 'x'))
-  assert peer.boxes == 4
-  pixels = np.random.default_rng(0).integers(0, 256, (2, *SIZE, 3), np.uint8)
-  want = outputs(checkpoint, np.asarray(checkpoint.normalize(pixels)))
-  got = peer.run(pixels)
-  for key, part in [('logits', slice(-4)), ('boxes', slice(-4, None))]:
-    difference = np.abs(got[..., part] - want[key]).max()
-    assert difference < TOLERANCE * np.abs(want[key]).max(), key
 
 
 @pytest.mark.slow
