@@ -327,7 +327,8 @@ def test_a_run_is_measured_and_painted(
 ):
   config = segment.get_config(f'{root}/,{checkpoint},whole')
   config.data.image_size = '32'
-  config.update(total='2 steps', batch_size=8, eval_every='2 steps')
+  config.update(total='4 steps', batch_size=8, eval_every='4 steps')
+  config.optimizer.lr = 0.1
   run = str(tmp_path / 'run')
   want = train.train(config, run)
   config.init = run
@@ -379,14 +380,9 @@ def test_masks_that_do_not_fit_are_named(root):
 
   names = [x['name'] for x in sources.open_source(f'{root}/', 'all')]
   mask = names[3].replace('images', 'masks').replace('.jpg', '.png')
-  for pixels, problem in (
-    (np.zeros((30, 41), np.uint8), '40x30 pixels and its mask 41x30'),
-    (np.full((30, 40), 7, np.uint8), 'has the class 7, and classes are 0 to 2'),
-    (np.zeros((30, 40, 3), np.uint8), 'one channel'),
-  ):
-    Image.fromarray(pixels).save(mask)
-    with pytest.raises(ValueError, match=problem):
-      third()
+  Image.fromarray(np.zeros((30, 41), np.uint8)).save(mask)
+  with pytest.raises(ValueError, match='40x30 pixels and its mask 41x30'):
+    third()
   with pytest.raises(ValueError, match='has objects, masks'):
     write_shards.write(f'{root}/', str(root / 'shards'), ['train'])
   (root / 'classes.txt').write_text('chêne\n', encoding='latin-1')
