@@ -109,10 +109,6 @@ def test_boxes_are_the_models_in_pixels_of_the_file(checkpoint, files):
   np.testing.assert_allclose(found.scores_N, p_QC.max(1)[order], atol=1e-5)
   # Of resized pixels, which are whole numbers on one side only.
   np.testing.assert_allclose(found.boxes_N4, want_N4, atol=0.05)
-  some = float(np.mean(found.scores_N))
-  _, likely = detections.Detector(checkpoint, some)(path)
-  assert 0 < len(likely.labels_N) < len(found.labels_N)
-  assert likely.scores_N.min() >= some
 
 
 def ink(label):
