@@ -1,4 +1,4 @@
-"""Runs killed at any moment or preempted end as if nothing had been.
+"""Runs that are killed or preempted end as if nothing had been.
 
 All through the command, in processes of their own, with every kind of state in
 use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
@@ -7,7 +7,6 @@ use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
 import contextlib
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
@@ -38,6 +37,19 @@ ARGS = (
   '--config.log_every=1 step',
   '--config.eval_every=25 steps',
   '--config.checkpoint_every=20 steps',
+)
+# For runs that are ended from outside, long before their last step.
+LONG_WITH_A_WORKER = (
+  '--config.model.width=32',
+  '--config.model.depth=1',
+  '--config.model.mlp_dim=32',
+  '--config.model.heads=2',
+  '--config.data.workers=1',
+  '--config.batch_size=16',
+  '--config.total=9000 steps',
+  '--config.log_every=1 step',
+  '--config.eval_every=50%',
+  '--config.checkpoint_every=50%',
 )
 
 
@@ -205,85 +217,45 @@ def wait_until(happened, process):
   return True
 
 
-def wait_for_step(workdir, process, since_ns):
-  """Waits until the process has taken a step of its own."""
-  before = max(saved_steps(workdir), default=0)
-  return wait_until(
-    lambda: last_row(workdir, since_ns) > before or is_over(workdir), process
-  )
-
-
-def is_over(workdir):
-  return saved_steps(workdir)[-1:] == [100]
-
-
 def is_saving(workdir):
   return any(workdir.glob('checkpoints/*.orbax-checkpoint-tmp*'))
 
 
-def wait_for_moment(kind, workdir, process, rng):
-  """Waits, after a step, for a moment to kill the process at."""
-  if kind in ('saving', 'between saves'):
-    wait_until(lambda: is_saving(workdir) or is_over(workdir), process)
-  if kind == 'saving':
-    # A random part of a save's time after it began.
-    time.sleep(rng.choice([0, rng.uniform(0, 0.2)]))
-  elif kind == 'between saves':
-    wait_until(lambda: not is_saving(workdir), process)
-  else:
-    time.sleep(rng.uniform(0, 1.5))
-
-
-def test_killed_runs_end_bit_for_bit_the_same(command, undisturbed, tmp_path):
-  """SIGKILL in the middle of a save, after one, and at random moments.
+def test_interrupted_runs_end_bit_for_bit_the_same(
+  command, undisturbed, tmp_path
+):
+  """SIGTERM during training, then SIGKILL in the middle of a save.
 
   The reference compiles its programs, which the others find in the cache.
   """
-  rng = random.Random(801)
-  kinds = ['saving', 'between saves', 'at random']
-  rng.shuffle(kinds)
-  program, saving = changed(WAITING_AT_THE_END), 0
-  for kind in kinds:
-    since_ns = time.time_ns()
-    process = command.start(tmp_path, 2, program=program)
-    try:
-      if wait_for_step(tmp_path, process, since_ns):
-        wait_for_moment(kind, tmp_path, process, rng)
-      saving += is_saving(tmp_path)
-    finally:
-      process.kill()
+  process = command.start(tmp_path, 2, program=changed(WAITING_TO_BE_TOLD))
+  try:
+    assert wait_until(lambda: last_row(tmp_path, 0), process)
+    seen = last_row(tmp_path, 0)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
-    assert process.returncode == -signal.SIGKILL, err
-  print(f'{len(kinds)} kills, {saving} of them while saving')
-  command.finish(tmp_path, 2)
-  assert_same_run(tmp_path, undisturbed)
+  finally:
+    process.kill()
+  assert process.returncode == 75, err
+  step = saved_steps(tmp_path)[-1]
+  # The step under way is finished, and those handed to the devices before.
+  assert seen <= step < 100
+  assert err.splitlines()[-1] == f'Preempted: saved step {step}.'
+  assert last_row(tmp_path, 0) == step
+  assert not is_saving(tmp_path)
 
+  process = command.start(tmp_path, 2, program=changed(WAITING_AT_THE_END))
+  try:
+    assert wait_until(
+      lambda: is_saving(tmp_path) or saved_steps(tmp_path)[-1] == 100, process
+    )
+  finally:
+    process.kill()
+  _, err = process.communicate()
+  assert process.returncode == -signal.SIGKILL, err
 
-def test_preempted_runs_save_and_end_bit_for_bit_the_same(
-  command, undisturbed, tmp_path
-):
-  """SIGTERM at random moments of training, saves included, twice a run."""
-  rng = random.Random(200)
-  for _ in range(2):
-    since_ns = time.time_ns()
-    program = changed(WAITING_TO_BE_TOLD)
-    process = command.start(tmp_path, 2, program=program)
-    try:
-      assert wait_for_step(tmp_path, process, since_ns)
-      time.sleep(rng.uniform(0, 0.5))
-      seen = last_row(tmp_path, since_ns)
-      process.send_signal(signal.SIGTERM)
-      _, err = process.communicate()
-    finally:
-      process.kill()
-    assert process.returncode == 75, err
-    step = saved_steps(tmp_path)[-1]
-    # The step under way is finished, and those handed to the devices before.
-    assert seen <= step < 100
-    assert err.splitlines()[-1] == f'Preempted: saved step {step}.'
-    assert last_row(tmp_path, since_ns) == step
-    assert not is_saving(tmp_path)
   command.finish(tmp_path, 2)
+  assert not is_saving(tmp_path)
   assert_same_run(tmp_path, undisturbed)
 
 
@@ -305,19 +277,14 @@ def test_a_signal_to_all_of_its_processes_finds_the_worker_at_work(
     for name in ('cat', 'dog'):
       folder = tmp_path / 'data' / split / name
       folder.mkdir(parents=True)
-      for i in range(4):
+      for i in range(2):
         pixels = rng.integers(0, 256, (1000, 1000, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f'{i}.png')
-  small = 'model.depth=1,model.width=32,model.mlp_dim=32,model.heads=2'
-  long = 'total=999 steps,batch_size=16'
-  often = 'checkpoint_every=50%,eval_every=50%,log_every=1 step'
+        Image.fromarray(pixels).save(folder / f'{i}.png', compress_level=1)
   process = command.start(
     tmp_path / 'run',
     1,
-    config=f'configs/small.py:{tmp_path}/data,{long},{small}',
-    settings=[
-      f'--config.{field}' for field in (*often.split(','), 'data.workers=1')
-    ],
+    config=f'configs/small.py:{tmp_path}/data',
+    settings=LONG_WITH_A_WORKER,
   )
   wait_for_steps(process, tmp_path / 'run', 2)
   os.killpg(process.pid, signal.SIGTERM)
@@ -327,8 +294,7 @@ def test_a_signal_to_all_of_its_processes_finds_the_worker_at_work(
 
 
 def test_no_worker_outlives_a_killed_run(command, tmp_path):
-  args = ('--config.data.workers=1', '--config.total=9000 steps')
-  process = command.start(tmp_path, 1, *args)
+  process = command.start(tmp_path, 1, settings=LONG_WITH_A_WORKER)
   wait_for_steps(process, tmp_path, 2)
   assert len(members(process.pid)) > 1
   process.kill()
@@ -338,10 +304,8 @@ def test_no_worker_outlives_a_killed_run(command, tmp_path):
     time.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_a_killed_worker_ends_the_run_in_one_message(command, tmp_path):
-  args = ('--config.data.workers=1', '--config.total=9000 steps')
-  process = command.start(tmp_path, 1, *args)
+  process = command.start(tmp_path, 1, settings=LONG_WITH_A_WORKER)
   wait_for_steps(process, tmp_path, 2)
   for pid in map(int, members(process.pid)):
     command_line = pathlib.Path(f'/proc/{pid}/cmdline').read_text()
