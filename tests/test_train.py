@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import gzip
 import importlib
 import itertools
 import json
@@ -86,88 +85,28 @@ def reference(tmp_path_factory):
   return workdir
 
 
-STATEFUL = {'optimizer.polyak': 0.9, 'model.dropout': 0.1, 'loss.mixup': 0.2}
+STATEFUL = {
+  'optimizer.polyak': 0.9,
+  'model.dropout': 0.1,
+  'loss.mixup': 0.2,
+  'data.mean': (0.4, 0.5, 0.6),
+}
 
 
 @pytest.mark.slow
-def test_rows_are_means_of_the_same_steps_after_a_resumption(
+def test_frozen_parts_and_rows_are_the_same_after_a_resumption(
   tmp_path, preempt_at
 ):
-  """Also where the newest checkpoint turns out to be damaged."""
-  config = small_config(log_every='4 steps', checkpoint_every='2 steps')
-  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-  train.train(config, str(whole))
-  preempt_at(3)
-  with pytest.raises(preemption.Preempted, match='saved step 3'):
-    train.train(config, str(parts))
-  preempt_at(None)
-  # All of them, since one alone may be what merging has left and nobody reads.
-  for array in (parts / 'checkpoints/3/params').rglob('d/*'):
-    array.write_bytes(bytes(array.stat().st_size))
-  train.train(config, str(parts))
-  assert (parts / 'checkpoints/3.damaged').exists()
-  assert read_metrics(parts) == read_metrics(whole)
+  """Bit for bit, although the newest checkpoint is damaged.
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize('seen', [3, 30])
-def test_sigterm_ends_an_evaluation_which_is_done_again(
-  reference, tmp_path, monkeypatch, seen
-):
-  """In the first evaluation, of 23 batches, or in the last one."""
-  batches, count = loader.eval_batches, itertools.count()
-
-  def told(*args, **kwargs):
-    for batch in batches(*args, **kwargs):
-      if next(count) == seen:
-        signal.raise_signal(signal.SIGTERM)
-      yield batch
-
-  config = small_config(**STATEFUL)
-  monkeypatch.setattr(loader, 'eval_batches', told)
-  step = 6 if seen < 23 else 12
-  with pytest.raises(preemption.Preempted, match=f'saved step {step}'):
-    train.train(config, str(tmp_path))
-  assert next(count) == seen + 1
-  train.train(config, str(tmp_path))
-  assert read_metrics(tmp_path) == read_metrics(reference)
-  assert_equal(final_params(tmp_path), final_params(reference))
-  for x in (6, 12):
-    found, want = (
-      saving.read_meta(epath.Path(place / f'checkpoints/{x}'))
-      for place in (tmp_path, reference)
-      if (place / f'checkpoints/{x}').exists()
-    )
-    for name in ('metrics', 'evaluated'):
-      assert found[name] == want[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'changes',
-  [{'best_metric': 'test/loss'}, {'extend': True, 'total': '13 steps'}],
-  ids=str,
-)
-def test_patience_forgets_values_of_another_metric_or_length(
-  tmp_path, preempt_at, changes
-):
-  config = small_config()
-  preempt_at(8)
-  with pytest.raises(preemption.Preempted, match='saved step 8'):
-    train.train(config, str(tmp_path))
-  preempt_at(None)
-  config.update(changes)
-  train.train(config, str(tmp_path))
-  meta = saving.read_meta(epath.Path(tmp_path / 'checkpoints/12'))
-  assert meta['evaluated'] == [meta['metrics'][config.best_metric]]
-
-
-@pytest.mark.slow
-def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
-  """Split over the mesh, without a state to save, and bit for bit."""
+  Frozen parts have no optimizer state to save. Each row of metrics is the mean
+  of two steps; the checkpoints of steps 3 and 5 have one of them.
+  """
   config = small_config(
     **{
-      'total': '4 steps',
+      'total': '8 steps',
+      'log_every': '2 steps',
+      'eval_every': '8 steps',
       'mesh.fsdp': 2,
       'optimizer.frozen': ('^embedding/', 'encoderblock_0/'),
       'optimizer.lr_scales': (('^head/', 10.0),),
@@ -175,11 +114,17 @@ def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
   )
   whole, parts = tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
-  preempt_at(2)
-  with pytest.raises(preemption.Preempted, match='saved step 2'):
+  preempt_at(5)
+  with pytest.raises(preemption.Preempted, match='saved step 5'):
     train.train(config, str(parts))
   preempt_at(None)
+  # All of them, since one alone may be what merging has left and nobody reads.
+  for array in (parts / 'checkpoints/5/params').rglob('d/*'):
+    array.write_bytes(bytes(array.stat().st_size))
   train.train(config, str(parts))
+  assert (parts / 'checkpoints/5.damaged').exists()
+  assert read_metrics(parts) == read_metrics(whole)
+  assert [row.split(',')[0] for row in read_metrics(parts)[1]] == [*'2468']
   got = opening.open_checkpoint(str(parts))
   assert_equal(got.params, final_params(whole))
   key, _ = jax.random.split(jax.random.key(config.seed))
@@ -193,6 +138,49 @@ def test_frozen_parts_stay_over_a_resumption(tmp_path, preempt_at):
     frozen = name.startswith('embedding/') or 'encoderblock_0/' in name
     # Compiled or not, random numbers differ in their last digit.
     assert np.allclose(x, start, rtol=1e-6, atol=0) == frozen, name
+
+
+@pytest.mark.slow
+def test_sigterm_ends_an_evaluation_which_is_done_again(
+  reference, tmp_path, monkeypatch
+):
+  """In the first evaluation, after 3 of its 23 batches."""
+  batches, count = loader.eval_batches, itertools.count()
+
+  def told(*args, **kwargs):
+    for batch in batches(*args, **kwargs):
+      if next(count) == 3:
+        signal.raise_signal(signal.SIGTERM)
+      yield batch
+
+  config = small_config(**STATEFUL)
+  monkeypatch.setattr(loader, 'eval_batches', told)
+  with pytest.raises(preemption.Preempted, match='saved step 6'):
+    train.train(config, str(tmp_path))
+  assert next(count) == 4
+  train.train(config, str(tmp_path))
+  assert read_metrics(tmp_path) == read_metrics(reference)
+  assert_equal(final_params(tmp_path), final_params(reference))
+  for x in (6, 12):
+    found, want = (
+      saving.read_meta(epath.Path(place / f'checkpoints/{x}'))
+      for place in (tmp_path, reference)
+    )
+    for name in ('metrics', 'evaluated'):
+      assert found[name] == want[name]
+
+
+@pytest.mark.slow
+def test_patience_forgets_values_of_another_metric(tmp_path, preempt_at):
+  config = small_config(total='4 steps', eval_every='2 steps')
+  preempt_at(3)
+  with pytest.raises(preemption.Preempted, match='saved step 3'):
+    train.train(config, str(tmp_path))
+  preempt_at(None)
+  config.best_metric = 'test/loss'
+  train.train(config, str(tmp_path))
+  meta = saving.read_meta(epath.Path(tmp_path / 'checkpoints/4'))
+  assert meta['evaluated'] == [meta['metrics']['test/loss']]
 
 
 def test_a_pattern_that_matches_nothing_ends_before_the_first_step(tmp_path):
@@ -211,79 +199,26 @@ def test_finished_run_has_nothing_left_to_do(reference, tmp_path, capsys):
   assert read_metrics(tmp_path / 'run') == read_metrics(reference)
 
 
-@pytest.mark.slow
-def test_damaged_checkpoint_is_stepped_over(reference, tmp_path, caplog):
-  workdir = tmp_path / 'run'
-  shutil.copytree(reference, workdir)
-  newest = workdir / 'checkpoints' / '12' / 'params' / 'manifest.ocdbt'
-  newest.write_bytes(newest.read_bytes()[:20])
-  train.train(small_config(**STATEFUL), str(workdir))
-  assert 'checkpoints/12 is damaged (' in caplog.text
-  assert_equal(final_params(workdir), final_params(reference))
-  assert read_metrics(workdir) == read_metrics(reference)
-  gc.collect()
-
-
-@pytest.mark.slow
-def test_only_when_told_a_run_starts_over(reference, tmp_path, caplog):
-  workdir = tmp_path / 'run'
-  shutil.copytree(reference, workdir)
-  for params in workdir.glob('checkpoints/*/params'):
-    shutil.rmtree(params)
-  before = sorted(workdir.rglob('*'))
-  config = small_config(**STATEFUL)
-  for _ in range(2):
-    with pytest.raises(ValueError, match='All checkpoints in .* --start_over'):
-      train.train(config, str(workdir))
-    assert read_metrics(workdir) == read_metrics(reference)
-    assert set(workdir.rglob('*')) - set(before) <= {workdir / 'lock'}
-  (workdir / 'metrics.csv').write_text('step,old\n1,2\n')
-  train.train(config, str(workdir), start_over=True)
-  assert_equal(final_params(workdir), final_params(reference))
-  assert read_metrics(workdir) == read_metrics(reference)
-  assert 'is damaged (' in caplog.text
-  gc.collect()
-
-
-@pytest.mark.slow
-def test_half_written_checkpoint_is_ignored(reference, tmp_path):
-  workdir = tmp_path / 'run'
-  shutil.copytree(reference, workdir)
-  folder = workdir / 'checkpoints'
-  (folder / '12').rename(folder / '12.orbax-checkpoint-tmp-123')
-  train.train(small_config(**STATEFUL), str(workdir))
-  assert_equal(final_params(workdir), final_params(reference))
-  assert not list(folder.glob('*tmp*'))
-
-
-@pytest.mark.fast('model.depth-3')
-@pytest.mark.parametrize(
-  ('key', 'value'), [('optimizer.lr', 1e-4), ('model.depth', 3)]
-)
-def test_changes_that_cannot_be_resumed_are_refused(reference, key, value):
-  config = small_config(**(STATEFUL | {key: value}))
-  with pytest.raises(ValueError, match=f'(?s)cannot be resumed.*{key}: .*->'):
+def test_changes_that_cannot_be_resumed_are_refused(reference):
+  config = small_config(**(STATEFUL | {'model.depth': 3}))
+  with pytest.raises(
+    ValueError, match='(?s)cannot be resumed.*model.depth: 2 -> 3'
+  ):
     train.train(config, str(reference))
 
 
 @pytest.mark.slow
-def test_an_extended_run_is_the_longer_one(tmp_path, caplog):
+def test_an_extended_run_is_the_longer_one(tmp_path):
   """To the bit, where the rate does not depend on the length."""
   constant = {'optimizer.decay': 'constant', 'optimizer.warmup': '1 step'}
   short, longer = tmp_path / 'short', tmp_path / 'longer'
   train.train(small_config(**constant, total='4 steps'), str(short))
   config = small_config(**constant, total='6 steps')
-  with pytest.raises(
-    ValueError, match="(?s)total: '4 steps' -> '6 steps'.*extend"
-  ):
-    train.train(config, str(short))
   config.extend = True
-  with pytest.raises(ValueError, match='3 steps, and the run .* has 4: set'):
-    train.train(
-      small_config(**constant, total='3 steps', extend=True), str(short)
-    )
   train.train(config, str(short))
-  assert 'total was 4 steps and is now 6 steps (6 steps). From' in caplog.text
+  # Patience does not count evaluations of the shorter run.
+  meta = saving.read_meta(epath.Path(short / 'checkpoints/6'))
+  assert meta['evaluated'] == [meta['metrics']['test/accuracy']]
   config.extend = False
   train.train(config, str(longer))
   assert_equal(final_params(short), final_params(longer))
@@ -455,13 +390,7 @@ def one_device():
 @pytest.mark.parametrize(
   ('mesh', 'gather'),
   [
-    pytest.param({'data': 8}, 'step', marks=pytest.mark.slow),
-    pytest.param({'fsdp': 8}, 'step', marks=pytest.mark.slow),
-    pytest.param({'fsdp': 8}, 'layer', marks=pytest.mark.slow),
-    pytest.param({'tensor': 2}, 'step', marks=pytest.mark.slow),
-    pytest.param(
-      {'data': 2, 'fsdp': 2, 'tensor': 2}, 'step', marks=pytest.mark.slow
-    ),
+    ({'fsdp': 8}, 'step'),
     ({'data': 2, 'fsdp': 2, 'tensor': 2}, 'layer'),
   ],
   ids=str,
@@ -476,9 +405,7 @@ def test_any_mesh_equals_one_device(one_device, mesh, gather):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'gather', ['step', pytest.param('layer', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('gather', ['step', 'layer'])
 def test_state_over_fsdp_and_data_trains_as_on_one_device(gather):
   sizes = {'model.width': 64, 'model.depth': 1, 'gather': gather}
   _, want, want_metrics = run_steps({}, 1, steps=3, **sizes)
@@ -499,34 +426,22 @@ def test_state_over_fsdp_and_data_trains_as_on_one_device(gather):
 
 
 @pytest.mark.slow
-def test_fsdp_shards_parameters_optimizer_state_and_average():
-  _, state, _ = one_step_setup({'fsdp': 8}, jax.devices())
-  kernel = 'Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel'
-  found = 0
-  for path, x in jax.tree_util.tree_leaves_with_path(state):
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    if name.endswith(kernel):
-      found += 1
-      assert x.addressable_shards[0].data.size == x.size // 8, name
-  assert found == 3  # parameters, momentum, average
-
-
-@pytest.mark.slow
-def test_fsdp_shards_the_state_of_what_is_not_frozen():
+def test_fsdp_shards_the_state_and_frozen_parts_have_none():
   _, state, _ = one_step_setup(
     {'fsdp': 8}, jax.devices(), **{'optimizer.frozen': ('encoderblock_1/',)}
   )
-  sizes = {
+  shards = {
     jax.tree_util.keystr(path, simple=True, separator='/'): (
       x.addressable_shards[0].data.size / x.size
     )
-    for path, x in jax.tree_util.tree_leaves_with_path(state.opt_state)
+    for path, x in jax.tree_util.tree_leaves_with_path(state)
   }
-  kernel = 'encoderblock_{}/MlpBlock_3/Dense_0/kernel'
-  assert [size for name, size in sizes.items() if kernel.format(0) in name] == [
-    1 / 8
-  ]
-  assert not any('encoderblock_1/' in name for name in sizes)
+  kernel = 'encoderblock_0/MlpBlock_3/Dense_0/kernel'
+  # Of the parameters, the momentum and the average.
+  found = [share for name, share in shards.items() if name.endswith(kernel)]
+  assert found == [1 / 8] * 3
+  frozen = {name.split('/')[0] for name in shards if 'encoderblock_1/' in name}
+  assert frozen == {'params', 'average'}
 
 
 @pytest.mark.slow
@@ -545,12 +460,7 @@ def test_batches_are_split_and_their_rows_never_travel():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'scan',
-  [False, pytest.param(True, marks=pytest.mark.slow)],
-  ids=['loop', 'scan'],
-)
-@pytest.mark.parametrize(
-  'gather', [pytest.param('step', marks=pytest.mark.slow), 'layer']
+  ('gather', 'scan'), [('step', False), ('layer', False), ('layer', True)]
 )
 def test_fsdp_gathers_weights_and_sums_no_activations(gather, scan):
   """Every kernel is gathered; nothing with the whole batch is gathered or
@@ -640,15 +550,10 @@ def test_folder_with_unreadable_images(tmp_path, monkeypatch, caplog):
   train.train(small_config(**overrides), str(tmp_path / 'run'))
   checkpoint = opening.open_checkpoint(str(tmp_path / 'run'))
   assert checkpoint.class_names == ('cat', 'dog')
-  dogs = tmp_path / 'data' / 'train' / 'dog'
-  (dogs / '0.png').unlink()
+  # An image that is gone when the run resumes.
+  (tmp_path / 'data' / 'train' / 'dog' / '0.png').unlink()
   train.train(small_config(**overrides), str(tmp_path / 'run'))
   assert 'had 17 images and now have 16' in caplog.text
-  for i in range(3):
-    shutil.copy(dogs / '1.png', dogs / f'more{i}.png')
-  # As images do that could not be read once and are back.
-  train.train(small_config(**overrides), str(tmp_path / 'run'))
-  assert 'had 17 images and now have 19' in caplog.text
 
 
 def test_evaluating_alone_gives_the_accuracy_of_training(reference):
@@ -690,30 +595,11 @@ def test_evaluating_alone_scales_images_as_the_checkpoint_says(tmp_path):
   assert got['test/loss'] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_training_warns_where_the_start_saw_other_values(tmp_path, caplog):
-  checkpoint = random_checkpoint(
-    None, (8, 8), 10, patch_size=4, width=16, depth=2, mlp_dim=32, heads=2
-  )
-  checkpoint = dataclasses.replace(
-    checkpoint, preprocessing=Preprocessing(mean=(0.4, 0.5, 0.6))
-  )
-  orbax.write(checkpoint, str(tmp_path / 'init'), 'float32')
-  config = small_config(init=str(tmp_path / 'init'))
-  train.train(config, str(tmp_path / 'run'))
-  assert 'mean (0.4, 0.5, 0.6)' in caplog.text
-  caplog.clear()
-  config.data.mean = (0.4, 0.5, 0.6)
-  train.train(config, str(tmp_path / 'same'))
-  assert 'was trained on images' not in caplog.text
-  saved = opening.open_checkpoint(str(tmp_path / 'same')).preprocessing
-  assert saved.mean == (0.4, 0.5, 0.6)
-
-
 def test_checkpoint_carries_what_it_takes_to_use_it(reference):
   checkpoint = opening.open_checkpoint(str(reference))
   assert checkpoint.class_names == tuple('0123456789')
   assert checkpoint.image_size == (8, 8)
+  assert checkpoint.preprocessing.mean == (0.4, 0.5, 0.6)
   meta = ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
     pathlib.Path(checkpoint.path) / 'meta'
   )
@@ -725,41 +611,15 @@ def test_checkpoint_carries_what_it_takes_to_use_it(reference):
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    ({'total': '3 weeks'}, "'3 weeks' is not a duration"),
-    ({'optimizer.warmup': '12 steps'}, 'warm-up of 12 steps does not fit'),
-    ({'batch_size': 16, 'accum_steps': 4}, 'use a multiple of 32, such as 32'),
-    ({'mesh.data': 3}, 'does not multiply to the 8 devices'),
-    ({'loss.name': 'hinge'}, "loss.name is 'hinge'"),
+    ({'eval_only': True}, 'eval_only is set, and vit_jax.train trains'),
     ({'evaluators.test.on': False}, 'none is on.*test.on=True'),
-    (
-      {'best_metric': 'val/accuracy'},
-      'the evaluators do not measure.*test/accuracy',
-    ),
-    ({'data.mean': (0.5,)}, 'give a number for red'),
-    ({'data.interpolation': 'cubic'}, "'cubic'; it must be one of"),
-    ({'data.image_size': '9'}, 'do not tile an image of 9x9'),
-    ({'batch_size': 12}, 'batch_size 12 .* 8 devices .* such as 16'),
-    ({'init': '/nowhere.npz'}, 'No checkpoint at /nowhere.npz'),
-    (
-      {'eval_only': True},
-      'eval_only is set, and vit_jax.train trains',
-    ),
-    ({'stages': (('first', {}),)}, 'stages is set'),
     ({'init': str(GOLDEN / 'tiny_s7.npz')}, 'patch_size 8; .* is 4'),
   ],
 )
 def test_configs_that_cannot_work_are_refused(tmp_path, overrides, message):
-  with pytest.raises((ValueError, FileNotFoundError), match=message):
+  with pytest.raises(ValueError, match=message):
     train.train(small_config(**overrides), str(tmp_path))
   assert not (tmp_path / 'metrics.csv').exists()
-
-
-def test_misspelt_fields_are_refused(tmp_path):
-  config = small_config()
-  with config.unlocked():
-    config.optimizer.learning_rate = 0.1
-  with pytest.raises(ValueError, match="No config field 'optimizer.learning_r"):
-    train.train(config, str(tmp_path))
 
 
 @pytest.mark.slow
@@ -767,37 +627,3 @@ def test_a_step_copies_nothing_to_the_devices(tmp_path, monkeypatch):
   monkeypatch.setattr(train.sharding, 'replicate', lambda x, mesh: x)
   with pytest.raises(Exception, match='Disallowed host-to-device transfer'):
     train.train(small_config(), str(tmp_path))
-
-
-@pytest.mark.slow
-def test_rates_leave_out_the_step_that_compiles(
-  tmp_path, monkeypatch, preempt_at
-):
-  """The first one of a process, which after a resumption is not step 1."""
-  steps = []
-  done = run.progress.Progress.first_step_done
-
-  def first_step_done(self, step):
-    steps.append(step)
-    done(self, step)
-
-  monkeypatch.setattr(run.progress.Progress, 'first_step_done', first_step_done)
-  preempt_at(6)
-  with pytest.raises(preemption.Preempted):
-    train.train(small_config(), str(tmp_path))
-  preempt_at(None)
-  train.train(small_config(), str(tmp_path))
-  assert steps == [1, 7]
-
-
-@pytest.mark.slow
-def test_a_profile_has_the_steps_that_were_asked_for(tmp_path, monkeypatch):
-  monkeypatch.setattr(run.Run, 'profiled', range(2, 4))
-  train.train(
-    small_config(total='4 steps', eval_every='4 steps'), str(tmp_path)
-  )
-  (trace,) = tmp_path.glob('profile/plugins/profile/*/*.trace.json.gz')
-  with gzip.open(trace) as f:
-    calls = [event.get('name', '') for event in json.load(f)['traceEvents']]
-  # Once a step, and in no other place.
-  assert sum(name.endswith(' is_checkpoint_step') for name in calls) == 2
