@@ -65,45 +65,26 @@ def test_every_field_can_be_given_as_text():
 
 # Table 3: variant and data, then epochs, learning rate, decay, weight decay,
 # dropout, clipping. L/16 was trained for 7 and 14 epochs on JFT-300M and L for
-# 30 and 90 on ImageNet-21k; the better one is the recipe.
+# 30 and 90 on ImageNet-21k; the better one is the recipe. Of several models in
+# one row of the recipe, one stands for all.
 TABLE_3 = [
   ('b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-  ('b32', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
   ('l32', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
   ('l16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
   ('h14', 'jft', 14, 3e-4, 'linear', 0.1, 0.0, 0.0),
   ('r50x1', 'jft', 7, 1e-3, 'linear', 0.1, 0.0, 0.0),
-  ('r50x2', 'jft', 7, 1e-3, 'linear', 0.1, 0.0, 0.0),
   ('r101x1', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
   ('r152x1', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
-  ('r152x2', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
   ('r50+b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
-  ('r50+b32', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
   ('r50+l32', 'jft', 7, 2e-4, 'linear', 0.1, 0.0, 0.0),
   ('r50+l16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, 0.0),
   ('b16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
-  ('b32', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
-  ('l16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
-  ('l32', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
   ('b16', 'imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
-  ('l32', 'imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
 ]
-
-# Table 1: layers, width D, MLP, heads; and Ti, S of 2012.12877, g, G of
-# 2106.04560.
-TABLE_1 = {
-  'ti16': (12, 192, 768, 3),
-  's16': (12, 384, 1536, 6),
-  'b16': (12, 768, 3072, 12),
-  'l16': (24, 1024, 4096, 16),
-  'h14': (32, 1280, 5120, 16),
-  'g14': (40, 1408, 6144, 16),
-  'G14': (48, 1664, 8192, 16),
-}
 
 
 def test_the_row_of_a_model_is_that_of_its_other_spelling():
-  for variant in ('b16', 'l32', 'l16', 'r50+b16', 'r50+l32', 'r50+l16'):
+  for variant in ('b16', 'l32', 'l16', 'r50+b16', 'r50+l32'):
     slashed = f'{variant[:-2]}/{variant[-2:]}'
     assert vit.get_config(slashed) == vit.get_config(variant)
 
@@ -111,10 +92,14 @@ def test_the_row_of_a_model_is_that_of_its_other_spelling():
 @pytest.mark.parametrize(
   ('variant', 'nearest'),
   [
-    *((f'vit5_{size}', size) for size in ('s16', 'l32', 'l16')),
-    *((f'axial_{size}', size) for size in ('b16', 'l32', 'l16', 'r50x1')),
-    *(('ti16', 'b16'), ('s32', 'b32'), ('g14', 'h14'), ('G14', 'h14')),
-    *(('r26x1', 'r50x1'), ('r26+s32', 'r50+b32'), ('r+ti16', 'r50+b16')),
+    ('vit5_s16', 's16'),
+    ('axial_l32', 'l32'),
+    ('axial_l16', 'l16'),
+    ('axial_r50x1', 'r50x1'),
+    ('s32', 'b32'),
+    ('G14', 'h14'),
+    ('r26x1', 'r50x1'),
+    ('r+ti16', 'r50+b16'),
   ],
 )
 def test_a_model_that_table_3_lacks_has_the_row_of_the_nearest(
@@ -172,14 +157,6 @@ def test_sgd_is_that_of_bit():
     vit.get_config('r50x1,jft,lamb')
 
 
-def test_who_chooses_nothing_has_the_papers_base_model():
-  config = config_lib.base()
-  config_lib.choose_model(config, 'b16')
-  assert config_lib.base().model.to_dict() == config.model.to_dict()
-  o = config.optimizer
-  assert (o.name, o.b1, o.b2, o.momentum) == ('adam', 0.9, 0.999, 0.9)
-
-
 @pytest.mark.parametrize('variant', ['r50+b16', 'axial_r50x1'])
 def test_any_variant_can_be_chosen(variant):
   for config in (vit.get_config(variant), finetune.get_config(variant)):
@@ -221,37 +198,14 @@ def test_data_of_the_rows():
   assert folder.optimizer.warmup == '10%'
 
 
-@pytest.mark.parametrize('variant', TABLE_1)
-def test_sizes_are_table_1(variant):
-  for config in (vit.get_config(variant), finetune.get_config(variant)):
-    model = config.model
-    size = (model.depth, model.width, model.mlp_dim, model.heads)
-    assert size == TABLE_1[variant]
-    assert model.patch_size == int(variant.lstrip('tisblhgG'))
-
-
-@pytest.mark.parametrize(
-  ('data', 'steps'),
-  [
-    ('imagenet2012', 20_000),
-    ('cifar10', 10_000),
-    ('cifar100', 10_000),
-    ('oxford_iiit_pet', 500),
-    ('oxford_flowers102', 500),
-    ('eurosat', 2_500),  # VTAB
-  ],
-)
-def test_fine_tuning_is_table_4(data, steps):
-  config = finetune.get_config(f'l16,{data}')
-  assert config.total == f'{steps} steps'
-  assert config.data.name == data
-  assert config.batch_size == 512
-  assert config.data.image_size == '384'
+def test_fine_tuning_begins_with_a_new_head_of_one_layer():
+  """Initialised with zeros, at the size and with the optimizer of table 4."""
+  config = finetune.get_config('l16,cifar10')
+  assert (config.data.name, config.data.image_size) == ('cifar10', '384')
+  assert (config.total, config.batch_size) == ('10000 steps', 512)
   o = config.optimizer
   assert (o.name, o.momentum, o.decay) == ('sgd', 0.9, 'cosine')
   assert (o.weight_decay, o.clip_norm) == (0, 1)
-  assert o.lr in (0.001, 0.003, 0.01, 0.03)
-  # A new head of one zero-initialised layer.
   assert config.model.representation_size == 0
   assert config.model.head_bias == 0
   assert config.model.dropout == 0
@@ -265,21 +219,19 @@ def test_key_value_pairs_come_last():
   assert config.data.image_size == '224'
 
 
-@pytest.mark.parametrize('get_config', [vit.get_config, finetune.get_config])
 @pytest.mark.parametrize(
   ('argument', 'message'),
   [
     ('l16x', "Unknown model variant 'l16x'. Did you mean l16"),
-    ('b16,cifar10,sgd,12', 'has 4 values without a key; at most [23]'),
+    ('b16,cifar10,sgd,12', 'has 4 values without a key; at most 3'),
     ('b16,cifar10,modle.depth=1', "'modle.depth'. Did you mean model.depth"),
     ('b16,cifar10,depth=1', "No config field 'depth'.*model.depth"),
-    ('b16,cifar10,data=1', "No config field 'data'"),
     ('b16,cifar10,batch_size=many', "batch_size='many': .* type int, as in"),
   ],
 )
-def test_arguments_that_fit_nothing_are_refused(get_config, argument, message):
+def test_arguments_that_fit_nothing_are_refused(argument, message):
   with pytest.raises(ValueError, match=message):
-    get_config(argument)
+    vit.get_config(argument)
 
 
 @pytest.mark.parametrize(
@@ -311,8 +263,6 @@ def test_a_field_without_its_value_is_no_positional_one():
   [
     ('data.image_size', '224', '224'),
     ('batch_size', '1e3', 1000),
-    ('seed', '-1', -1),
-    ('optimizer.lr', '1e-3', 1e-3),
     ('optimizer.lr', '1', 1.0),
     ('data.flip', 'False', False),
     ('eval_only', 'true', True),
@@ -372,12 +322,9 @@ def test_fields_of_evaluators_are_checked(group, fields, message):
     ('batch_size', '1.5'),
     ('batch_size', 'True'),
     ('batch_size', ''),
-    ('batch_size', '()'),
-    ('optimizer.lr', 'fast'),
-    ('optimizer.lr', 'nan'),
+    ('batch_size', '1e999'),
     ('optimizer.lr', '__import__("os")'),
     ('data.flip', '2'),
-    ('data.flip', '[]'),
   ],
 )
 def test_values_of_another_type_are_refused(key, text):
@@ -389,14 +336,7 @@ def test_values_of_another_type_are_refused(key, text):
   assert config == config_lib.base()
 
 
-@pytest.mark.parametrize(
-  ('text', 'size'), [('224', (224, 224)), ('384x512', (384, 512))]
-)
-def test_image_sizes(text, size):
-  assert images.size_of(text) == size
-
-
-@pytest.mark.parametrize('text', ['', '0', '8x', '8x8x3', '8.5', '2٢4'])
+@pytest.mark.parametrize('text', ['', '8x8x3', '2٢4'])
 def test_what_is_no_image_size_says_how_to_write_one(text):
   with pytest.raises(ValueError) as e:
     images.size_of(text)
@@ -426,35 +366,17 @@ def test_a_field_that_an_objective_gained_has_its_default():
     config_lib.check_resumable(saved, given)
 
 
-@pytest.mark.parametrize(
-  'changes',
-  [
-    {'log_every': '1 step', 'eval_every': '2%', 'checkpoint_every': '9 steps'},
-    {'keep_last': 9, 'best_metric': 'test/loss', 'accum_steps': 2},
-    {'mesh.data': 4, 'mesh.fsdp': 2, 'mesh.tensor': 2, 'data.workers': 3},
-    {'evaluators.test.split': 'val', 'eval_only': True, 'gather': 'layer'},
-    {'sweep': (1,), 'sweep_skip': (2,), 'tune.val': 'train[:9]'},
-  ],
-  ids=str,
-)
-def test_what_does_not_change_learning_may_change(changes):
+def test_what_does_not_change_learning_may_change():
+  changes = {'log_every': '1 step', 'mesh.fsdp': 2, 'model.remat': 'cheap'}
+  changes |= {'evaluators.test.split': 'val', 'sweep': (1,), 'wandb': 'mine'}
   config_lib.check_resumable(meta(), meta(**changes))
 
 
-@pytest.mark.parametrize(
-  ('key', 'value'),
-  [
-    ('total', '91 epochs'),
-    ('data.name', 'cifar10'),
-    ('model.depth', 13),
-    ('optimizer.lr', 1.0),
-  ],
-)
-def test_what_changes_learning_is_refused_by_name(key, value):
-  before = config_lib.flatten(config_lib.base())[key]
+def test_what_changes_learning_is_refused_by_name():
+  given = meta(**{'optimizer.lr': 1.0, 'log_every': '1'})
   with pytest.raises(ValueError) as e:
-    config_lib.check_resumable(meta(), meta(**{key: value, 'log_every': '1'}))
-  assert f'  {key}: {before!r} -> {value!r}\n' in str(e.value)
+    config_lib.check_resumable(meta(), given)
+  assert '  optimizer.lr: 0.001 -> 1.0\n' in str(e.value)
   assert str(e.value).count('->') == 1
   assert 'another --workdir' in str(e.value)
 
@@ -526,8 +448,6 @@ def test_another_teacher_is_refused():
     ValueError, match=r'objective.fixed: \[1, 2\] -> \[1, 3\]'
   ):
     config_lib.check_resumable(meta(fixed=[1, 2]), meta(fixed=[1, 3]))
-  with pytest.raises(ValueError, match=r'objective.fixed: \[\] -> \[1\]'):
-    config_lib.check_resumable(meta(), meta(fixed=[1]))
 
 
 def test_a_run_is_extended_to_a_longer_one_alone(caplog):
@@ -536,44 +456,38 @@ def test_a_run_is_extended_to_a_longer_one_alone(caplog):
   with pytest.raises(ValueError, match='100 steps, and the run .* has 100'):
     config_lib.check_resumable(saved, longer | {'steps': 100})
   config_lib.check_resumable(saved, longer | {'steps': 101})
-  assert 'is now 9 epochs (101 steps)' in caplog.text
+  # A workdir from before the number of steps was saved.
+  config_lib.check_resumable(meta(), longer | {'steps': 1})
+  assert 'was 90 epochs and is now 9 epochs (101 steps)' in caplog.text
+  assert 'was 90 epochs and is now 9 epochs (1 steps)' in caplog.text
+  # The same length is not a change.
+  caplog.clear()
+  config_lib.check_resumable(saved, meta(extend=True) | {'steps': 100})
+  assert not caplog.records
 
 
-@pytest.mark.parametrize('field', ['init', 'objective.labels'])
-def test_stages_of_a_workdir_that_moved_are_its_own(field):
-  old, new = meta(), meta()
-  for folder, one in (('/old', old), ('/new/place', new)):
-    part = one['config']
-    *groups, name = field.split('.')
-    for group in groups:
-      part = part[group]
-    part[name] = f'{folder}/stages/teacher'
+def test_stages_of_a_workdir_that_moved_are_its_own():
+  old = meta(init='/old/stages/teacher')
+  new = meta(init='/new/place/stages/teacher')
   config_lib.check_resumable(old, new)
-
-
-def _numbers(config):
-  return {
-    field: value
-    for field, value in config_lib.flatten(config).items()
-    if isinstance(value, int | float) and not isinstance(value, bool)
-  }
 
 
 def test_every_number_has_a_range_and_its_default_lies_in_it():
   config = config_lib.base()
   config_lib.check_fields(config)
   del config.model  # its fields declare theirs
-  assert _numbers(config).keys() <= config_lib.VALID.keys()
+  numbers = {
+    field
+    for field, value in config_lib.flatten(config).items()
+    if isinstance(value, int | float) and not isinstance(value, bool)
+  }
+  assert numbers <= config_lib.VALID.keys()
 
 
 @pytest.mark.parametrize(
   ('field', 'value'),
   [
-    ('optimizer.lr', -1.0),
-    ('optimizer.lr', float('nan')),
     ('optimizer.lr', float('inf')),
-    ('optimizer.layer_decay', 2.0),
-    ('data.erasing', 2.0),
     ('evaluators.fewshot.shots', (1, 0)),
   ],
 )
@@ -584,95 +498,19 @@ def test_numbers_out_of_their_range_are_refused(field, value):
     config_lib.check_fields(config)
 
 
-@pytest.mark.parametrize(
-  'field',
-  [
-    'gather',
-    'loss.name',
-    'optimizer.decay',
-    'optimizer.momentum_dtype',
-    'optimizer.name',
-  ],
-)
-def test_unknown_choices_are_refused_with_the_known_ones(field):
+def test_unknown_choices_are_refused_with_the_known_ones():
   config = config_lib.base()
-  config.update_from_flattened_dict({field: 'lion'})
-  known = ', '.join(config_lib.VALID[field])
-  with pytest.raises(ValueError, match=f"^{field} is 'lion'; .* {known}"):
-    config_lib.check_fields(config)
-
-
-def test_texts_among_numbers_are_refused():
-  field = 'evaluators.fewshot.shots'
-  value = (1, 'all')
-  config = config_lib.base()
-  config.update_from_flattened_dict({field: value})
+  config.optimizer.name = 'lion'
   with pytest.raises(
-    ValueError, match=f"^{field} .*'{value[-1]}' is not a number"
+    ValueError, match="^optimizer.name is 'lion'; .* adam, sgd, lamb, muon"
   ):
     config_lib.check_fields(config)
-
-
-@pytest.mark.parametrize('field', ['optimizer.b2', 'optimizer.layer_decay'])
-def test_ends_of_ranges(field):
-  """A square bracket takes the end itself, a round one does not."""
-  low, high = map(float, config_lib.VALID[field][1:-1].split(', '))
-  for end, bracket in (
-    (low, config_lib.VALID[field][0]),
-    (high, config_lib.VALID[field][-1]),
-  ):
-    config = config_lib.base()
-    config.update_from_flattened_dict({field: end})
-    if bracket in '[]':
-      config_lib.check_fields(config)
-    else:
-      with pytest.raises(ValueError, match='must be'):
-        config_lib.check_fields(config)
-
-
-@pytest.mark.parametrize(
-  ('file', 'argument', 'changed', 'stays'),
-  [
-    ('vit', 'vit5_s16', 's16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
-    ('vit', 'r50+b16', 'b16', {'dtype': 'bfloat16', 'head_bias': -10.0}),
-    ('vit', 's16', 'r50x1', {'dtype': 'bfloat16', 'head_bias': -10.0}),
-    ('digits', 'vit,model.pool=map', 'b16', {'pool': 'map'}),
-    ('digits', 'igpt', 'detr_r50', {}),
-  ],
-)
-def test_another_model_leaves_nothing_of_the_one_before(
-  file, argument, changed, stays
-):
-  config = load(ROOT / f'configs/{file}.py').get_config(argument)
-  config_lib.choose_model(config, changed)
-  fields = variants.fields(changed)
-  expected = variants.defaults(fields['name']) | fields | stays
-  got = config.model.to_dict()
-  for each in (expected, got):
-    each.pop('representation_size', None)
-  assert got == expected
-
-
-def test_a_run_of_unknown_length_is_extended(caplog):
-  """Of a workdir from before its length was noted; and a shorter one is not."""
-  longer = meta(extend=True, total='9 epochs') | {'steps': 2000}
-  config_lib.check_resumable(meta(), longer)
-  assert 'total was 90 epochs and is now 9 epochs (2,000' in caplog.text
-  with pytest.raises(ValueError, match='2,000 steps, and .* has 3,000: set'):
-    config_lib.check_resumable(meta() | {'steps': 3000}, longer)
-  # Where it has the same length there is nothing to say.
-  caplog.clear()
-  same = meta(extend=True) | {'steps': 3000}
-  config_lib.check_resumable(meta() | {'steps': 3000}, same)
-  assert not caplog.records
 
 
 @pytest.mark.parametrize(
   ('text', 'parts'),
   [
-    (' , ', ['', '']),
     ('a, b ,,c', ['a', 'b', '', 'c']),
-    ("('a', 'b'),()", ["('a', 'b')", '()']),
     ("a=(('(b|c)', 1.0), ('d', 2)),e", ["a=(('(b|c)', 1.0), ('d', 2))", 'e']),
   ],
 )
@@ -680,90 +518,26 @@ def test_commas_of_a_tuple_do_not_split(text, parts):
   assert config_lib.split_commas(text) == parts
 
 
-# As the papers have them: fields of a config file by its argument.
+# As the papers have them: fields of a config file that depend on its argument.
 PUBLISHED = {
   'baseline:s16': {
-    'total': '90 epochs',
-    'batch_size': 1024,
-    'data.name': 'imagenet2012',
     'data.split': 'train[:99%]',
-    'data.image_size': '224',
-    'data.augment': 'randaugment(2, 10, as=big_vision)',
-    'data.crop_min_area': 0.05,
-    'data.flip': True,
-    'data.resize_small': 256,
     'evaluators.test.split': 'validation',
-    'loss.name': 'softmax',
-    'loss.mixup': 0.2,
-    'loss.label_smoothing': 0.0,
-    'model.pool': 'gap',
-    'model.posemb': 'sincos2d',
     'model.representation_size': 384,
-    'model.dropout': 0.0,
-    'model.stochastic_depth': 0.0,
-    'model.head_bias': 0.0,
-    'model.dtype': 'float32',
-    'optimizer.name': 'adam',
-    'optimizer.b1': 0.9,
-    'optimizer.b2': 0.999,
-    'optimizer.polyak': 0.0,
-    'optimizer.momentum_dtype': 'bfloat16',
-    'optimizer.clip_norm': 1.0,
-    'eval_every': '2500 steps',
   },
-  'deit:s16': {
-    'total': '300 epochs',
-    'batch_size': 1024,
-    'data.augment': 'randaugment(2, 9, 0.5)',
-    'data.erasing': 0.25,
-    'data.repeats': 3,
-    'loss.label_smoothing': 0.1,
-    'loss.mixup': 0.8,
-    'loss.cutmix': 1.0,
-    'model.stochastic_depth': 0.1,
-    'optimizer.lr': 1e-3,
-    'optimizer.decay': 'cosine',
-    'optimizer.warmup': '5 epochs',
-    'optimizer.weight_decay': 0.05,
-    'evaluators.test.split': 'validation',
-    'model.name': 'deit',
-  },
+  'deit:s16': {'optimizer.lr': 1e-3, 'evaluators.test.split': 'validation'},
   'vit5:s16': {
-    'total': '800 epochs',
-    'batch_size': 2048,
-    'data.augment': '3augment(0.3)',
-    'data.repeats': 3,
-    'loss.name': 'sigmoid',
-    'loss.mixup': 0.8,
-    'loss.cutmix': 1.0,
-    'model.stochastic_depth': 0.05,
-    'model.layer_scale': 1e-4,
-    'optimizer.name': 'lamb',
     'optimizer.lr': 4e-3,
-    'optimizer.decay': 'cosine',
-    'optimizer.weight_decay': 0.05,
+    'model.stochastic_depth': 0.05,
     'evaluators.test.split': 'validation',
   },
   'vit5:vit5_b16': {'optimizer.lr': 3e-3, 'model.stochastic_depth': 0.2},
-  'vit5:h14': {'optimizer.lr': 3e-3, 'model.stochastic_depth': 0.6},
   'vit5:l16,./mine': {
-    'optimizer.lr': 3e-3,
     'model.stochastic_depth': 0.45,
     'data.name': './mine',
     'evaluators.test.split': 'test',
   },
   'masked:b16': {
-    'total': '1e6 steps',
-    'batch_size': 4096,
-    'optimizer.name': 'adam',
-    'optimizer.lr': 2e-4,
-    'optimizer.warmup': '10000 steps',
-    'optimizer.decay': 'cosine',
-    'optimizer.weight_decay': 0.0,
-    'objective.target': 'mean_colour',
-    'objective.rate': 0.5,
-    'objective.mask': 0.8,
-    'objective.other': 0.1,
     'data.name': 'imagenet21k',
     'data.split': 'train[51200:]',
     'evaluators.test.split': 'train[:51200]',
@@ -772,56 +546,22 @@ PUBLISHED = {
     'data.split': 'train',
     'evaluators.test.split': 'validation',
   },
-  'igpt:s': {
-    'total': '1e6 steps',
-    'batch_size': 128,
-    'optimizer.lr': 3e-3,
-    'optimizer.b1': 0.9,
-    'optimizer.b2': 0.95,
-    'optimizer.warmup': '1 epoch',
-    'optimizer.decay': 'cosine',
-    'optimizer.weight_decay': 0.0,
-    'data.image_size': '32',
-    'evaluators.test.split': 'validation',
+  'masked:b16,./mine': {
+    'data.split': 'train',
+    'evaluators.test.split': 'test',
   },
+  'igpt:s': {'optimizer.lr': 3e-3, 'evaluators.test.split': 'validation'},
   'igpt:l': {'optimizer.lr': 1e-3},
   'detr:r50,./coco': {
-    'total': '300 epochs',
-    'batch_size': 64,
-    'optimizer.name': 'adam',
-    'optimizer.lr': 1e-4,
-    'optimizer.decay': 'staircase',
-    'optimizer.milestones': ('200 epochs',),
-    'optimizer.weight_decay': 1e-4,
-    'optimizer.clip_norm': 0.1,
-    'optimizer.lr_scales': (('^backbone/', 0.1),),
     'objective.short_sides': (
       *(480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
     ),
-    'objective.crop_sides': (400, 500, 600),
-    'objective.buckets': 3,
-    'data.image_size': '1333',
-    'optimizer.warmup': '0 steps',
-    'best_metric': 'coco/AP',
-    'evaluators.coco.on': True,
     'evaluators.coco.split': 'validation',
     'evaluators.test.split': 'validation',
-  },
-  'masked:b16,./mine': {
-    'data.name': './mine',
-    'data.split': 'train',
-    'evaluators.test.split': 'test',
   },
   'noisy_student:imagenet2012': {
     'data.split': 'train[:0.5%]',
     'evaluators.test.split': 'validation',
-  },
-  # That of SPT_LSA_ViT but for crops.
-  'cifar10:full': {
-    'total': '300 epochs',
-    'model.depth': 9,
-    'model.width': 192,
-    'data.augment': 'randaugment(2, 9)',
   },
 }
 
@@ -839,6 +579,7 @@ def test_recipes_are_those_that_they_say(name):
 @pytest.mark.parametrize(
   ('file', 'argument', 'message'),
   [
+    ('finetune', 'l16x', "Unknown model variant 'l16x'. Did you mean l16"),
     ('igpt', 'xl', "'xl' is not a size. Did you mean l"),
     (
       's4l',
