@@ -43,16 +43,15 @@ def manifest_of(tools, *options, more=()):
 
 
 def test_a_jobset_that_has_ended_is_not_run_again(tools):
-  how = 'Completed'
   tools.add(
     'kubectl',
-    f'#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted {how}\n',
+    '#!/bin/sh\n[ "$1" = get ] && echo StartupPolicyCompleted Completed\n',
   )
   args = ('--name=n', '--image=h/i:1', *TRAINING)
   status, out, err = tools.run('gke.sh', 'run', *args)
   assert (status, out) == (2, '')
   assert err == (
-    f'error: The JobSet n has ended ({how}). To resume, first run '
+    'error: The JobSet n has ended (Completed). To resume, first run '
     'launch/gke.sh delete --name=n, then this command again.\n'
   )
 
@@ -99,7 +98,6 @@ def test_manifest_holds_what_was_asked_for(tools):
   ('nodes', 'label'),
   [
     ('spot', {'gke-spot': 'true'}),
-    ('flex-start', {'gke-flex-start': 'true'}),
     ('reservation=ours-1', {'reservation-name': 'ours-1'}),
   ],
 )
@@ -170,8 +168,10 @@ def test_manifest_ends_on_what_would_come_again_and_restarts_on_all_else(tools):
   'options',
   [
     (),
-    ('--slices=4', '--topology=16x16', '--queue=team', '--data_bucket=b'),
-    ('--accelerator=tpu7x', '--topology=4x4x4', '--nodes=flex-start'),
+    (
+      *('--accelerator=tpu7x', '--topology=4x4x4', '--slices=4'),
+      *('--nodes=flex-start', '--queue=team', '--data_bucket=b'),
+    ),
   ],
 )
 def test_manifest_has_the_schema_of_jobset(options, tools):
@@ -181,10 +181,6 @@ def test_manifest_has_the_schema_of_jobset(options, tools):
   validator.check_schema(schema)
   manifest = manifest_of(tools, *options, more=NASTY)
   validator.validate(manifest)
-  job = manifest['spec']['replicatedJobs'][0]['template']['spec']
-  job['template']['spec']['nodeSelectors'] = {}
-  with pytest.raises(jsonschema.ValidationError, match='nodeSelectors'):
-    validator.validate(manifest)
 
 
 def test_task_of_skypilot():
@@ -222,8 +218,12 @@ def test_image_trains_as_somebody_else_than_root(tmp_path):
     )
   python, *words = json.loads(re.search(r'^CMD (.*)$', text, re.M)[1])
   assert python == 'python'
+  sizes = {'width': 16, 'depth': 1, 'mlp_dim': 16, 'heads': 2}
   done = subprocess.run(
-    [sys.executable, *words, '--config.total=2 steps'],
+    [
+      *(sys.executable, *words, '--config.total=2 steps'),
+      *(f'--config.model.{name}={size}' for name, size in sizes.items()),
+    ],
     cwd=tmp_path,
     env=os.environ | {'PYTHONPATH': ''},
     capture_output=True,
@@ -234,7 +234,7 @@ def test_image_trains_as_somebody_else_than_root(tmp_path):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize('code', [0, 1, 75])
+@pytest.mark.parametrize('code', [1, 75])
 def test_slurm_queues_again_only_what_was_preempted(code, tools):
   status, out, err = tools.run(
     'slurm.sbatch',
@@ -304,11 +304,9 @@ def test_logs_are_in_the_workdir_that_training_takes(tools):
 
 @pytest.mark.slow
 def test_processes_are_killed_when_one_fails(tools):
-  failing = 2
   late = 'import time; time.sleep(100); print("alive")'
   body = (
-    f'[[ $JAX_PROCESS_ID != {failing} ]] || exit 9\n'
-    f"exec {sys.executable} -c '{late}'"
+    f"[[ $JAX_PROCESS_ID != 2 ]] || exit 9\nexec {sys.executable} -c '{late}'"
   )
   process = start_processes(tools, body, '--grace_s=1')
   _, err = process.communicate()
