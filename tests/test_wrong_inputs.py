@@ -24,51 +24,30 @@ DIGITS = 'train --workdir=OUT --config=configs/digits.py'
 FOUND = 'train --workdir=OUT --config=configs/detr.py:digits'
 WRONG = f"""
 train --workdir=OUT
-train --workdir=OUT --config=GONE
 train --workdir=OUT --config=TEXT
 train --workdir=TEXT --config=configs/digits.py
 {DIGITS}:vlt
-{DIGITS} --config.learning_rate=1
-{DIGITS} --config.optimizer.lr=fast
 {DIGITS} --config.optimizer.milestones="('3 steps',)"
-{DIGITS} --config.optimizer.warmup="9000 steps"
-{DIGITS}:resnet --config.optimizer.layer_decay=0.5
-{DIGITS} --config.optimizer.lr_scales="(('nowhere',2.0),)"
-{FOUND} --config.objective.max_objects=11
 {FOUND} --config.data.name=digits
 {FOUND} --config.objective.buckets=2
 {DIGITS} --config.data.name=digits_canvas
 {DIGITS} --config.evaluators.coco.on=True
-{DIGITS} --config.total="many steps"
-{DIGITS} --config.accum_steps=7
-{DIGITS} --config.best_metric=test/beauty
-{DIGITS} --config.mesh.data=3
-{DIGITS} --config.model.depth=5000
-{DIGITS} --config.model.posemb=rotary
 {DIGITS} --config.model.name=detr
 {DIGITS} --config.objective.name=video
 {DIGITS} --config.data.name=no_such_set
 {DIGITS} --config.data.split=train[:0]
-{DIGITS} --config.data.augment="randaugment(0,9)"
-{DIGITS} --config.data.std="(0.,0.,0.)"
 {DIGITS} --config.init=TEXT
-{DIGITS}:deit --config.teacher=GONE
 train --workdir=OUT --config=configs/noisy_student.py:GONE/
 {DIGITS} --config.tune.train="train[:50%]" --tune=optimizer.lr
-{DIGITS} --sweep=optimizer.speed=1,2
-predict TEXT PHOTO
 predict TINY EMPTY
 predict TINY PHOTO --topk=0
 evaluate TINY GONE/ --output=OUT
-fewshot TINY digits --shots=9999 --output=OUT
 fewshot TINY digits --layer=block_99 --output=OUT
 convert GONE OUT --to=npz
 convert TINY TEXT --to=npz
-convert TINY OUT --to=hf --head=half
 serve TEXT
 visualize rollout TINY BROKEN --out=OUT
 visualize attention TINY PHOTO --query=99,99 --out=OUT
-visualize portrait TINY PHOTO --out=OUT
 data EMPTY
 models zz99
 palette digits --colours=0 --out=OUT.npy
