@@ -112,10 +112,6 @@ def test_fields_that_a_config_explains_have_the_values_it_says(path):
     assert known[field] == said or value.startswith(('./', 'PATH')), field
 
 
-def test_flags_of_commands(page):
-  _check_flags(page.read_text())
-
-
 @pytest.mark.filterwarnings('ignore:the load_module:')
 def test_commands_parse(page, tmp_path, monkeypatch):
   """Each whole command, where it lies beside the files that it names."""
@@ -157,19 +153,20 @@ class _Parsed(Exception):
   pass
 
 
-def test_flags_in_docstrings():
-  for command in COMMANDS:
-    _check_flags(module_of(command).__doc__)
-  for path in _ROOT.glob('configs/*.py'):
-    _check_flags(importlib.import_module(f'configs.{path.stem}').__doc__)
-
-
-def _check_flags(text):
-  for module, rest in re.findall(
-    r'python -m (vit_jax\.\w+)\b([^`\n]*)', text.replace('\\\n', '')
-  ):
-    for name in re.findall(r'\s--(\w+)', rest):
-      assert name in _flags_of(module), f'{module} --{name}'
+def test_flags_of_commands():
+  """In pages and in docstrings, also of commands that are not whole."""
+  texts = [page.read_text() for page in _PAGES]
+  texts += [module_of(command).__doc__ for command in COMMANDS]
+  texts += [
+    importlib.import_module(f'configs.{path.stem}').__doc__
+    for path in _ROOT.glob('configs/*.py')
+  ]
+  for text in texts:
+    for module, rest in re.findall(
+      r'python -m (vit_jax\.\w+)\b([^`\n]*)', text.replace('\\\n', '')
+    ):
+      for name in re.findall(r'\s--(\w+)', rest):
+        assert name in _flags_of(module), f'{module} --{name}'
 
 
 @functools.cache

@@ -22,6 +22,8 @@ from vit_jax.objectives.objective import Facts
 
 train = importlib.import_module('vit_jax.train')
 
+FACTS = Facts(tuple('0123456789'), 1437)
+
 
 @dataclasses.dataclass(frozen=True)
 class Taught(Classification):
@@ -64,11 +66,10 @@ def taught(config, seed):
 
 
 @pytest.mark.slow
-def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
+def test_fixed_parameters_are_placed_and_stay(config, tmp_path, monkeypatch):
   config.mesh.fsdp = 4
   config = taught(config, 0)
-  facts = Facts(tuple(map(str, range(10))), 1437)
-  made = experiment.Experiment(experiment.CheckedConfig(config), facts)
+  made = experiment.Experiment(experiment.CheckedConfig(config), FACTS)
   fixed = made.place(made.objective.fixed())
   (kernel,) = jax.tree.leaves(fixed)
   assert kernel.addressable_shards[0].data.shape == (16, 10)
@@ -87,10 +88,13 @@ def test_fixed_parameters_are_placed_and_stay(config, tmp_path, capsys):
   assert float(first['train/loss']) == pytest.approx(
     np.log(10) + mean, abs=1e-5
   )
-  config.total = '4 steps'
   train.train(config, str(tmp_path))  # the same teacher goes on
-  with pytest.raises(ValueError, match='objective.seed: 0 -> 1'):
-    train.train(taught(config, 1), str(tmp_path))
+  before = Taught.fixed
+  monkeypatch.setattr(
+    Taught, 'fixed', lambda self: jax.tree.map(lambda x: x + 1, before(self))
+  )
+  with pytest.raises(ValueError, match='objective.fixed: '):
+    train.train(config, str(tmp_path))
   assert opening.open_checkpoint(str(tmp_path)).class_names[3] == '3'
 
 
@@ -104,9 +108,8 @@ def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
 
   monkeypatch.setattr(Taught, 'loss_and_seen', loss)
   config.batch_size, config.accum_steps = 64, 64
-  facts = Facts(tuple(map(str, range(10))), 1437)
   made = experiment.Experiment(
-    experiment.CheckedConfig(taught(config, 0), jax.devices()[:1]), facts
+    experiment.CheckedConfig(taught(config, 0), jax.devices()[:1]), FACTS
   )
   state = made.start(made.new_params())
   batch = {
@@ -119,25 +122,12 @@ def test_parts_of_a_batch_have_keys_of_their_own(config, monkeypatch):
   assert 0.04 < variance < 0.16
 
 
-@pytest.mark.slow
-def test_a_teacher_that_changed_is_refused(config, tmp_path, monkeypatch):
-  train.train(taught(config, 0), str(tmp_path))
-  other = Taught.fixed
-  monkeypatch.setattr(
-    Taught, 'fixed', lambda self: jax.tree.map(lambda x: x + 1, other(self))
-  )
-  with pytest.raises(ValueError, match='objective.fixed: '):
-    train.train(taught(config, 0), str(tmp_path))
-
-
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'objective.name': 'clasification'}, 'Did you mean classification'),
     ({'model.heads': 5}, 'model.heads'),
     ({'batch_size': 12}, 'multiple of 8'),
     ({'teacher': 'runs/big'}, "ignores teacher='runs/big'"),
-    ({'data.crop_min_area': 0.0}, 'min_area'),
   ],
 )
 def test_what_is_wrong_is_said_before_the_data_are_opened(
@@ -150,18 +140,17 @@ def test_what_is_wrong_is_said_before_the_data_are_opened(
   assert not (tmp_path / 'w').exists()
 
 
-def made_of(config, names=tuple('0123456789'), **facts):
-  found = Facts(names, 1437)
+def made_of(config, **facts):
   return experiment.Experiment(
     experiment.CheckedConfig(config, jax.devices()[:2]),
-    dataclasses.replace(found, **facts),
+    dataclasses.replace(FACTS, **facts),
   )
 
 
 def test_the_story_of_a_run(config, monkeypatch):
   config.update(batch_size=1024, total='5000 steps')
   names = tuple(map(str, range(1234)))
-  made = made_of(config, names, examples=1_281_167)
+  made = made_of(config, class_names=names, examples=1_281_167)
   # Patches, a class token and positions, norms, attention, MLP, head.
   params = 49 * 16 + 6 * 16 + 3 * 32 + 4 * 17 * 16 + 17 * 32 + 33 * 16
   params += 17 * 1234
@@ -178,7 +167,7 @@ def test_the_story_of_a_run(config, monkeypatch):
   ]
   config_lib.choose_objective(config, 'masked')
   config.model.pool = 'gap'
-  alone = made_of(config, (), examples=70)
+  alone = made_of(config, class_names=(), examples=70)
   assert alone.summary().splitlines()[1] == (
     'data   digits train: 70 images without labels'
   )
@@ -215,8 +204,7 @@ def test_devices_are_shared_out_by_the_models_width(config):
   """Over which kernels are split into 16 rows each, and no fewer."""
   config.model.width = 64
   config.mesh.update(data=-1, fsdp=-1)
-  facts = Facts(tuple(map(str, range(10))), 1437)
-  mesh = experiment.Experiment(experiment.CheckedConfig(config), facts).mesh
+  mesh = experiment.Experiment(experiment.CheckedConfig(config), FACTS).mesh
   shape = {'slice': 1, 'data': 2, 'fsdp': 4, 'tensor': 1}
   assert dict(mesh.shape) == shape
 
@@ -224,8 +212,7 @@ def test_devices_are_shared_out_by_the_models_width(config):
 def test_gradients_are_float32_and_split_as_parameters_are(config):
   """Whatever the kernels are cast to, and the partitioner would do."""
   config.model.dtype, config.mesh.fsdp = 'bfloat16', 8
-  facts = Facts(tuple(map(str, range(10))), 1437)
-  made = experiment.Experiment(experiment.CheckedConfig(config), facts)
+  made = experiment.Experiment(experiment.CheckedConfig(config), FACTS)
   params = made.state_shapes.params
   batch = made.objective.batch_shapes(8)
   key = jax.random.key(0)
@@ -275,7 +262,7 @@ def test_a_start_that_saw_other_values_is_told(
 
 
 @pytest.mark.parametrize(
-  ('batch_size', 'next_one'), [(12, 0), (24, 0), (6, 12), (13, 24), (20, 24)]
+  ('batch_size', 'next_one'), [(12, 0), (6, 12), (13, 24)]
 )
 def test_a_batch_is_shared_by_data_and_fsdp_and_worked_off_in_parts(
   config, batch_size, next_one
@@ -299,7 +286,6 @@ def test_a_batch_is_shared_by_data_and_fsdp_and_worked_off_in_parts(
     ({'version': 1}, ''),
     ({'backbone': 'resnet', 'backbone_version': 0}, 'backbone_version'),
     ({'backbone': 'plain', 'backbone_version': 0}, ''),
-    ({'backbone': 'resnet', 'backbone_version': 1}, ''),
   ],
 )
 def test_only_statistics_that_nothing_gives_are_refused(fields, refused):

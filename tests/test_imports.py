@@ -113,7 +113,9 @@ def test_predict_loads_no_data_loader():
 
 @pytest.mark.slow
 def test_training_digits_loads_no_project_and_no_tool(tmp_path):
-  fields = {'total': '1 step', 'model.depth': 1, 'batch_size': 16}
+  fields = {'total': '1 step', 'batch_size': 16, 'data.image_size': 8}
+  sizes = {'width': 16, 'depth': 1, 'mlp_dim': 16, 'heads': 2}
+  fields |= {f'model.{name}': size for name, size in sizes.items()}
   modules = loaded_by(
     *('-m', 'vit_jax.main', '--config=configs/digits.py'),
     f'--workdir={tmp_path}/run',
