@@ -37,6 +37,7 @@ train --workdir=TEXT --config=configs/digits.py
 {DIGITS} --config.data.name=no_such_set
 {DIGITS} --config.data.split=train[:0]
 {DIGITS} --config.init=TEXT
+{DIGITS}:deit --config.teacher=GONE
 train --workdir=OUT --config=configs/noisy_student.py:GONE/
 {DIGITS} --config.tune.train="train[:50%]" --tune=optimizer.lr
 predict TINY EMPTY
