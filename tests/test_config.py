@@ -65,8 +65,8 @@ def test_every_field_can_be_given_as_text():
 
 # Table 3: variant and data, then epochs, learning rate, decay, weight decay,
 # dropout, clipping. L/16 was trained for 7 and 14 epochs on JFT-300M and L for
-# 30 and 90 on ImageNet-21k; the better one is the recipe. Of several models in
-# one row of the recipe, one stands for all.
+# 30 and 90 on ImageNet-21k; the better one is the recipe. One model
+# stands for all models with the same row of the recipe.
 TABLE_3 = [
   ('b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
   ('l32', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
@@ -199,7 +199,7 @@ def test_data_of_the_rows():
 
 
 def test_fine_tuning_begins_with_a_new_head_of_one_layer():
-  """Initialised with zeros, at the size and with the optimizer of table 4."""
+  """Image size, length and optimizer are those of table 4."""
   config = finetune.get_config('l16,cifar10')
   assert (config.data.name, config.data.image_size) == ('cifar10', '384')
   assert (config.total, config.batch_size) == ('10000 steps', 512)

@@ -154,7 +154,7 @@ class _Parsed(Exception):
 
 
 def test_flags_of_commands():
-  """In pages and in docstrings, also of commands that are not whole."""
+  """Checks pages and docstrings, including commands with `...`."""
   texts = [page.read_text() for page in _PAGES]
   texts += [module_of(command).__doc__ for command in COMMANDS]
   texts += [

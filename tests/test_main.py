@@ -229,7 +229,7 @@ def test_evaluates_a_published_checkpoint_at_its_own_size(command, tmp_path):
 def test_classes_in_another_order_cannot_be_evaluated(
   command, trained, monkeypatch
 ):
-  """One alone, whose place another has."""
+  """The name '0' belongs to class 0 of the model and to class 1 of the data."""
   init = sources.Digits.__init__
 
   def turned(self, *args):
@@ -366,14 +366,15 @@ def test_a_preempted_run_saves_and_has_its_own_status(
 def test_a_profile_has_the_steps_that_were_asked_for(
   command, tmp_path, monkeypatch
 ):
-  """Two, from step 3 on."""
+  """Steps 3 and 4."""
   done, add_metrics = [], run.Run.add_metrics
 
   def take(self, step, metrics):
     done.append(step)
     add_metrics(self, step, metrics)
 
-  monkeypatch.setattr(run.Run, 'profiled', range(0))  # as it is afterwards
+  # The command sets it for the whole process; this restores it at the end.
+  monkeypatch.setattr(run.Run, 'profiled', range(0))
   monkeypatch.setattr(run.Run, 'add_metrics', take)
   monkeypatch.setattr(run.profiler, 'start', done.append)
   monkeypatch.setattr(run.profiler, 'stop', lambda: done.append('end'))

@@ -1,4 +1,4 @@
-"""Runs that are killed or preempted end as if nothing had been.
+"""Runs that are killed or preempted resume and end like undisturbed runs.
 
 All through the command, in processes of their own, with every kind of state in
 use: optimizer, Polyak average, dropout, mixup, data position, metrics.csv.
@@ -38,7 +38,7 @@ ARGS = (
   '--config.eval_every=25 steps',
   '--config.checkpoint_every=20 steps',
 )
-# For runs that are ended from outside, long before their last step.
+# For runs that a test ends long before their last step.
 LONG_WITH_A_WORKER = (
   '--config.model.width=32',
   '--config.model.depth=1',
@@ -224,9 +224,9 @@ def is_saving(workdir):
 def test_interrupted_runs_end_bit_for_bit_the_same(
   command, undisturbed, tmp_path
 ):
-  """SIGTERM during training, then SIGKILL in the middle of a save.
+  """SIGTERM during training, then SIGKILL during a save.
 
-  The reference compiles its programs, which the others find in the cache.
+  The undisturbed run compiles the programs; the others find them in the cache.
   """
   process = command.start(tmp_path, 2, program=changed(WAITING_TO_BE_TOLD))
   try:

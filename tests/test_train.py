@@ -97,10 +97,10 @@ STATEFUL = {
 def test_frozen_parts_and_rows_are_the_same_after_a_resumption(
   tmp_path, preempt_at
 ):
-  """Bit for bit, although the newest checkpoint is damaged.
+  """The newest checkpoint is damaged, so the run resumes from an older one.
 
-  Frozen parts have no optimizer state to save. Each row of metrics is the mean
-  of two steps; the checkpoints of steps 3 and 5 have one of them.
+  Frozen parts have no optimizer state. A row of metrics is the mean of two
+  steps, and the checkpoints of steps 3 and 5 are saved between the two.
   """
   config = small_config(
     **{
