@@ -86,6 +86,7 @@ def test_bash_and_shellcheck_have_no_complaint(script):
       ['run', *TRAINING],
       '--image= is not an image. Example: us-docker',
     ),
+    ('gke.sh', ['run', '--image=i', '--', '--config=c', '--workdir=r'], 'lost'),
     ('gke.sh', ['logs', '--name=a-'], '--name=a-: use'),
     ('gke.sh', ['run', '--image=i', '--topology=4', *TRAINING], 'not a shape'),
     ('gke.sh', ['run', '--image=i', '--chips=3', *TRAINING], 'has 16 chips'),
