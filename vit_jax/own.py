@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax import config as config_lib
-from vit_jax.checkpoints import fetch, from_init, opening, saving
+from vit_jax.checkpoints import from_init, opening, saving
 from vit_jax.data import atomic_files, bad_images, decode, loader, sources
 from vit_jax.evaluators import build
 from vit_jax.experiment import CheckedConfig, Experiment, facts_of
@@ -388,9 +388,8 @@ def _summary(
   ]
   if not config.init:
     flag = f'--config=configs/own.py:{config.data.name},{PUBLISHED}'
-    without = '' if fetch.is_available(PUBLISHED) else ' (needs the internet)'
     lines.append(
-      'start   new parameters. A published checkpoint does better'
-      f'{without}: {flag} (88 MB)'
+      'start   new parameters. A published checkpoint does better: '
+      f'{flag} (88 MB)'
     )
   return '\n'.join(lines)

@@ -4,19 +4,16 @@ Files from buckets are in `~/.cache/vit_jax/checkpoints` (or under
 `$XDG_CACHE_HOME`), models from the hub in the cache of huggingface_hub.
 """
 
-import base64
 import contextlib
-import hashlib
-import http.client
+import http
 import os
 import pathlib
 import re
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from email.message import Message
+from typing import Any
 
 from etils import epath
 
@@ -29,7 +26,7 @@ from vit_jax.register import nearest
 # Server of public buckets over https; needs no account.
 _STORAGE = 'https://storage.googleapis.com'
 _TIMEOUT_S = 60
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 20
 # Suffixes of files to copy. Other paths in a bucket are workdirs, which orbax
 # reads without a copy.
 _FILES = ('.npz', '.safetensors', '.pth', '.pt', '.bin')
@@ -47,17 +44,18 @@ def local(source: str) -> str:
 
   Raises:
     ConnectionError: if the download fails.
-    FileNotFoundError: if the file, model or revision does not exist.
+    FileNotFoundError: if the file, model or revision does not exist, or the
+      model on the hub is private or gated.
     ImportError: if a library is not installed.
-    PermissionError: if the model on the hub is gated, or vit_jax's own cache
-      folder is not writable.
+    PermissionError: if vit_jax's own cache folder is not writable.
     ValueError: if the name is invalid.
   """
   scheme, separator, name = source.partition('://')
   if not separator:
     return _published(source)
   if scheme == 'gs':
-    return _from_bucket(source, _copy) if name.endswith(_FILES) else source
+    is_file = name.endswith(_FILES)
+    return _from_bucket(source, _open_file) if is_file else source
   if scheme == 'hf':
     return _from_hub(source, name)
   if scheme == 'timm':
@@ -81,31 +79,6 @@ def is_name(source: str) -> bool:
   )
 
 
-def is_available(name: str) -> bool:
-  """Whether a published checkpoint is in the cache or can be downloaded.
-
-  Waits at most three seconds for the server.
-  """
-  address = PUBLISHED[name].address
-  answers: list[bool] = []
-
-  def ask() -> None:
-    with contextlib.suppress(OSError, http.client.HTTPException):
-      try:
-        urllib.request.urlopen(_address(address), timeout=3).close()
-        answers.append(True)
-      except urllib.error.HTTPError as e:
-        e.close()
-
-  if _copy_of(address).exists():
-    return True
-  # A thread bounds the wait, because DNS lookups have no timeout.
-  thread = threading.Thread(target=ask, daemon=True)
-  thread.start()
-  thread.join(3)
-  return bool(answers)
-
-
 def _published(source: str) -> str:
   family, slash, _ = source.partition('/')
   if not slash or family not in FAMILIES or os.path.lexists(source):
@@ -117,23 +90,25 @@ def _published(source: str) -> str:
       f'{nearest(source, of_family)} `python -m vit_jax.models --pretrained` '
       'lists all published checkpoints.'
     )
-  return _from_bucket(PUBLISHED[source].address, _download)
+  return _from_bucket(PUBLISHED[source].address, _open_public)
 
 
-def _from_bucket(source: str, copy_to: Callable) -> str:
+def _from_bucket(
+  source: str, open_remote: Callable[[str], tuple[Any, int | None]]
+) -> str:
   """Returns the local copy of gs://BUCKET/FILE; fetches it if necessary.
 
-  `copy_to` is `_copy` or `_download`.
+  `open_remote` is `_open_file` or `_open_public`.
   """
   parts = source.removeprefix('gs://').split('/')
   if len(parts) < 2 or not {'', '.', '..'}.isdisjoint(parts):
     raise ValueError(
       f'{source} is not a file in a bucket. Give gs://BUCKET/FILE.'
     )
-  copy = _copy_of(source)
+  copy = atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
   copy.parent.mkdir(parents=True, exist_ok=True)
   by_hand = f'Download {_address(source)} and give the path.'
-  if copy_to is _copy:
+  if open_remote is _open_file:
     by_hand += (
       ' If the bucket is not public, run `gcloud auth application-default '
       'login` and try again.'
@@ -142,7 +117,7 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   with contextlib.suppress(FileExistsError):
     with atomic_files.new_file(os.fspath(copy)) as partial:
       try:
-        copy_to(source, partial)
+        _copy(*open_remote(source), source, partial)
       except ImportError as e:
         raise ImportError(
           f'To read {source}, pip install gcsfs. Or: {by_hand} ({e})'
@@ -156,84 +131,44 @@ def _from_bucket(source: str, copy_to: Callable) -> str:
   return os.fspath(copy)
 
 
-def _copy_of(source: str) -> pathlib.Path:
-  """Returns the path of the local copy of gs://BUCKET/FILE."""
-  parts = source.removeprefix('gs://').split('/')
-  return atomic_files.cache_folder().joinpath('checkpoints', 'gs', *parts)
-
-
 def _address(source: str) -> str:
   """Returns the https URL of gs://BUCKET/FILE."""
   path = urllib.parse.quote(source.removeprefix('gs://'))
   return f'{_STORAGE}/{path}'
 
 
-def _copy(source: str, target: pathlib.Path) -> None:
+def _open_file(source: str) -> tuple[Any, int]:
+  """Opens gs://BUCKET/FILE with the user's account; also returns the size."""
   place = epath.Path(source)
   size_bytes = place.stat().length
+  return place.open('rb'), size_bytes
+
+
+def _open_public(source: str) -> tuple[Any, int | None]:
+  """Opens gs://BUCKET/FILE by https; also returns the size if it is stated."""
+  try:
+    answer = urllib.request.urlopen(_address(source), timeout=_TIMEOUT_S)
+  except urllib.error.HTTPError as e:
+    e.close()
+    if e.code == http.HTTPStatus.NOT_FOUND:
+      raise FileNotFoundError(source) from e
+    raise
+  return answer, answer.length
+
+
+def _copy(
+  remote: Any, size_bytes: int | None, source: str, target: pathlib.Path
+) -> None:
   with (
-    place.open('rb') as remote,
+    remote,
     open(target, 'wb') as file,
     archive.progress(f'fetching {source}', size_bytes) as bar,
   ):
     while chunk := remote.read(_CHUNK_BYTES):
       file.write(chunk)
       bar.update(len(chunk))
-    _check_size(file.tell(), size_bytes)
-
-
-def _download(source: str, target: pathlib.Path) -> None:
-  """Downloads a file of a public bucket; checks the stated size and MD5.
-
-  If the connection breaks, tries again and resumes, as long as each attempt
-  receives some bytes.
-  """
-  stated = Message()
-  with (
-    open(target, 'wb') as file,
-    archive.progress(f'fetching {source}', 0) as bar,
-  ):
-    while True:
-      start = file.tell()
-      request = urllib.request.Request(_address(source))
-      if start and stated['ETag']:
-        request.add_header('Range', f'bytes={start}-')
-        request.add_header('If-Range', stated['ETag'])
-      try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-          if answer.status != http.HTTPStatus.PARTIAL_CONTENT:
-            stated = answer.headers
-            file.seek(0)
-            file.truncate()
-            bar.reset(int(stated['Content-Length'] or 0))
-          # `read` would lose an incomplete chunk when the connection breaks.
-          while chunk := answer.read1(_CHUNK_BYTES):
-            file.write(chunk)
-            bar.update(len(chunk))
-      except urllib.error.HTTPError as e:
-        e.close()
-        if e.code == http.HTTPStatus.NOT_FOUND:
-          raise FileNotFoundError(source) from e
-        raise
-      except (OSError, http.client.HTTPException):
-        if file.tell() <= start:
-          raise
-        continue
-      size_bytes = int(stated['Content-Length'] or file.tell())
-      if not start < file.tell() < size_bytes:
-        break
-    _check_size(file.tell(), size_bytes)
-  # Google Cloud Storage has no MD5 of composite objects.
-  if match := re.search('md5=([^,]+)', str(stated.get_all('x-goog-hash'))):
-    with open(target, 'rb') as file:
-      found = hashlib.file_digest(file, 'md5').digest()
-    if found != base64.b64decode(match[1]):
-      raise ValueError('its MD5 differs from the MD5 that the server states')
-
-
-def _check_size(found_bytes: int, stated_bytes: int) -> None:
-  if found_bytes != stated_bytes:
-    raise ValueError(f'it ends at {found_bytes:,} of {stated_bytes:,} bytes')
+    if size_bytes not in (None, file.tell()):
+      raise ValueError(f'it ends at {file.tell():,} of {size_bytes:,} bytes')
 
 
 def _from_hub(source: str, name: str) -> str:
@@ -265,15 +200,11 @@ def _from_hub(source: str, name: str) -> str:
       if any(pathlib.Path(path).glob(f'{stem}*.{suffix}')):
         break
     return path
-  except errors.GatedRepoError as e:
-    raise PermissionError(
-      f'{source} is gated. Accept its conditions at {page}, then run `hf auth '
-      f'login`. Or: {by_hand}'
-    ) from e
   except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as e:
     raise FileNotFoundError(
-      f'The Hugging Face hub has no {source}. See {page}. If the model is '
-      'private, run `hf auth login`.'
+      f'The Hugging Face hub has no {source}, or the model is gated or private.'
+      f' See {page}, accept its conditions and run `hf auth login`. Or: '
+      f'{by_hand}'
     ) from e
   except Exception as e:
     raise ConnectionError(
