@@ -161,7 +161,7 @@ def test_a_probe_has_all_images_and_a_row_of_its_own(
   assert [r['shots'] for r in shots] == ['1', '1', '3', '3']
   assert (last['shots'], last['seed']) == ('all', '')
   accuracy, l2 = float(last['accuracy']), float(last['l2'])
-  assert 'not enough to converge' not in out
+  assert 'not converged' not in out + err
   assert f'  all  {100 * accuracy:.2f} ' in out
   checkpoint = opening.open_checkpoint(str(workdir))
   train, test = (sources.open_source('digits', x) for x in ('train', 'test'))
@@ -216,7 +216,6 @@ def test_splits_and_seeds_of_the_data_are_taken(command, workdir, monkeypatch):
 def test_images_are_brought_to_the_model_as_the_checkpoint_says(
   command, workdir, monkeypatch, tmp_path
 ):
-  """Both in what is said and in what is done."""
   opened = opening.open_checkpoint
 
   def changed(path):
@@ -239,11 +238,7 @@ def test_images_are_brought_to_the_model_as_the_checkpoint_says(
 
   monkeypatch.setattr(opening, 'open_checkpoint', changed)
   monkeypatch.setattr(features, 'Extractor', Extractor)
-  _, out, _ = command(workdir, 'digits', *FEW, '--batch_size=16')
-  assert (
-    'images   resized to 8x8 pixels (the shorter side to 10 pixels, then '
-    'the centre, bicubic), mean 0.4815 0.5 0.5, deviation 0.1 0.2 0.3\n'
-  ) in out
+  command(workdir, 'digits', *FEW, '--batch_size=16')
   ((images, kwargs),) = made
   assert images.size == (8, 8)
   assert images.preprocessing.resize_small == 10
@@ -266,7 +261,7 @@ def test_another_image_size_resizes_the_position_embeddings(
   monkeypatch.setattr(features.Extractor, '__call__', kept)
   status, out, _ = command(workdir, 'digits', *FEW, '--image_size=12x16')
   assert status == 0
-  assert 'resized to 12x16 pixels' in out
+  assert ', 12x16 pixels, ' in out
   checkpoint = transfer.resized(opening.open_checkpoint(str(workdir)), (12, 16))
   test = sources.subset(sources.open_source('digits', 'test'), range(3))
   np.testing.assert_allclose(
@@ -410,7 +405,6 @@ def test_a_resnet_is_measured_too(command, tmp_path, monkeypatch):
   status, out, err = command('r', 'digits', *FEW, *args, '--layer=block_0')
   assert (status, err) == (0, '')
   assert ': ResNet, ' in out
-  assert '128 numbers each' in out
 
 
 def start(*args, **variables):
@@ -488,7 +482,7 @@ def test_probes_of_all_layers_are_those_of_each(
   part = ('--probe', '--train_split=train[:20%]', '--test_split=test[:20%]')
   status, out, err = command(workdir, 'digits', '--layers=all', *part)
   assert (status, err) == (0, '')
-  assert 'not enough to converge' not in out
+  assert 'not converged' not in out + err
   (figure,) = figures
   assert figure.axes[0].get_title() == (
     f'{workdir}\non digits: all images from train[:20%], accuracy on test[:20%]'

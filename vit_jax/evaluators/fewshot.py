@@ -1,7 +1,6 @@
 """Few-shot accuracy, linear probes and k-NN on frozen features."""
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -158,13 +157,14 @@ class _FrozenModel:
     config = sources.data_config(data)
     usual_train, usual_test = benchmarks.usual_splits(config.name)
     names = train_split or usual_train, test_split or usual_test
-    _say(_describe(self.checkpoint))
     self.splits = open_splits(config, *names)
     train, test = self.splits
-    _say(
-      f'data     {config.name}, {len(train.class_names):,} classes: '
-      f'{len(train):,} images of {names[0]}, {len(test):,} of {names[1]}'
-    )
+    if jax.process_index() == 0:
+      _log.info(
+        f'model    {self.checkpoint.path}: {self.checkpoint.describe()}\n'
+        f'data     {config.name}, {len(train.class_names):,} classes: '
+        f'{len(train):,} images of {names[0]}, {len(test):,} of {names[1]}'
+      )
 
   def extract(
     self, function: features_lib.Function, parts: Sequence[Source]
@@ -180,23 +180,14 @@ class _FrozenModel:
     params = sharding.place(self.checkpoint.params, everywhere)
     found = []
     for source, name in zip(parts, ('training', 'test'), strict=True):
-      started_s = time.monotonic()
-      x_ND = extractor(params, source, f'{name} images')
-      elapsed_s = time.monotonic() - started_s
-      ridge.check_finite(name, x_ND)
-      _say(
-        f'run on   {len(source):,} {name} images in {elapsed_s:,.1f} s, '
-        f'{len(source) / elapsed_s:,.0f} images/s: {x_ND.shape[1]:,} numbers '
-        'each'
-      )
-      found.append(x_ND)
+      found.append(extractor(params, source, f'{name} images'))
+      ridge.check_finite(name, found[-1])
     return found
 
   def probe(
     self, name: str, train_ND: np.ndarray, test_MD: np.ndarray
   ) -> ProbeResult:
-    """Fits a linear probe to the features of both splits, and logs the fit."""
-    started_s = time.monotonic()
+    """Fits a linear probe to the features of both splits."""
     train, test = self.splits
     found = probe_lib.fit_probe(
       train_ND,
@@ -206,12 +197,11 @@ class _FrozenModel:
       num_classes=len(train.class_names),
       mesh=self._mesh,
     )
-    end = '' if found.converged else ', which were not enough to converge'
-    _say(
-      f'probed   {name} in {time.monotonic() - started_s:,.1f} s: '
-      f'{found.heldout_accuracy:.2%} on the held-out tenth, then '
-      f'{found.iterations} iterations on all examples{end}'
-    )
+    if not found.converged:
+      _log.warning(
+        'The linear probe of %s has not converged after %d iterations.',
+        *(name, found.iterations),
+      )
     return ProbeResult(found.l2, found.accuracy)
 
   def knn(self, train_ND: np.ndarray, test_MD: np.ndarray) -> float:
@@ -224,23 +214,6 @@ class _FrozenModel:
       num_classes=len(train.class_names),
       mesh=self._mesh,
     )
-
-
-def _say(text: str) -> None:
-  if jax.process_index() == 0:
-    _log.info(text)
-
-
-def _describe(checkpoint: opening.Checkpoint) -> str:
-  """Describes the model and its preprocessing."""
-  H, W = checkpoint.image_size
-  given = checkpoint.preprocessing
-  mean, std = (' '.join(f'{x:.4g}' for x in v) for v in (given.mean, given.std))
-  return (
-    f'model    {checkpoint.path}: {checkpoint.describe()}\n'
-    f'images   resized to {H}x{W} pixels ({given.describe()}), mean {mean}, '
-    f'deviation {std}'
-  )
 
 
 class FewShotEvaluator(Evaluator):
