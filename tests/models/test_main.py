@@ -84,10 +84,8 @@ def test_a_bad_name_ends_in_one_message(capsys):
 @pytest.mark.parametrize(
   ('args', 'name'),
   [
-    (['--params'], 'l16 --params'),
-    (['b16', '--num_classes=-1'], '--num_classes is -1'),
+    (['b16', '--num_classes=-1'], 'num_classes is -1'),
     (['b16', '--image_size=-16'], "image_size is '-16'"),
-    (['s16', '--pretrained', '--image_size=384'], '--image_size'),
   ],
 )
 def test_flags_that_mean_nothing_are_refused(capsys, args, name):

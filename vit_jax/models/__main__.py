@@ -26,6 +26,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from clu import parameter_overview
 from tqdm import tqdm
 
 from vit_jax.checkpoints import catalogue
@@ -33,7 +34,7 @@ from vit_jax.cli import flags
 from vit_jax.data import images
 from vit_jax.models import flops, variants
 from vit_jax.models.fields import REQUIRED
-from vit_jax.register import nearest
+from vit_jax.models.model import Model
 
 # Columns of the tables: name:format, where the format is optional.
 _MODELS = 'model parameters:, gflops:.2f tokens:, source'
@@ -51,17 +52,10 @@ _TITLES = {
 
 
 def rows(
-  names: Sequence[str], image_size: tuple[int, int], num_classes: int
+  models: Mapping[str, Model], image_size: tuple[int, int]
 ) -> Iterator[dict[str, Any]]:
-  """Yields a row for each named model.
-
-  Raises:
-    ValueError: for an unknown name, or an image size the model cannot take.
-  """
-  for name in names:
-    model = variants.build_model(
-      name, num_classes=num_classes, image_size=image_size
-    )
+  """Yields a row for each model; the keys are names."""
+  for name, model in models.items():
     yield {
       'model': name,
       'parameters': flops.count_params(model, image_size),
@@ -71,35 +65,13 @@ def rows(
     }
 
 
-def write_parameters(
-  names: Sequence[str], image_size: tuple[int, int], num_classes: int
-) -> None:
-  """Prints a table of parameters for each model; raises what `rows` raises."""
-  from clu import parameter_overview
-
-  for name in names:
-    model = variants.build_model(
-      name, num_classes=num_classes, image_size=image_size
-    )
-    shapes = flops.param_shapes(model, image_size)
-    print(
-      parameter_overview.get_parameter_overview(shapes, include_stats=False)
-    )
-
-
 def published(models: Sequence[str]) -> list[dict[str, Any]]:
   """Returns a row for each published checkpoint of the models, or of all.
 
-  Raises:
-    ValueError: for an unknown model, or one without published checkpoints.
+  Raises ValueError for an unknown model.
   """
-  have = {entry.model for entry in catalogue.PUBLISHED.values()}
   for model in models:
     variants.fields(model)
-    if model not in have:
-      raise ValueError(
-        f'{model} has no published checkpoint. {nearest(model, have)}'
-      )
   return [
     {'name': name} | entry._asdict()
     for name, entry in catalogue.PUBLISHED.items()
@@ -149,47 +121,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     'models', nargs='*', help='Models to list (default: all published models).'
   )
   lists = parser.add_mutually_exclusive_group()
-  lists.add_argument(
-    '--pretrained',
-    action='store_true',
-    help='List the published checkpoints of these models, or of all models.',
-  )
-  lists.add_argument(
-    '--fields',
-    action='store_true',
-    help='List the config fields of these models, or of ViT.',
-  )
-  lists.add_argument(
-    '--params',
-    action='store_true',
-    help='List the parameters of these models.',
-  )
+  for flag, text in (
+    ('--pretrained', 'List the published checkpoints of the models.'),
+    ('--fields', 'List the config fields of the models, or of ViT.'),
+    ('--params', 'List the parameters of the models.'),
+  ):
+    lists.add_argument(flag, action='store_true', help=text)
   add(
     '--format', choices=('table', 'csv'), default='table', help='Output format.'
   )
   add(
     '--image_size',
+    default='224',
     help='Side of the image in pixels, or height x width (default: 224).',
   )
   add(
     '--num_classes',
     type=int,
+    default=1000,
     help='Classes of the head; 0 for a model without a head (default: 1000).',
   )
-  args = parser.parse_args(argv)
-  if args.params and (args.format != 'table' or not args.models):
-    parser.error(
-      '--params needs model names, as in l16 --params, and prints no CSV.'
-    )
-  given = args.image_size, args.num_classes
-  if (args.pretrained or args.fields) and given != (None, None):
-    parser.error(
-      '--image_size and --num_classes do not apply to --pretrained and '
-      '--fields. Leave them out.'
-    )
-  if (args.num_classes or 0) < 0:
-    parser.error(f'--num_classes is {args.num_classes}; it must be 0 or more.')
-  return flags.command(_run, args)
+  return flags.command(_run, parser.parse_args(argv))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -198,16 +150,22 @@ def _run(args: argparse.Namespace) -> None:
   elif args.fields:
     found, shape = fields(args.models), _FIELDS
   else:
-    names = args.models or list(variants.PUBLISHED)
-    classes = 1000 if args.num_classes is None else args.num_classes
-    size = images.size_of(args.image_size or '224', '--image_size')
+    size = images.size_of(args.image_size, '--image_size')
+    models = {
+      name: variants.build_model(
+        name, num_classes=args.num_classes, image_size=size
+      )
+      for name in args.models or variants.PUBLISHED
+    }
     if args.params:
-      write_parameters(names, size, classes)
+      for model in models.values():
+        shapes = flops.param_shapes(model, size)
+        table = parameter_overview.get_parameter_overview(
+          shapes, include_stats=False
+        )
+        print(table)
       return
-    listed = rows(names, size, classes)
-    shown = tqdm(
-      listed, total=len(names), unit=' models', delay=1, disable=None
-    )
+    shown = tqdm(rows(models, size), total=len(models), delay=1, disable=None)
     found, shape = list(shown), _MODELS
   columns = dict(name.partition(':')[::2] for name in shape.split())
   if args.format == 'table':
