@@ -57,7 +57,8 @@ def fewshot(
     **options: `train_split` and `test_split`, by default `train` and `test` or
       the splits that a benchmark such as `vtab/dtd` defines; `image_size`, an
       (H, W) to which position embeddings are interpolated, by default the
-      checkpoint's; `batch_size`, by default 64 per device.
+      checkpoint's; `batch_size`, by default 64 per device, which is rounded up
+      to a multiple of the devices.
 
   Raises:
     OSError, ImportError: if the checkpoint, the data or a library is missing.
@@ -78,8 +79,6 @@ def fewshot(
   )
   if probe:
     probe_lib.hold_out(labels_N)  # raises ValueError if there are too few
-  if knn:
-    knn_lib.check_k(knn_lib.K, labels_N)
   takes_all = probe or knn
   some = train if takes_all else sources.subset(train, drawn.rows_R.tolist())
   train_XD, test_MD = frozen.extract(function, (some, test))
@@ -144,13 +143,8 @@ class _FrozenModel:
     """Opens the checkpoint and the splits; see `fewshot`."""
     self._mesh = sharding.make_mesh({'data': -1, 'fsdp': 1, 'tensor': 1})
     count = self._mesh.size
-    self._batch_size = batch_size or BATCH_PER_DEVICE * count
-    if self._batch_size % count:
-      raise ValueError(
-        f'batch_size is {batch_size}, which is not a multiple of the {count} '
-        f'devices. Use a multiple, such as '
-        f'{-(-self._batch_size // count) * count}.'
-      )
+    wanted = batch_size or BATCH_PER_DEVICE * count
+    self._batch_size = -(-wanted // count) * count
     self.checkpoint = opening.open_checkpoint(checkpoint)
     if image_size:
       self.checkpoint = transfer.resized(self.checkpoint, image_size)
@@ -256,7 +250,6 @@ class KNNEvaluator(Evaluator):
   def __post_init__(self) -> None:
     self._extract = _extractor_of(self.parts, self.entry)
     self._train, self._test = _splits_of(self.parts, self.entry)
-    knn_lib.check_k(self.entry.k, self._train.labels())
 
   def run(self, params: Any) -> dict[str, float]:
     test_MD = self._extract(params, self._test, f'{self.name}, test')

@@ -40,7 +40,7 @@ def accuracy(
   All processes must call it with the same arrays. The test images are sharded
   over the mesh's batch axes and compared with one block of training images at a
   time. So all devices together hold about M (D + 2 k + R) numbers; each also
-  holds a block. `blocks` must have at least `k` training images. Raises
+  holds a block. With fewer than `k` training images, all of them vote. Raises
   ValueError if a feature is not finite.
   """
   ridge.check_finite('test', test_MD)
@@ -67,15 +67,6 @@ def blocks_of(x_ND: np.ndarray, labels_N: np.ndarray) -> Iterator[Block]:
   """Splits arrays into the blocks that `accuracy` takes."""
   for i in range(0, len(x_ND), _BLOCK):
     yield x_ND[i : i + _BLOCK], labels_N[i : i + _BLOCK]
-
-
-def check_k(k: int, labels_N: np.ndarray) -> None:
-  """Raises ValueError unless k is from 1 to the number of training images."""
-  if not 1 <= k <= len(labels_N):
-    raise ValueError(
-      f'k-NN with k={k} is impossible: k must be from 1 to the number of '
-      f'training images, {len(labels_N)}. Give a larger training split.'
-    )
 
 
 def _unit(x_XD: np.ndarray) -> np.ndarray:

@@ -21,9 +21,9 @@ class PicturesEvaluator(Evaluator):
 
     Raises the errors of `Parts.source`, ImportError if TensorBoard is missing
     and W&B is off, and ValueError if the model lacks attention between all
-    tokens, or `entry.images` is not between 1 and the size of the split.
+    tokens.
     """
-    parts, name, count = self.parts, self.name, self.entry.images
+    parts, name = self.parts, self.name
     if not parts.config.wandb and not importlib.util.find_spec('tensorboard'):
       raise ImportError(
         f'evaluators.{name} writes to TensorBoard, which is not installed. Run '
@@ -37,12 +37,8 @@ class PicturesEvaluator(Evaluator):
         f'evaluators.{name} draws attention between all tokens, which a '
         f'{type(model).__name__} lacks. Set evaluators.{name}.on=False.'
       )
-    if not 0 < count <= len(source):
-      raise ValueError(
-        f'evaluators.{name}.images is {count}; it must be from 1 to '
-        f'{len(source)}, the number of images.'
-      )
     transform = images.eval_transform()
+    count = min(self.entry.images, len(source))
     self._images_BHWC = np.stack(
       [np.asarray(transform(source[i])['image']) for i in range(count)]
     )
