@@ -1,8 +1,7 @@
-"""The live line with a clock by hand, the curves and the summary."""
+"""The status lines with a clock by hand, the curves and the summary."""
 
 import io
 import os
-import re
 import subprocess
 import sys
 
@@ -22,28 +21,6 @@ class Clock:
 
   def __call__(self):
     return self.now_s
-
-
-class Terminal(io.StringIO):
-  """A stream that says it is a terminal, and what would stand there."""
-
-  def isatty(self):
-    return True
-
-  def screen(self):
-    lines, column = [''], 0
-    for text in re.findall(r'\r|\n|\x1b\[K|[^\r\n\x1b]+', self.getvalue()):
-      if text == '\n':
-        lines.append('')
-      if text in '\r\n':
-        column = 0
-      elif text == '\x1b[K':
-        lines[-1] = lines[-1][:column]
-      else:
-        end = column + len(text)
-        lines[-1] = lines[-1][:column] + text + lines[-1][end:]
-        column = end
-    return [line.rstrip() for line in lines]
 
 
 @pytest.fixture
@@ -101,13 +78,13 @@ def test_rates_are_of_the_last_interval_and_totals_of_all(clock):
 def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
   out = io.StringIO()
   shown = _progress(clock, out, total_steps=400)
-  with shown.pause('evaluating'):
+  with shown.pause():
     clock.now_s += 1000  # Before the first step: no rate knows of it.
   shown.first_step_done(1)
   clock.now_s += 10
-  with shown.pause('evaluating'):
+  with shown.pause():
     clock.now_s += 100
-  with pytest.raises(KeyError), shown.pause('saving'):
+  with pytest.raises(KeyError), shown.pause():
     clock.now_s += 50
     raise KeyError
   clock.now_s += 40
@@ -123,39 +100,14 @@ def test_pauses_count_for_no_rate_but_for_time_left_and_cost(clock):
   assert shown.elapsed_s == 1250
 
 
-def test_a_terminal_has_one_line_as_wide_as_it(clock, monkeypatch):
-  monkeypatch.setenv('COLUMNS', '30')
-  out = Terminal()
-  shown = _progress(clock, out)
-  shown.first_step_done(1)
-  shown.update(1, {'train/loss': 6.9}, 0.0)
-  assert out.screen() == ['step 1/10,000 0% | loss 6.90']
-  clock.now_s += 1
-  shown.update(2, {'train/loss': 5.9}, 0.0)
-  assert out.screen() == ['step 2/10,000 0% | loss 5.90']
-  with shown.pause('saving'):
-    assert out.screen() == ['step 2/10,000 0% | saving']
-  assert out.screen() == ['step 2/10,000 0% | loss 5.90']
-  shown.message('test accuracy 71.2%')
-  assert out.screen() == [
-    'test accuracy 71.2%',
-    'step 2/10,000 0% | loss 5.90',
-  ]
-  shown.close()
-  shown.close()
-  assert out.screen()[1:] == ['step 2/10,000 0% | loss 5.90', '']
-
-
-def test_a_file_has_whole_lines_only(clock, monkeypatch):
-  monkeypatch.setenv('COLUMNS', '20')
+def test_messages_are_lines_too(clock):
   out = io.StringIO()
   shown = _progress(clock, out)
   shown.first_step_done(1)
   shown.update(1, {'train/loss': 6.9}, 0.0)
-  with shown.pause('evaluating'):
+  with shown.pause():
     pass
   shown.message('test accuracy 71.2%')
-  shown.close()
   assert out.getvalue() == 'step 1/10,000 0% | loss 6.90\ntest accuracy 71.2%\n'
 
 
@@ -165,10 +117,9 @@ def test_disabled_prints_nothing_but_counts(clock):
   shown.first_step_done(1)
   clock.now_s += 1
   shown.update(3, {'train/loss': 1.0}, 0.0)
-  with shown.pause('evaluating'):
+  with shown.pause():
     pass
   shown.message('hello')
-  shown.close()
   assert out.getvalue() == ''
   assert shown.images_per_s_per_core == 512
 

@@ -49,7 +49,6 @@ def ending(tmp_path):
     train_flops_per_image=None,
     peak_flops=None,
   )
-  ended._progress.close = noting('progress')
   return ended, calls
 
 
@@ -85,7 +84,7 @@ def test_a_run_that_does_not_finish_waits_briefly(ending):
   """Other processes that fail too wait no longer for it."""
   ended, calls = ending
   ended.close()
-  assert calls == [('watch',), ('log', dashboards.BRIEF_S), ('progress',)]
+  assert calls == [('watch',), ('log', dashboards.BRIEF_S)]
   # There are two dashboards.
   assert 2 * dashboards.BRIEF_S < processes.MEET_S
 
@@ -143,8 +142,8 @@ class Books:
   def elapsed_s(self):
     return 60 + self.now_s - 1000
 
-  def pause(self, reason):
-    self.lines.append(reason)
+  def pause(self):
+    self.lines.append('pause')
     return run.contextlib.nullcontext()
 
   def message(self, text):
@@ -252,7 +251,7 @@ def test_an_evaluation_is_of_the_average_and_goes_into_its_checkpoint(
   ((step, found),) = books.rows[1:]
   assert step == 4 and {*found} == {'test/examples', 'seen', 'a/b'}
   assert books.lines[1:] == [
-    'evaluating',
+    'pause',
     'step 4 evaluated: test/examples 1,360, a/b 0.2500',
   ]
   books.now_s += 30

@@ -1,15 +1,12 @@
-"""Shows a run's progress: a status line, the curves and a summary."""
+"""Shows a run's progress: status lines, the curves and a summary."""
 
 import contextlib
 import dataclasses
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
-
-import tqdm
 
 from vit_jax.checkpoints import saving
 from vit_jax.data import atomic_files
@@ -18,9 +15,8 @@ from vit_jax.training import metric_log, plots
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-  """Prints the status line of a run, and computes its rates and totals.
+  """Prints the status lines of a run, and computes its rates and totals.
 
-  In a terminal, updates rewrite one line; elsewhere, each update prints a line.
   The time of compilations counts in core-days, but not in rates.
 
   Attributes:
@@ -54,13 +50,6 @@ class Progress:
     # Steps and seconds since the first step, without pauses.
     self._trained_steps = 0
     self._trained_s = 0.0
-    self._line = ''
-    # tqdm only rewrites the line. Its own rates would include pauses.
-    self._bar = tqdm.tqdm(
-      file=self.stream,
-      disable=not (self.enabled and self.stream.isatty()),
-      bar_format='{desc}',
-    )
 
   def first_step_done(self, step: int) -> None:
     """Starts measuring rates; call it before the first `update`."""
@@ -71,7 +60,7 @@ class Progress:
   def update(
     self, step: int, scalars: Mapping[str, Any], data_wait_s: float
   ) -> None:
-    """Prints the status line after a step.
+    """Prints a status line after a step.
 
     `data_wait_s` is how long the loop waited for data since the last update.
     """
@@ -81,7 +70,8 @@ class Progress:
     self._trained_steps += steps
     self._trained_s += seconds
     self._step, self._updated_at, self._paused_s = step, now, 0.0
-    parts = [self._position(step)]
+    percent = 100 * step // self.total_steps
+    parts = [f'step {step:,}/{self.total_steps:,} {percent}%']
     if 'train/loss' in scalars:
       parts.append(f'loss {float(scalars["train/loss"]):#.3g}')
     if 'train/accuracy' in scalars:
@@ -89,32 +79,23 @@ class Progress:
     if steps > 0 and seconds > 0:
       parts += self._rates(steps, seconds, data_wait_s)
       parts.append(self._time_left(step, now))
-    if self._bar.disable:
-      self.message(' | '.join(parts))
-    self._show(' | '.join(parts))
+    self.message(' | '.join(parts))
 
   @contextlib.contextmanager
-  def pause(self, reason: str) -> Iterator[None]:
-    """Excludes the time inside from rates; the status line shows `reason`."""
-    before = self._line
-    self._show(f'{self._position(self._step)} | {reason}')
+  def pause(self) -> Iterator[None]:
+    """Excludes the time inside from rates."""
     began_at = self.clock()
     try:
       yield
     finally:
       self._paused_s += self.clock() - began_at
-      self._show(before)
 
   def message(self, text: str) -> None:
-    """Prints text above the status line."""
+    """Prints text, if `enabled`."""
     if not self.enabled:
       return
     try:
-      if self._bar.disable:
-        self.stream.write(f'{text}\n')
-        self.stream.flush()
-      else:
-        self._bar.write(text, file=self.stream)
+      print(text, file=self.stream, flush=True)
     except OSError:
       # A closed terminal or pipe (Ctrl-C ends `tee` too) or a full disk must
       # not stop training. Later output, and Python's flush at exit, go to
@@ -122,10 +103,6 @@ class Progress:
       self.enabled = False
       with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-  def close(self) -> None:
-    """Ends the status line."""
-    self._bar.close()
 
   @property
   def images_per_s_per_core(self) -> float | None:
@@ -175,16 +152,6 @@ class Progress:
     lines += [('written', path) for path in files]
     width = max(len(label) for label, _ in lines)
     return '\n'.join(f'{label:<{width}}  {text}' for label, text in lines)
-
-  def _show(self, line: str) -> None:
-    self._line = line
-    # A terminal cannot rewrite a line that is wider than the terminal.
-    width = shutil.get_terminal_size().columns - 1
-    self._bar.set_description_str(line[:width])
-
-  def _position(self, step: int) -> str:
-    percent = 100 * step // self.total_steps
-    return f'step {step:,}/{self.total_steps:,} {percent}%'
 
   def _rates(self, steps: int, seconds: float, data_wait_s: float) -> list[str]:
     images_per_s = steps * self.batch_size / seconds

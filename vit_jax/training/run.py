@@ -125,15 +125,13 @@ class Run:
 
     The time of compilations does not count in images/s.
     """
-    what = 'compiling the training step'
     shapes = tuple((name, x.shape) for name, x in batch.items())
-    pause: Any = contextlib.nullcontext()
-    if not self._compiled:
-      self._progress.message(f'{what} ...')
-    elif shapes not in self._compiled:
-      pause = self._progress.pause(what)
+    if shapes in self._compiled:
+      yield
+      return
     self._compiled.add(shapes)
-    with pause:
+    self._progress.message('compiling the training step ...')
+    with self._progress.pause():
       yield
 
   def add_metrics(self, step: int, metrics: dict[str, jax.Array]) -> None:
@@ -211,7 +209,7 @@ class Run:
       result = state.objective_state[name]
     found: dict[str, Any] = {}
     try:
-      with self._progress.pause('evaluating'):
+      with self._progress.pause():
         for evaluator in self.evaluators:
           found |= evaluator(result)
           self._watch.progress()
@@ -257,7 +255,7 @@ class Run:
       'evaluation_due': evaluation_due,
       'evaluated': self._evaluated,
     }
-    with self._progress.pause('saving'):
+    with self._progress.pause():
       self.checkpoints.save(step, vars(state), self.meta | now, metrics)
     self._watch.progress()
 
@@ -285,4 +283,3 @@ class Run:
     self._watch.stop()
     self._trace.close()
     self._log.close(patience_s)
-    self._progress.close()
