@@ -196,19 +196,6 @@ def test_features_that_are_not_finite_are_refused():
     evaluate(features_ND=x)
 
 
-def test_unreadable_images_are_neither_shots_nor_tests():
-  (x, labels), (test, test_labels) = examples(), examples(seed=1)
-  x, test = x.copy(), test.copy()
-  rows = shots_lib.plan(labels, CLASSES, (5,), 1)[5, 0]
-  gone, *kept = rows
-  x[gone] = test[7:9] = -np.inf
-  (got,) = evaluate((5,), 1, 'fixed', features_ND=x, test_MD=test)
-  _, *classifier = shots_lib.fit(x[kept], labels[kept], CLASSES, 'fixed')
-  assert got.accuracy == ridge.accuracy(
-    np.delete(test, [7, 8], 0), np.delete(test_labels, [7, 8]), *classifier
-  )
-
-
 class Source(sources.Source):
   """Images that are their own index."""
 

@@ -234,9 +234,8 @@ def test_processes_that_share_rows_read_the_same_images(monkeypatch):
     assert [i for batch in batches for i in batch['index'].tolist()] == want
 
 
-@pytest.mark.parametrize(('name', 'left'), [('pre_logits', -np.inf), ('', -1)])
-def test_images_that_went_have_no_rows(name, left):
-  """Those of the images in their places would be measured twice."""
+def test_images_that_went_are_refused():
+  """Those in their places would be measured twice."""
 
   class Gone(Seven):
     def __init__(self):
@@ -248,19 +247,8 @@ def test_images_that_went_have_no_rows(name, left):
         raise decode.UnreadableImage(f'{index}.png', 'gone')
       return super().__getitem__(index)
 
-  model, params = model_of(depth=2)
-  function = features.layer(model, name) if name else features.top_k(model, 3)
-  extractor = features.Extractor(
-    function, Images(SIZE), batch_size=4, mesh=mesh_of(1)
-  )
-  want, got = extractor(params, Seven()), extractor(params, Gone())
-  gone = [2, 6]
-  assert (got[gone] == left).all()
-  np.testing.assert_array_equal(
-    np.delete(got, gone, 0), np.delete(want, gone, 0)
-  )
-  assert features.is_read(want).all()
-  assert np.flatnonzero(~features.is_read(got)).tolist() == gone
+  with pytest.raises(ValueError, match='2 of 7 images have become unreadable'):
+    extract(Gone(), 8)
 
 
 def test_results_are_fetched_while_two_more_are_computed():

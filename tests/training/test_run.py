@@ -68,7 +68,7 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
   assert ended.finish() == {'train/loss': 0.5, 'test/accuracy': 0.25}
   # Nothing is to be watched while dashboards are waited for.
   log = ('log', dashboards.CLOSE_S)
-  assert calls == [('wait',), ('watch',), log, ('progress',)]
+  assert calls == [('wait',), ('watch',), log]
   out = capsys.readouterr().out
   for words in (
     'best test/accuracy   25.00% at step 3',

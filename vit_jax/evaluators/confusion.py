@@ -112,13 +112,11 @@ def evaluate(
   )
   params = jax.device_put(checkpoint.params, sharding.replicated(mesh))
   likeliest_Nk = extractor(params, source, f'{split} images')
-  is_read_N = features.is_read(likeliest_Nk)
   if source.several_labels:
-    logits_NC = likeliest_Nk[is_read_N][:, class_C]
+    logits_NC = likeliest_Nk[:, class_C]
     checkpoint.check_finite(logits_NC, f'an image of {split}')
-    found = several_labels.measures(labels[is_read_N], logits_NC, 0.0)
-    return SeveralMeasures(source.class_names, int(is_read_N.sum()), found)
+    found = several_labels.measures(labels, logits_NC, 0.0)
+    return SeveralMeasures(source.class_names, len(source), found)
   for row in np.flatnonzero(likeliest_Nk[:, 0] == -2)[:1]:
     checkpoint.check_finite(np.array(np.nan), f'image {row:,} of {split}')
-  labels_N = class_C[labels[is_read_N]]
-  return measures(labels_N, likeliest_Nk[is_read_N], names)
+  return measures(class_C[labels], likeliest_Nk, names)

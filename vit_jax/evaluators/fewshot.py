@@ -253,15 +253,14 @@ class KNNEvaluator(Evaluator):
 
   def run(self, params: Any) -> dict[str, float]:
     test_MD = self._extract(params, self._test, f'{self.name}, test')
-    is_read_M = features_lib.is_read(test_MD)
     labels_N = self._train.labels()
     batches = self._extract.batches(
       params, self._train, f'{self.name}, training'
     )
     accuracy = knn_lib.accuracy(
       ((x_BD, np.where(i_B < 0, -1, labels_N[i_B])) for x_BD, i_B in batches),
-      test_MD[is_read_M],
-      self._test.labels()[is_read_M],
+      test_MD,
+      self._test.labels(),
       num_classes=len(self._train.class_names),
       mesh=self.parts.mesh,
       k=self.entry.k,

@@ -7,7 +7,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening, saving
-from vit_jax.data import atomic_files, bad_images, cores, decode, sources
+from vit_jax.data import atomic_files, bad_images, cores, sources
 from vit_jax.data.images import Images
 from vit_jax.evaluators import build, confusion, ridge, shots
 from vit_jax.evaluators.confusion import Measures, SeveralMeasures
@@ -103,26 +103,21 @@ def baselines(
 def _features(
   source: sources.LabelledSource, rows: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns features (float32 ND) and labels (N) of the readable images."""
+  """Returns features (float32 ND) and labels (N) of images."""
   transform = Images((_SIDE, _SIDE)).eval_transform()
   edges = np.linspace(0, 256, _BINS + 1)
 
-  def features_of(i: int) -> np.ndarray | None:
+  def features_of(i: int) -> np.ndarray:
     record = source[int(i)]
-    try:
-      pixels = transform.image(record['image'], record['name'])
-    except decode.UnreadableImage:
-      return None
+    pixels = transform.image(record['image'], record['name'])
     counts = [np.histogram(pixels[..., c], edges)[0] for c in range(3)]
     return np.concatenate(
       [pixels.ravel() / 255, np.concatenate(counts) / _SIDE**2]
     ).astype(np.float32)
 
   bar = cores.progress('', len(rows), 'images', shown=False)
-  found = list(cores.in_threads(features_of, rows, bar))
-  is_read_N = np.array([x is not None for x in found])
-  labels_N = source.labels()[np.asarray(rows, int)]
-  return np.stack([x for x in found if x is not None]), labels_N[is_read_N]
+  x_ND = np.stack(list(cores.in_threads(features_of, rows, bar)))
+  return x_ND, source.labels()[np.asarray(rows, int)]
 
 
 def several_lines(found: SeveralMeasures) -> list[str]:

@@ -21,7 +21,7 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   weights and label smoothing. DeiT's second head is not fitted.
 
   Raises ValueError unless images have their true classes, the head is linear,
-  at least ten images are readable, and all features are finite.
+  there are at least ten images, and all features are finite.
   """
   if parts.config.data.wrong_labels:
     raise ValueError(
@@ -39,8 +39,6 @@ def fitted(parts: Parts, params: Params, source: sources.Source) -> Params:
   x_ND = extract(params, source, 'images for the head')
   if parts.config.loss.name == 'sigmoid' and labels.ndim == 1:
     labels = np.eye(len(parts.facts.class_names), dtype=np.uint8)[labels]
-  is_read_N = features.is_read(x_ND)
-  x_ND, labels = x_ND[is_read_N], labels[is_read_N]
   ridge.check_finite('training', x_ND)
   found = probe.fit_probe(
     *(x_ND, labels, x_ND, labels),

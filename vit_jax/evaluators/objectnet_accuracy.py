@@ -41,7 +41,6 @@ class ObjectNetEvaluator(Evaluator):
     right = [objectnet.IMAGENET_CLASSES[x] for x in self._source.class_names]
     labelled_N = zip(top_Nk, self._source.labels(), strict=True)
     right_Nk = np.array([np.isin(top_k, right[y]) for top_k, y in labelled_N])
-    right_Nk = right_Nk[features.is_read(top_Nk)]
     return {
       f'{self.name}/accuracy': float(np.mean(right_Nk[:, 0])),
       f'{self.name}/top5_accuracy': float(np.mean(right_Nk.any(axis=1))),

@@ -55,21 +55,15 @@ class RealEvaluator(Evaluator):
   def run(self, params: Any) -> dict[str, float]:
     """Returns `accuracy` by ReaL, `original_accuracy` and `examples`.
 
-    `original_accuracy` covers all readable images and uses the labels of the
-    source. `examples` is the number of images that ReaL scores.
+    `original_accuracy` covers all images and uses the labels of the source.
+    `examples` is the number of images that ReaL scores.
     """
-    top_Nk = self._top(params, self._source, self.name)
-    top_N, is_read_N = top_Nk[:, 0], features.is_read(top_Nk)
-    labels = [
-      classes if is_read else []
-      for classes, is_read in zip(self._labels, is_read_N, strict=True)
-    ]
-    accuracy, scored = real_accuracy(top_N, labels)
+    top_N = self._top(params, self._source, self.name)[:, 0]
+    accuracy, scored = real_accuracy(top_N, self._labels)
+    right_N = top_N == self._original_N
     return {
       f'{self.name}/accuracy': accuracy,
-      f'{self.name}/original_accuracy': float(
-        np.mean((top_N == self._original_N)[is_read_N])
-      ),
+      f'{self.name}/original_accuracy': float(np.mean(right_N)),
       f'{self.name}/examples': float(scored),
     }
 

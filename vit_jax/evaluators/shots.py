@@ -13,7 +13,6 @@ import threadpoolctl
 
 from vit_jax.data.cores import usable_cores
 from vit_jax.evaluators import ridge
-from vit_jax.training import features
 
 # The penalty of big_vision's protocol, also used for one shot per class.
 FIXED_L2 = 2.0**10
@@ -117,23 +116,18 @@ class Shots:
   ) -> list[Result]:
     """Fits a linear classifier to every draw and measures its accuracy.
 
-    `features_RD` has the features of the images `rows_R`. Leaves out images
-    that the `Extractor` could not read. Raises ValueError if a feature of
-    a readable image is not finite.
+    `features_RD` has the features of the images `rows_R`. Raises ValueError if
+    a feature is not finite.
     """
-    is_read_R, is_read_M = map(features.is_read, (features_RD, test_MD))
-    rows_R, x_RD = self.rows_R[is_read_R], features_RD[is_read_R]
-    x_MD, labels_M = test_MD[is_read_M], self._test_labels_M[is_read_M]
-    ridge.check_finite('training', x_RD)
-    ridge.check_finite('test', x_MD)
+    ridge.check_finite('training', features_RD)
+    ridge.check_finite('test', test_MD)
 
     def run(draw: tuple[int, int]) -> Result:
       indices_K = self._plan[draw]
-      indices_K = indices_K[np.isin(indices_K, rows_R)]
-      x_KD = x_RD[np.searchsorted(rows_R, indices_K)]
+      x_KD = features_RD[np.searchsorted(self.rows_R, indices_K)]
       labels_K = self._labels_N[indices_K]
       penalty, *classifier = fit(x_KD, labels_K, self._num_classes, self._l2)
-      accuracy = ridge.accuracy(x_MD, labels_M, *classifier)
+      accuracy = ridge.accuracy(test_MD, self._test_labels_M, *classifier)
       return Result(*draw, penalty, accuracy)
 
     # Parallel eigendecompositions on a few cores each are faster than

@@ -126,16 +126,6 @@ def top_k(model: Model, k: int) -> Function:
   return function
 
 
-def _unread(dtype: np.dtype) -> float:
-  """Returns the value that fills the row of an unreadable image."""
-  return -1 if np.issubdtype(dtype, np.integer) else -np.inf
-
-
-def is_read(rows_NX: np.ndarray) -> np.ndarray:
-  """Returns which rows of an `Extractor` belong to readable images, bool N."""
-  return (rows_NX != _unread(rows_NX.dtype)).any(axis=1)
-
-
 class Extractor:
   """Applies a function to every image of a source, on all devices and hosts."""
 
@@ -169,18 +159,24 @@ class Extractor:
   ) -> np.ndarray:
     """Returns the rows of all images in the source's order, in every process.
 
-    The row of a skipped image is filled with -inf, or with -1 if values are
-    integers. If `description` is not empty, a progress bar is shown. Raises the
-    errors of `global_batches`.
+    If `description` is not empty, a progress bar is shown. Raises the errors of
+    `global_batches`, and ValueError if images have become unreadable since the
+    source was checked.
     """
-    rows_NX = np.empty(0)
+    rows_NX, count = np.empty(0), 0
     for values_BX, index_B in self.batches(params, source, description):
       if not rows_NX.size:
         # Concatenating batches would need memory for all rows twice.
         shape = (len(source), *values_BX.shape[1:])
-        rows_NX = np.full(shape, _unread(values_BX.dtype), values_BX.dtype)
+        rows_NX = np.empty(shape, values_BX.dtype)
       is_image_B = index_B >= 0
       rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
+      count += int(is_image_B.sum())
+    if count < len(source):
+      raise ValueError(
+        f'{len(source) - count} of {len(source)} images have become '
+        'unreadable. Run the same command again to leave them out.'
+      )
     return rows_NX
 
   def batches(
