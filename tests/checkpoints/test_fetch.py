@@ -33,6 +33,32 @@ def cache(tmp_path, monkeypatch):
   return tmp_path / 'cache/vit_jax/checkpoints'
 
 
+class Bar:
+  """What is used of a `tqdm`, with its numbers."""
+
+  def __init__(self, **options):
+    self.options, self.done = options, 0
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *args):
+    pass
+
+  def update(self, count):
+    self.done += count
+
+
+@pytest.fixture
+def bars(monkeypatch):
+  """A list that every bar shown comes to."""
+  shown = []
+  monkeypatch.setattr(
+    fetch, 'tqdm', lambda **options: shown.append(Bar(**options)) or shown[-1]
+  )
+  return shown
+
+
 class Bucket:
   """gs:// as a folder that counts what is opened."""
 
@@ -113,7 +139,8 @@ def test_a_file_of_a_bucket_is_copied_once(bucket, cache, monkeypatch, bars):
   assert fetch.local(FILE) == path
   assert bucket.opened == 1
   (bar,) = bars
-  assert bar.what == f'fetching {FILE}' and bar.done == bar.total == 12
+  assert bar.options['desc'] == f'fetching {FILE}'
+  assert bar.done == bar.options['total'] == 12
 
 
 @pytest.mark.parametrize('name', ['x.npz', 'x.safetensors'])
@@ -146,17 +173,11 @@ def test_a_copy_of_another_size_is_not_kept(bucket, cache, missing_bytes):
 def test_a_copy_that_is_broken_off_is_not_kept(bucket, cache, monkeypatch):
   bucket.put('vit_models/augreg/Ti_16.npz', b'some weights')
 
-  class Bar:
-    def __enter__(self):
-      return self
-
-    def __exit__(self, *args):
-      pass
-
+  class Interrupted(Bar):
     def update(self, count):
       raise KeyboardInterrupt
 
-  monkeypatch.setattr(fetch.archive, 'progress', lambda *args: Bar())
+  monkeypatch.setattr(fetch, 'tqdm', Interrupted)
   with pytest.raises(KeyboardInterrupt):
     fetch.local(FILE)
   assert files_in(cache) == []
@@ -325,7 +346,7 @@ def test_a_length_that_the_server_does_not_state_is_not_checked(storage, bars):
   storage.has_length = False
   assert pathlib.Path(fetch.local(NAME)).read_bytes() == b'some weights'
   (bar,) = bars
-  assert bar.total is None
+  assert bar.options['total'] is None
 
 
 @pytest.fixture

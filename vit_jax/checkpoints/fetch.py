@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from etils import epath
+from tqdm import tqdm
 
 from vit_jax.checkpoints import saving
 from vit_jax.checkpoints.catalogue import FAMILIES, PUBLISHED
-from vit_jax.checkpoints.formats import archive
 from vit_jax.data import atomic_files
 from vit_jax.register import nearest
 
@@ -162,7 +162,15 @@ def _copy(
   with (
     remote,
     open(target, 'wb') as file,
-    archive.progress(f'fetching {source}', size_bytes) as bar,
+    tqdm(
+      desc=f'fetching {source}',
+      total=size_bytes,
+      unit='B',
+      unit_scale=True,
+      delay=2,
+      disable=None,
+      leave=False,
+    ) as bar,
   ):
     while chunk := remote.read(_CHUNK_BYTES):
       file.write(chunk)

@@ -214,27 +214,6 @@ def test_other_files_are_not_archives(tmp_path, data):
   assert not archive.is_archive(str(tmp_path / 'x'))
 
 
-def test_bars_count_the_bytes_of_arrays(tmp_path, bars):
-  path = str(tmp_path / 'x.npz')
-  archive.save(path, ARRAYS, 'float32')
-  archive.load(path)
-  writing, reading = bars
-  with zipfile.ZipFile(path) as file:
-    unpacked = sum(info.file_size for info in file.infolist())
-  total = (12 + 3 + 1) * 4
-  assert vars(writing) == {
-    'what': f'writing {path}',
-    'total': total,
-    'done': total,
-  }
-  # Headers of arrays are not counted.
-  assert vars(reading) == {
-    'what': f'reading {path}',
-    'total': unpacked,
-    'done': total,
-  }
-
-
 def lookup_of(*keys, **shapes):
   """Looks for arrays by capitals, which files have in small letters."""
   arrays = {key: np.zeros(1) for key in keys}

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import re
 import zipfile
 from collections.abc import Callable
@@ -10,15 +9,9 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 from numpy.lib import format as npy
-from tqdm import tqdm
 
 from vit_jax.checkpoints.formats.table import Flat, Preprocessing, Weights
 from vit_jax.data import atomic_files
-
-# `progress(description, total_bytes)` is a bar that appears after two seconds.
-progress = functools.partial(
-  tqdm, None, unit='B', unit_scale=True, delay=2, disable=None, leave=False
-)
 
 
 def is_archive(path: str) -> bool:
@@ -38,16 +31,13 @@ def load(path: str) -> Flat:
   try:
     # np.load alone would leave a damaged file open.
     with open(path, 'rb') as file, np.load(file, allow_pickle=False) as archive:
-      infos = archive.zip.infolist()
-      with progress(f'reading {path}', sum(x.file_size for x in infos)) as bar:
-        for key in archive.files:
-          part = f'the array {key!r}'
-          # NumPy returns bytes for a member that is not an array.
-          x = np.asarray(archive[key])
-          flat[key] = numeric(
-            x.view(ml_dtypes.bfloat16) if x.dtype == 'V2' else x
-          )
-          bar.update(x.nbytes)
+      for key in archive.files:
+        part = f'the array {key!r}'
+        # NumPy returns bytes for a member that is not an array.
+        x = np.asarray(archive[key])
+        if x.dtype == 'V2':
+          x = x.view(ml_dtypes.bfloat16)
+        flat[key] = numeric(x)
   except Exception as e:
     raise unreadable(path, part, e) from e
   return flat
@@ -80,23 +70,19 @@ def save(target: str, flat: Flat, dtype: str) -> None:
   two-byte void, because .npz files cannot declare it. Raises the errors of
   `atomic_files.new_file`, such as FileExistsError.
   """
-  stored_dtype = np.dtype(dtype)
-  total = sum(x.size for x in flat.values()) * stored_dtype.itemsize
   with (
     atomic_files.new_file(target) as path,
     zipfile.ZipFile(path, 'w') as archive,
-    progress(f'writing {target}', total) as bar,
   ):
     for key, x in flat.items():
       # A new ZipInfo has a fixed date, so the bytes do not depend on the time.
       entry = zipfile.ZipInfo(f'{key}.npy')
       with archive.open(entry, 'w', force_zip64=True) as file:
         # Converts one array at a time, to save memory.
-        stored = np.ascontiguousarray(x, stored_dtype).reshape(x.shape)
-        if stored_dtype == ml_dtypes.bfloat16:
+        stored = np.ascontiguousarray(x, dtype).reshape(x.shape)
+        if dtype == 'bfloat16':
           stored = stored.view('V2')
         npy.write_array(file, stored, allow_pickle=False)
-      bar.update(stored.nbytes)
 
 
 @dataclasses.dataclass(frozen=True)

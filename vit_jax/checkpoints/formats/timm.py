@@ -113,18 +113,11 @@ def write(weights: table.Weights, target: str, dtype: str) -> list[str]:
       'Without a head, the model returns the class token. timm returns the '
       'mean of the class token and the distillation token.'
     )
-  if fields['name'] == 'resnet':
+  if fields['name'] == 'resnet' or fields['stem_width']:
+    most = '2e-5' if fields['name'] == 'resnet' else '3e-4'
     lines.append(
-      'timm adds 1e-8 to the variance of kernels, BiT adds 1e-10. This changes '
-      'logits by up to 2e-5 of the largest logit, or more if kernels are '
-      'small.'
-    )
-  elif fields['stem_width']:
-    lines.append(
-      'timm adds 1e-8 to the variance of kernels and 1e-5 in GroupNorm. The '
-      "paper's hybrids add 1e-5 to the standard deviation of kernels and 1e-6 "
-      'in GroupNorm. This changes logits by up to 3e-4 of the largest logit, '
-      'or more if kernels are small.'
+      'timm has other epsilons than the original code. This changes logits by '
+      f'up to {most} of the largest logit, or more if kernels are small.'
     )
   return lines
 
