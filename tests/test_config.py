@@ -250,14 +250,6 @@ def test_arguments_are_positional_values_and_pairs(argument, positional, pairs):
   assert got == (positional, pairs)
 
 
-def test_a_field_without_its_value_is_no_positional_one():
-  field = 'model.width'
-  with pytest.raises(
-    ValueError, match=f'{field} lacks a value .* write {field}='
-  ):
-    config_lib.parse_argument(f'l16,{field}', ['x', 'y'])
-
-
 @pytest.mark.parametrize(
   ('key', 'text', 'value'),
   [

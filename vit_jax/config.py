@@ -528,8 +528,7 @@ def parse_argument(
   key=value pairs for `override`.
 
   Raises:
-    ValueError: if there are more positional values than defaults, or if a
-      positional value is the name of a field.
+    ValueError: if there are more positional values than defaults.
   """
   positional, pairs = [], {}
   for part in filter(None, split_commas(argument)):
@@ -543,12 +542,6 @@ def parse_argument(
       f'{argument!r} has {len(positional)} values without a key; at most '
       f'{len(defaults)} are expected. Write further values as key=value.'
     )
-  known = flatten(base())
-  for part in positional:
-    if part in known:
-      raise ValueError(
-        f'{part} lacks a value in {argument!r}: write {part}=...'
-      )
   return positional + defaults[len(positional) :], pairs
 
 

@@ -14,7 +14,6 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.checkpoints import opening
 from vit_jax.models import variants
-from vit_jax.register import nearest
 
 NAME = 'from_init'
 # Fields that are not copied, besides the model's `compute_fields`: fine-tuning
@@ -49,9 +48,8 @@ def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
   Rounds `data.image_size` by `nearest_size` if it is one number, such as '384'
-  but not '384x384'; also in `config.sweep`, but not in `--sweep`. Raises
-  ValueError if the config sets a field that the model lacks, and the errors of
-  `open_checkpoint`.
+  but not '384x384'; also in `config.sweep`, but not in `--sweep`. Raises the
+  errors of `open_checkpoint`.
   """
   if config.model.name != NAME:
     return
@@ -62,11 +60,6 @@ def resolve(config: ConfigDict) -> None:
   model = variants.defaults(fields['name'])
   model |= {k: v for k, v in fields.items() if k not in left_out}
   given = {k: v for k, v in config.model.items() if v is not None}
-  if unknown := given.keys() - model.keys():
-    raise ValueError(
-      f'The model of {config.init} has no field {min(unknown)!r}. '
-      + nearest(min(unknown), model)
-    )
   with config.unlocked():
     config.model = ConfigDict(model | given | {'name': fields['name']})
     for field in _IMAGE_FIELDS:

@@ -145,12 +145,8 @@ def fields(variant: str) -> dict[str, Any]:
     name = ''.join(theirs.groups()) if theirs else variant
     raise ValueError(
       f'Unknown model variant {variant!r}. {nearest(name, PUBLISHED)} '
-      f'A ViT is named by its size ({", ".join(SIZES)}) and patch size in '
-      'pixels, as in l16. A ResNet is named by its depth '
-      f'({", ".join(map(str, STAGES))}) and width factor, as in r50x1. A '
-      'hybrid is named by the depth of its ResNet stem and its ViT, as in '
-      'r50+b16. vit5_l16 is ViT-5; igpt_s, igpt_m and igpt_l are iGPT; '
-      'detr_r50 is DETR.'
+      '`python -m vit_jax.models` lists models, and docs/reference/models.md '
+      'explains their names.'
     ) from None
 
 
