@@ -277,7 +277,6 @@ def test_its_properties_are_those_of_its_outputs(case):
   assert jax.tree.map(np.shape, body) == jax.tree.map(
     np.shape, wanted['params']
   )
-  assert f'{size[0]}x{size[1]} pixels' in model.describe(size)
 
 
 def test_its_fields_make_it_again(case):

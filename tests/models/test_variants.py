@@ -177,33 +177,6 @@ def test_the_limits_of_fields_are_valid():
     assert {k: getattr(model, k) for k in fields} == fields
 
 
-def test_descriptions_of_models():
-  """Heights and widths differ."""
-  wide = {'image_size': (32, 64), 'depth': 5}
-  of_vit = 'patch_size 16, width 192, depth 5, mlp_dim 768, heads 3'
-  for variant, fields, said in (
-    (
-      'ti16',
-      wide | {'name': 'masked_vit', 'num_classes': 0, 'target': 'downsized'},
-      f"MaskedViT, {of_vit}, target 'downsized', 2x4 grid, 32x64 pixels",
-    ),
-    (
-      'igpt_m',
-      {'image_size': (8, 12), 'causal': False, 'palette': (0.0,) * 9},
-      'IGPT, width 1024, depth 36, mlp_dim 4096, heads 8, causal False, '
-      f'palette ({"0.0, " * 6}...), 8x12 grid, 8x12 pixels',
-    ),
-    (
-      'detr_r50_dc5',
-      {'image_size': (65, 130), 'decoder_layers': 3, 'num_queries': 7},
-      'DETR, num_queries 7, decoder_layers 3, dilation True, 5x9 grid, 65x130 '
-      'pixels',
-    ),
-  ):
-    model = build(variant, **fields)
-    assert model.describe(fields['image_size']) == said
-
-
 @pytest.mark.parametrize(
   ('fields', 'stride'),
   [

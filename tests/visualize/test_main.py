@@ -98,7 +98,7 @@ def test_rollout_has_a_map_of_every_file(run, checkpoints, files):
   status, said, err, out = run('rollout', 'gap', *files)
   assert (status, err) == (0, '')
   assert f'written  {out}/rollout.png and 1 more' in said
-  assert '2x3 grid, 16x24 pixels' in said
+  assert ', 16x24 pixels, ' in said
   assert pictures(out) == ['rollout']
   arrays = np.load(out / 'rollout.npz')
   assert list(arrays['files']) == files
@@ -184,7 +184,7 @@ def test_position_embeddings_of_every_layer(run):
 def test_another_image_size(run, checkpoints, files):
   status, said, _, out = run('rollout', 'cls', *files, '--image_size=32x40')
   assert status == 0
-  assert '4x5 grid, 32x40 pixels' in said
+  assert ', 32x40 pixels, ' in said
   assert np.load(out / 'rollout.npz')['maps'].shape == (1, 3, 4, 5)
 
 
@@ -250,7 +250,7 @@ def test_the_report_has_all_and_needs_nothing(run, checkpoints, files):
   assert re.findall('<h3>(.*?)</h3>', page.source) == ['a', 'a-2', 'b']
   assert page.source.count(f'<title>{checkpoint.path}</title>') == 1
   count = sum(x.size for x in jax.tree.leaves(checkpoint.params))
-  assert f'; {count:,} parameters.' in page.source
+  assert f', {count:,} parameters, ' in page.source
   # The second image, whole and by the two likeliest of its classes.
   assert 'their max, the lowest 50% of the weights discarded' in page.source
   labels = [text for text in page.texts if text in names][5:7]

@@ -217,7 +217,7 @@ def _to_model(
       '(x / 255 - mean) / std with x from 0 to 255'
     ),
     'class_names': json.dumps(class_names),
-    'description': checkpoint.model.describe(checkpoint.image_size),
+    'description': checkpoint.describe(),
     'grid': json.dumps(checkpoint.model.grid(checkpoint.image_size)),
     'loss': checkpoint.loss,
   } | {

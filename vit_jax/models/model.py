@@ -1,7 +1,6 @@
 """The base class of models, and the types of their inputs and outputs."""
 
 import dataclasses
-import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -216,22 +215,6 @@ class Model(nn.Module, kw_only=True):
       ValueError: if patches do not tile such images.
     """
     raise NotImplementedError
-
-  def describe(self, image_size: tuple[int, int]) -> str:
-    """Describes the model: class, non-default fields, grid, pixels.
-
-    Leaves out the fields that all models have, such as `num_classes`.
-    """
-    shared = {x.name for x in dataclasses.fields(Model)}
-    own = {
-      x.name: getattr(self, x.name)
-      for x in self.own_fields()
-      if x.name not in shared and getattr(self, x.name) != x.default
-    }
-    (h, w), (H, W) = self.grid(image_size), image_size
-    fields = (f'{name} {reprlib.repr(value)}' for name, value in own.items())
-    parts = type(self).__name__, *fields, f'{h}x{w} grid', f'{H}x{W} pixels'
-    return ', '.join(parts)
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
     """Returns the number of tokens L, including the extra tokens."""

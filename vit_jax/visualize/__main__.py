@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> None:
     )
   given = predict.find_files(getattr(args, 'images', []))
   subject = Subject(checkpoint, photos.load(given, checkpoint))
-  about = checkpoint.model.describe(checkpoint.image_size)
+  about = checkpoint.describe()
   options = {k: v for k, v in vars(args).items() if k not in _COMMON}
   found = _KINDS[args.what](subject, **options)
   made: dict[str, Callable[[], bytes]]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.models import flops
 from vit_jax.visualize import draw, sections
 from vit_jax.visualize.sections import Section
 from vit_jax.visualize.subject import Subject
@@ -78,9 +77,7 @@ def report(subject: Subject, fusion: str, discard: float) -> str:
       content = f'<p class="none">{html.escape(str(e))}</p>'
     body.append(f'<h2 id="part{i}">{title}</h2>\n{content}')
     links.append(f'<a href="#part{i}">{title}</a>')
-  what = checkpoint.model.describe(checkpoint.image_size)
-  count = flops.count_params(checkpoint.model, checkpoint.image_size)
-  about = html.escape(f'{what}; {count:,} parameters.')
+  about = html.escape(f'{checkpoint.describe()}.')
   body = [f'<p>{about}</p>', f'<nav>{" ".join(links)}</nav>', *body]
   title = html.escape(checkpoint.path)
   return _PAGE.substitute(title=title, body='\n'.join(body))

@@ -103,7 +103,7 @@ def complete(
   checkpoint = opening.open_checkpoint(checkpoint)
   model = checkpoint.model
   if not isinstance(model, IGPT) or not model.causal:
-    found = model.describe(checkpoint.image_size)
+    found = checkpoint.describe()
     if isinstance(model, IGPT):
       found = 'iGPT (BERT)'
     raise ValueError(
