@@ -36,7 +36,8 @@ def same_classes(
     return np.arange(C)
   if tuple(names) == tuple(checkpoint.class_names):
     return np.arange(C)
-  if twice := [name for name in names if name in checkpoint.shared_names]:
+  shared = {*checkpoint.class_names} - {*checkpoint.unique_names}
+  if twice := [name for name in names if name in shared]:
     raise ValueError(
       f'{checkpoint.path} has several classes named {twice[0]!r}. Give data '
       'with all classes of the checkpoint, in the same order.'

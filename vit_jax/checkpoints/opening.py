@@ -78,23 +78,21 @@ class Checkpoint:
     """Normalises images with values from 0 to 255; returns float32."""
     return self.images.normalize(images_BHWC)
 
-  def class_name(self, index: int) -> str:
-    """Returns the name of a class; without class names, the index.
-
-    If several classes share the name (ImageNet has two cranes), appends the
-    index.
-    """
-    names = self.class_names
-    if not names:
-      return str(index)
-    name = names[index]
-    return f'{name} ({index})' if name in self.shared_names else name
-
   @functools.cached_property
-  def shared_names(self) -> set[str]:
-    """Names that several classes have."""
+  def unique_names(self) -> tuple[str, ...]:
+    """The class names; the index follows a name that several classes have.
+
+    ImageNet, for example, has two classes named crane.
+    """
     counts = collections.Counter(self.class_names)
-    return {name for name, count in counts.items() if count > 1}
+    return tuple(
+      f'{name} ({i})' if counts[name] > 1 else name
+      for i, name in enumerate(self.class_names)
+    )
+
+  def class_name(self, index: int) -> str:
+    """Returns the unique name of a class; without class names, the index."""
+    return self.unique_names[index] if self.class_names else str(index)
 
   def class_index(self, text: str | int) -> int:
     """Returns the index of a class, given its index or `class_name`.
@@ -103,18 +101,11 @@ class Checkpoint:
     if the class is unknown or ambiguous, or the model has no head.
     """
     self.check_head()
-    names, C = self.class_names, self.model.num_classes
-    found = [
-      i for i, name in enumerate(names) if text in (name, f'{name} ({i})')
-    ]
-    if len(found) == 1:
-      return found[0]
-    if found:
-      raise ValueError(
-        f'{self.path} has {len(found)} classes named {text!r}. Give '
-        f'{" or ".join(map(repr, map(self.class_name, found)))}.'
-      )
-    if str(text).isdecimal() and int(text) < C:
+    names, C = self.unique_names, self.model.num_classes
+    if text in names:
+      return names.index(text)
+    is_index = str(text).isdecimal() and int(text) < C
+    if is_index and text not in self.class_names:
       return int(text)
     hint = nearest(str(text), names) if names else 'Its classes have no names.'
     if len(hint) > 300:

@@ -209,7 +209,7 @@ def _to_model(
     ) from e
   class_names = checkpoint.class_names
   if served:  # unique names, as `predict` prints them
-    class_names = tuple(map(checkpoint.class_name, range(len(class_names))))
+    class_names = checkpoint.unique_names
   metadata = {
     'source': f'vit_jax {vit_jax.__version__} on JAX {jax.__version__}',
     'input': (
