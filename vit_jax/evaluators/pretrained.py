@@ -66,8 +66,7 @@ class TrainedModel:
     """Returns the likeliest classes of each image, the likeliest first.
 
     The list of an image has `topk` pairs (name, probability), or fewer if there
-    are fewer classes. An unnamed class has its number as name.
-    If several classes share a name, their numbers are appended.
+    are fewer classes. Names are those of `Checkpoint.class_name`.
     Probabilities are the softmax of the logits, or their sigmoid if the model
     was trained with the sigmoid loss.
 
@@ -101,10 +100,8 @@ class TrainedModel:
   def logits(self, images: Any) -> np.ndarray:
     """Returns logits, float32 BC.
 
-    Raises:
-      UnreadableImage: if an image is unreadable.
-      ValueError: if the model does not classify images, or a logit is not
-        finite.
+    Raises ValueError if the model does not classify images, or a logit is not
+    finite.
     """
     return np.stack([*map(_readable, self._logits(images))])
 
@@ -127,9 +124,7 @@ class TrainedModel:
     token and registers. 'pre_logits' then means the encoder's output or the
     last feature map, and 'logits' is invalid.
 
-    Raises:
-      UnreadableImage: if an image is unreadable.
-      ValueError: if the layer is unknown.
+    Raises ValueError if the layer is unknown.
     """
     if (layer, patches) not in self._layers:
       function = features.layer(self.checkpoint.model, layer, patches)
@@ -146,9 +141,7 @@ class TrainedModel:
 
     The class token and registers come before the patches.
 
-    Raises:
-      UnreadableImage: if an image is unreadable.
-      ValueError: if the model lacks attention between all tokens.
+    Raises ValueError if the model lacks attention between all tokens.
     """
     images_BHWC = self._all(images, np.asarray)
     return [jax.device_get(x) for x in self._layers_of(images_BHWC).attention()]
@@ -159,10 +152,8 @@ class TrainedModel:
     If `of` is the name or number of a class, the maps explain this class. A map
     is 0 everywhere if no patch reaches the output.
 
-    Raises:
-      UnreadableImage: if an image is unreadable.
-      ValueError: if the model lacks attention between all tokens, or `of` is
-        unknown, ambiguous, or given for a model that does not classify images.
+    Raises ValueError if the model lacks attention between all tokens, or `of`
+    is unknown, ambiguous, or given for a model that does not classify images.
     """
     number = None if of is None else self.checkpoint.class_index(of)
 

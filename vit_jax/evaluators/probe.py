@@ -119,12 +119,8 @@ def fit_probe(
       'linear probe', len(l2_grid), 'fits', shown=is_first
     ) as bar:
       for penalty in sorted(l2_grid, reverse=True):
-        tried, iterations, _ = fit(tried, *data, rest_N, penalty, tolerance)
+        tried, *_ = fit(tried, *data, rest_N, penalty, tolerance)
         accuracy = float(measure(tried, *data, heldout_N))
-        bar.set_postfix_str(
-          f'l2 {penalty:.1e}: {iterations} iterations, '
-          f'held-out accuracy {accuracy:.2%}'
-        )
         bar.update()
         if accuracy > heldout_accuracy:
           l2, heldout_accuracy, params = penalty, accuracy, tried
