@@ -39,7 +39,6 @@ _INSTALL_REQUIRES = [
   'scikit-learn>=1.5',
   'simplejpeg>=1.8',
   'tensorflow-datasets>=4.9.10',
-  'threadpoolctl>=3.5',
   'tqdm>=4.66',
 ]
 

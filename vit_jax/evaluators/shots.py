@@ -6,12 +6,9 @@ test examples, K examples of one draw, D features, C classes.
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent import futures
 
 import numpy as np
-import threadpoolctl
 
-from vit_jax.data.cores import usable_cores
 from vit_jax.evaluators import ridge
 
 # The penalty of big_vision's protocol, also used for one shot per class.
@@ -121,24 +118,14 @@ class Shots:
     """
     ridge.check_finite('training', features_RD)
     ridge.check_finite('test', test_MD)
-
-    def run(draw: tuple[int, int]) -> Result:
-      indices_K = self._plan[draw]
+    results = []
+    for draw, indices_K in self._plan.items():
       x_KD = features_RD[np.searchsorted(self.rows_R, indices_K)]
       labels_K = self._labels_N[indices_K]
       penalty, *classifier = fit(x_KD, labels_K, self._num_classes, self._l2)
       accuracy = ridge.accuracy(test_MD, self._test_labels_M, *classifier)
-      return Result(*draw, penalty, accuracy)
-
-    # Parallel eigendecompositions on a few cores each are faster than
-    # successive ones on all cores.
-    cores = usable_cores()
-    workers = min(cores, len(self._plan))
-    with (
-      threadpoolctl.threadpool_limits(cores // workers, user_api='blas'),
-      futures.ThreadPoolExecutor(workers) as pool,
-    ):
-      return list(pool.map(run, self._plan))
+      results.append(Result(*draw, penalty, accuracy))
+    return results
 
 
 def fit(
