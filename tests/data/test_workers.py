@@ -1,4 +1,4 @@
-"""Workers that are killed, and the memory that they leave behind."""
+"""Workers that are killed."""
 
 import os
 import pathlib
@@ -11,9 +11,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-# Prints a line for each batch, of a source that no pipe holds.
+# Reads batches of a source that no pipe holds.
 PROGRAM = """
-import pathlib
 import numpy as np
 from vit_jax.data import loader, source
 
@@ -35,7 +34,6 @@ def main():
   )
   for _ in range(BATCHES):
     next(batches)
-    pathlib.Path('batch').touch()
   batches.close()
 
 if __name__ == '__main__':
@@ -76,50 +74,7 @@ def test_a_worker_that_is_killed_while_it_starts_ends_the_run(tmp_path):
   assert 'Worker process was terminated' in error
 
 
-def segments():
-  return {path.name for path in pathlib.Path('/dev/shm').glob('*vj*')}
-
-
 @pytest.mark.slow
-def test_memory_of_dead_runs_is_removed_and_of_living_ones_kept(tmp_path):
-  before = segments()
-  process = start(tmp_path, '2', '10**9')
-  while not (tmp_path / 'batch').exists():
-    assert process.poll() is None, process.stderr.read()
-    time.sleep(0.01)
-  own = segments() - before
-  assert len(own) > 1
-  other = start(tmp_path, '1', '9')
-  assert other.communicate()[1] == '' and other.returncode == 0
-  lock = {x for x in own if x.endswith('lock')}
-  assert lock <= segments()
-  os.killpg(process.pid, signal.SIGKILL)
-  process.communicate()
-  left = segments() - before
-  assert lock < left and any(x.startswith('sem.') for x in left)
-  other = start(tmp_path, '1', '1')
-  assert other.communicate()[1] == '' and other.returncode == 0
-  assert not segments() & left
-  assert segments() <= before
-
-
-# A worker may be killed after it made a file and before it registered it.
-LEFT_BEHIND = """
-import pathlib
-from vit_jax.data import workers
-prefix = workers._own_prefix()
-pathlib.Path(f'/dev/shm/{prefix}batch').touch()
-"""
-
-
-@pytest.mark.slow
-def test_an_unregistered_file_is_removed_without_a_traceback():
-  before = segments()
-  ended = subprocess.run(
-    [sys.executable, '-c', LEFT_BEHIND],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert (ended.returncode, ended.stderr) == (0, '')
-  assert segments() <= before
+def test_a_run_that_ends_early_says_nothing(tmp_path):
+  process = start(tmp_path, '2', '9')
+  assert process.communicate(timeout=60)[1] == '' and process.returncode == 0
