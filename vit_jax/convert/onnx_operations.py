@@ -48,6 +48,11 @@ def _pool(op: str, graph: Graph, out: Any, params: Any, x: Value) -> Value:
     or set(params['base_dilation']) | set(params['window_dilation']) != {1}
   ):
     raise NotImplementedError(f'this pooling, with windows of {window},')
+  if op == 'MaxPool' and not any([*before, *after]):
+    # Without an operation between them, onnxruntime 1.31 fuses padding (BiT's,
+    # with zeros) and pooling, and then pads with -inf.
+    least = np.array(np.finfo(out.dtype).min, out.dtype)
+    x = graph.elementwise('Max', x, least)
   more = {'count_include_pad': 1} if op == 'AveragePool' else {}
   y: Value = graph.node(
     op,

@@ -2,8 +2,7 @@
 
 The exporter searches the program for the operations of each function. Without a
 match, for example in another version of JAX or Flax, it translates the
-operations one by one. The file is then slower but computes the same numbers,
-except for `max_pool`.
+operations one by one. The file is then slower but computes the same numbers.
 """
 
 import functools
@@ -25,7 +24,7 @@ _EPSILONS = (1e-6, 1e-5)
 
 def of(model: Model) -> list[Pattern]:
   """Returns the patterns that may occur in a model."""
-  found = [max_pool(), *map(group_norm, _EPSILONS)]
+  found = [*map(group_norm, _EPSILONS)]
   if model.attention in ('all', 'axial'):
     found += [gelu(model.gelu), layer_norm(model.layer_norm_epsilon)]
   else:
@@ -94,32 +93,3 @@ def group_norm(epsilon: float) -> Pattern:
   return Pattern(
     function, 2, emit, lambda shape: len(shape) == 4 and shape[3] % 32 == 0
   )
-
-
-def max_pool() -> Pattern:
-  """Returns the pattern of BiT's max-pooling, which pads with zeros.
-
-  Separate nodes would be wrong: onnxruntime 1.31 fuses padding and pooling, and
-  then pads with -inf.
-  """
-
-  def function(x: Any) -> jax.Array:
-    x = jax.numpy.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return nn.max_pool(x, (3, 3), (2, 2))
-
-  def emit(graph: Graph, x: Value) -> Value:
-    x = graph.transpose(x, NCHW)
-    least = np.finfo(x.dtype).min
-    border = np.asarray(function(np.full((1, *x.shape[2:], 1), least, x.dtype)))
-    border = border.transpose(NCHW)
-    y = graph.node(
-      'MaxPool',
-      [x],
-      (*x.shape[:2], *border.shape[2:]),
-      kernel_shape=(3, 3),
-      strides=(2, 2),
-      pads=(1, 1, 1, 1),
-    )
-    return graph.transpose(graph.elementwise('Max', y, border), NHWC)
-
-  return Pattern(function, 0, emit, lambda shape: len(shape) == 4)
