@@ -285,13 +285,6 @@ def test_shards_that_cannot_be_read(write, tmp_path, photos, monkeypatch):
     sources.open_source(f'tfrecord:{tmp_path}', 'all')
   with pytest.raises(ValueError, match="no split 'exam'"):
     sources.open_source(write('arrayrecord'), 'exam')
-
-  def missing(*_):
-    raise ImportError('Please install gcsfs')
-
-  monkeypatch.setattr(fsspec.core, 'url_to_fs', missing)
-  with pytest.raises(ImportError, match='pip install .*gcsfs'):
-    sources.open_source('tfrecord:gs://bucket/train*', 'train')
   monkeypatch.setattr('importlib.util.find_spec', lambda _: None)
   with pytest.raises(ImportError, match='pip install .*hf'):
     sources.open_source('parquet:./x', 'train')

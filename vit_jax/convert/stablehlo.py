@@ -94,27 +94,18 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def open_peer(path: str) -> Peer:
   """Opens a directory that `write` wrote, without building the model.
 
-  Raises:
-    ValueError: if a file is missing or damaged, or the files do not match.
+  Raises FileNotFoundError if a file is missing. If a file is damaged, or the
+  files do not match, raises the errors of JSON, `archive.load` or JAX.
   """
-  folder, what = pathlib.Path(path), META
-  try:
-    meta = json.loads((folder / META).read_text())
-    H, W = meta['image_size']
-    mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
-    what = PARAMS
-    params = archive.load(os.fspath(folder / PARAMS))
-    what = MODEL
-    program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
-    call = jax.jit(program.call)
-    found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
-    has_boxes = isinstance(found, dict)
-  except Exception as e:
-    raise ValueError(
-      f'{folder / what} cannot be read: {type(e).__name__}: {e}. Convert the '
-      'checkpoint again with --to=stablehlo.'
-    ) from e
-  params = jax.device_put(params)
+  folder = pathlib.Path(path)
+  meta = json.loads((folder / META).read_text())
+  H, W = meta['image_size']
+  mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
+  params = jax.device_put(archive.load(os.fspath(folder / PARAMS)))
+  program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
+  call = jax.jit(program.call)
+  found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+  has_boxes = isinstance(found, dict)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:
     scaled = (images_BHWC / np.float32(255) - mean_C) / std_C

@@ -10,7 +10,6 @@ and a run may resume on another number of hosts.
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -137,10 +136,6 @@ def _example(
   raise last
 
 
-# A lock cannot be pickled, so it is not an attribute of `_BalancedOrder`.
-_DRAWING = threading.Lock()
-
-
 class _BalancedOrder:
   """Draws the examples of each epoch with weights that depend on their class.
 
@@ -155,8 +150,7 @@ class _BalancedOrder:
 
   def __call__(self, index: int, _: int) -> int:
     epoch, position = divmod(index, len(self.labels_N))
-    with _DRAWING:  # else each thread would draw the same epoch
-      return int(_drawn(self, epoch)[position])
+    return int(_drawn(self, epoch)[position])
 
 
 @functools.lru_cache(maxsize=3)  # threads may be in different epochs

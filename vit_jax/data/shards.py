@@ -199,12 +199,7 @@ def find(name: str) -> tuple[Any, dict[str, list[str]]]:
       unknown.
   """
   kind, _, pattern = name.partition(':')
-  try:
-    fs, place = fsspec.core.url_to_fs(os.path.expanduser(pattern))
-  except (ImportError, ValueError) as e:
-    raise type(e)(
-      f'{name}: {e}. gs:// needs gcsfs: pip install -c requirements.txt gcsfs'
-    ) from None
+  fs, place = fsspec.core.url_to_fs(os.path.expanduser(pattern))
   if fs.isdir(place):
     place = f'{glob.escape(place.rstrip("/"))}/*{KINDS[kind]}'
   local = 'file' in fs.protocol

@@ -1,7 +1,6 @@
 """The student's loss from its formula, and the labels that it learns."""
 
 import dataclasses
-import io
 
 import jax
 import numpy as np
@@ -166,14 +165,6 @@ def test_the_file_has_what_the_teacher_says_of_each_image(
   with pytest.raises(ValueError, match='different teacher.. Remove'):
     kept_in(path, other, *given)
   assert np.array_equal(kept_in(path, teacher, *given), made)
-  array = io.BytesIO()
-  np.save(array, made)
-  for content in (b'text', b'', b'PK', array.getvalue()):
-    (tmp_path / 'text.npz').write_bytes(content)
-    with pytest.raises(
-      ValueError, match=r'text.npz is not a file of soft labels'
-    ):
-      kept_in(str(tmp_path / 'text.npz'), None, *given)
 
 
 def test_each_class_has_as_many_images_as_are_asked_for(monkeypatch, caplog):
@@ -204,7 +195,7 @@ def test_labels_follow_the_images_and_not_their_name(tmp_path, monkeypatch):
 
 
 def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
-  """And one of other classes, or of what is no table, is not."""
+  """And one of other classes, or of another shape, is not."""
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:3]')
   kept = np.random.default_rng(0).random((3, 10), np.float32)
@@ -219,10 +210,6 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   with pytest.raises(
     ValueError, match=r'soft labels of shape .10,. for mine all'
   ):
-    kept_in(path, None, source, 'mine all', NAMES)
-  del whole['images']
-  np.savez(path, **whole)
-  with pytest.raises(ValueError, match='old.npz is not a file of soft labels'):
     kept_in(path, None, source, 'mine all', NAMES)
 
 

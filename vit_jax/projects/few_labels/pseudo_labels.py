@@ -17,7 +17,6 @@ The paper's noise is `data.augment`, `model.dropout` and
 import dataclasses
 import io
 import logging
-import zipfile
 from typing import Any, Self
 
 import jax
@@ -197,8 +196,10 @@ def kept(
   file exists. `data` is a `config.data` with the name and split of the images.
 
   Raises:
-    ValueError: if the file does not hold soft labels, or was made for other
-      images, other classes, another split seed or another teacher.
+    ValueError: if the file was made for other images, other classes, another
+      split seed or another teacher.
+
+  If the path is another file, also raises errors of `np.load`, or KeyError.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
@@ -220,20 +221,11 @@ def kept(
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
-  try:
-    with place.open('rb') as file, np.load(file) as archive:
-      probabilities_NC = archive['probabilities']
-      # Older files lack split_seed, identity and teacher.
-      held = {name: archive[name] for name in ('images', 'class_names')}
-      held |= {x: archive[x] for x in wanted if x in archive}
-  except (
-    *(KeyError, OSError, ValueError, zipfile.BadZipFile),
-    *(EOFError, TypeError),  # an empty file; a .npy array, not an archive
-  ) as e:
-    raise ValueError(
-      f'{path} is not a file of soft labels: {e}. Remove it, or name another '
-      'file with --config.objective.labels=PATH.npz.'
-    ) from e
+  with place.open('rb') as file, np.load(file) as archive:
+    probabilities_NC = archive['probabilities']
+    # Older files lack split_seed, identity and teacher.
+    held = {name: archive[name] for name in ('images', 'class_names')}
+    held |= {x: archive[x] for x in wanted if x in archive}
   other = [
     name
     for name, x in held.items()
