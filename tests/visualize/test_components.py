@@ -10,7 +10,7 @@ from vit_jax.convert import orbax
 from vit_jax.visualize import __main__ as command
 from vit_jax.visualize import components, photos
 from vit_jax.visualize.attention_maps import Layers
-from vit_jax.visualize.subject import Subject
+from vit_jax.visualize.photos import Subject
 
 FIELDS = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 20, 'heads': 2}
 

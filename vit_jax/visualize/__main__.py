@@ -32,7 +32,6 @@ from vit_jax.cli import flags, predict
 from vit_jax.data import atomic_files, images
 from vit_jax.visualize import components, page, photos, predictions, sections
 from vit_jax.visualize.rollout import FUSIONS
-from vit_jax.visualize.subject import Subject
 
 # The function of each command. Its docstring is the help text, and its
 # parameters after the subject are flags.
@@ -64,7 +63,7 @@ def _run(args: argparse.Namespace) -> None:
       checkpoint, images.size_of(args.image_size, '--image_size')
     )
   given = predict.find_files(getattr(args, 'images', []))
-  subject = Subject(checkpoint, photos.load(given, checkpoint))
+  subject = photos.Subject(checkpoint, photos.load(given, checkpoint))
   about = checkpoint.describe()
   options = {k: v for k, v in vars(args).items() if k not in _COMMON}
   found = _KINDS[args.what](subject, **options)

@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.training import features
 from vit_jax.visualize import sections
-from vit_jax.visualize.subject import Subject
+from vit_jax.visualize.photos import Subject
 
 # Share of the patches to clip at each end of a component's range.
 _SATURATED = 0.01

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.visualize import draw, sections
+from vit_jax.visualize.photos import Subject
 from vit_jax.visualize.sections import Section
-from vit_jax.visualize.subject import Subject
 
 # Numbers of classes to draw a rollout for and to list, the likeliest first.
 _CLASSES = 2

@@ -10,9 +10,8 @@ import numpy as np
 from vit_jax.data.images import Images
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
-from vit_jax.visualize.photos import SMALLEST
+from vit_jax.visualize.photos import SMALLEST, Subject
 from vit_jax.visualize.sections import Section, sheets
-from vit_jax.visualize.subject import Subject
 
 RATE = 0.5
 

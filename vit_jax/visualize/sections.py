@@ -10,8 +10,7 @@ import numpy as np
 from vit_jax.visualize import distance as distance_lib
 from vit_jax.visualize import draw, filters, similarity
 from vit_jax.visualize import rollout as rollout_lib
-from vit_jax.visualize.photos import Photograph
-from vit_jax.visualize.subject import Subject
+from vit_jax.visualize.photos import Photograph, Subject
 
 # Maximum number of photographs in one picture.
 SHEET = 8

@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from vit_jax.data import benchmarks
-from vit_jax.tools.paper import published
+from vit_jax.tools.paper import tables as published
 
 TASKS = benchmarks.SUITES['vtab']
 

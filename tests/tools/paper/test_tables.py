@@ -5,7 +5,7 @@ import pytest
 from vit_jax.data.benchmarks import BENCHMARKS, SUITES
 from vit_jax.models import variants
 from vit_jax.sweeps.grid import GridRun
-from vit_jax.tools.paper import published
+from vit_jax.tools.paper import tables as published
 from vit_jax.tools.paper.tables import TransferReport
 
 VTAB = SUITES['vtab']

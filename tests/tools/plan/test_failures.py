@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from vit_jax.tools.plan.failures import Failures
+from vit_jax.tools.plan.costs import Failures
 
 FAILURES = Failures(mtbf_s=50_000.0, restart_s=600.0, save_s=10.0)
 

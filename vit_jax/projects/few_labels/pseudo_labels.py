@@ -34,7 +34,7 @@ from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives import teachers
 from vit_jax.objectives.objective import Example
-from vit_jax.projects.few_labels.streams import TwoStreams
+from vit_jax.projects.few_labels.s4l import TwoStreams
 from vit_jax.training import features, sharding
 
 _log = logging.getLogger(__name__)

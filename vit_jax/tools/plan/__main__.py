@@ -27,7 +27,6 @@ from vit_jax.checkpoints import from_init
 from vit_jax.cli.flags import ENDINGS, parse_flags, show_messages, status
 from vit_jax.experiment import CheckedConfig, Experiment
 from vit_jax.tools.plan import costs
-from vit_jax.tools.plan.failures import Failures
 from vit_jax.training import sharding
 
 EXIT_TOO_LARGE = 1
@@ -98,7 +97,7 @@ def run(argv: list[str]) -> None:
     cost = costs.Cost(experiment, step.program, devices, chip)
     print(costs.report(experiment, step, cost))
     mtbf_s = 3600 * _SLICE_MTBF_H.value / _SLICES.value
-    failures = Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
+    failures = costs.Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
     print(failures.report(cost.most_s, experiment.durations.checkpoint_every))
     for line in costs.profile(step.program, _SLOWEST.value):
       print(line)
