@@ -22,7 +22,6 @@ from vit_jax.projects.igpt import completion
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('complete', __doc__)
   add = parser.add_argument
   add('checkpoint', help=WHAT_OPENS)

@@ -119,7 +119,6 @@ def table(found: Measures) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('evaluate', __doc__)
   flags.add_subject(parser)
   add = parser.add_argument

@@ -61,7 +61,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Parses the flags; exits with status 2 if they are invalid."""
   parser = flags.parser('fewshot', __doc__)
   add = parser.add_argument
   flags.add_subject(parser)
@@ -158,7 +157,6 @@ def _shots(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   args = parse(argv)
   return flags.command(_together if args.distributed else _run, args)
 

@@ -258,7 +258,6 @@ def short(text: str) -> str:
 
 
 def lines(text: str) -> str:
-  """Applies `printable` to each line of a message."""
   return '\n'.join(map(printable, text.split('\n')))
 
 
@@ -268,8 +267,6 @@ def say(text: str) -> None:
 
 
 class _Lines(logging.Formatter):
-  """Formats log messages with `lines`."""
-
   def format(self, record: logging.LogRecord) -> str:
     return lines(super().format(record))
 

@@ -20,7 +20,6 @@ from vit_jax.projects.igpt import palette
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('palette', __doc__)
   add = parser.add_argument
   add('dataset', help="dataset of images: 'digits', a folder, a TFDS name, ...")

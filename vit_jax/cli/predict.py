@@ -51,8 +51,7 @@ Row = dict[str, Any]
 def find_files(paths: Sequence[str]) -> list[str]:
   """Returns the given files, and all images at any depth of given folders.
 
-  Raises:
-    FileNotFoundError: if a path is missing, or a folder has no images.
+  Raises FileNotFoundError if a path is missing, or a folder has no images.
   """
   found = []
   for path in paths:
@@ -74,7 +73,6 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('predict', __doc__)
   add = parser.add_argument
   add('checkpoint', help=recognise.WHAT_OPENS)

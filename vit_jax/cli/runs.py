@@ -119,7 +119,6 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(found: Sequence[FoundRun]) -> str:
-  """Returns the table of runs for a terminal."""
   rows = [['run', 'best', 'at step', 'last', 'steps', 'minutes']]
   for run in found:
     at = run.steps[run.values.index(run.best)]
@@ -160,7 +159,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('runs', __doc__)
   parser.add_argument('folder', help='folder to search for workdirs')
   parser.add_argument(

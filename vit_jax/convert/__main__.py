@@ -53,7 +53,6 @@ def _run(args: argparse.Namespace) -> int | None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  """Returns the flags; exits with status 2 if they are invalid."""
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
   parser.add_argument(

@@ -137,7 +137,6 @@ def convert(
 
 
 def writer(to: str) -> types.ModuleType:
-  """Returns the module that writes the format `to`."""
   folder = 'checkpoints.formats' if to in WEIGHTS else 'convert'
   if to == 'board':  # a web server for a single-board computer
     folder = 'tools.serve'

@@ -71,7 +71,6 @@ class Graph:
     return Tensor(name, tuple(shape), np.dtype(dtype or inputs[0].dtype))
 
   def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
-    """Returns a value with its axes in another order."""
     permutation = tuple(permutation)
     if isinstance(x, np.ndarray):
       return x.transpose(permutation)
@@ -125,7 +124,6 @@ class Graph:
     return self.node('Slice', [x, starts, ends, axes, steps], shape)
 
   def cast(self, x: Value, dtype: Any) -> Value:
-    """Returns a value in another dtype."""
     if x.dtype == dtype:
       return x
     if isinstance(x, np.ndarray):
@@ -172,9 +170,8 @@ class Graph:
 
     The opset defaults to the lowest that suffices.
 
-    Raises:
-      ValueError: if the opset lacks an operator or is unknown, or the weights
-        are too large for one file.
+    Raises ValueError if the opset lacks an operator or is unknown, or the
+    weights are too large for one file.
     """
     for name, x in outputs.items():
       source = self._name(x, 'constant')

@@ -23,7 +23,6 @@ _EPSILONS = (1e-6, 1e-5)
 
 
 def of(model: Model) -> list[Pattern]:
-  """Returns the patterns that may occur in a model."""
   found = [*map(group_norm, _EPSILONS)]
   if model.attention in ('all', 'axial'):
     found += [gelu(model.gelu), layer_norm(model.layer_norm_epsilon)]

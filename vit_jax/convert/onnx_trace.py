@@ -51,9 +51,8 @@ def trace(
   The function takes `params`, a tree of NumPy arrays, and the inputs. `inputs`
   maps each name to a shape without the batch axis, and a dtype.
 
-  Raises:
-    NotImplementedError: if an operation is not supported; the message is a noun
-      phrase that names it.
+  Raises NotImplementedError if an operation is not supported; the message is a
+  noun phrase that names it.
   """
   (batch,) = export.symbolic_shape('batch')
   given = [
@@ -72,8 +71,6 @@ def trace(
 
 
 class _Reader:
-  """Translates the operations of a program into a graph."""
-
   def __init__(self, graph: Graph, patterns: Sequence[Pattern]):
     self._graph = graph
     self._patterns = patterns

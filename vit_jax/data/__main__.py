@@ -27,7 +27,6 @@ from vit_jax.projects.detr import mask_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command and returns its exit status; see `flags.command`."""
   parser = flags.parser('data', __doc__)
   parser.add_argument(
     'folder', help='has images/ and masks/; with --shards, a dataset'

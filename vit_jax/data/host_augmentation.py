@@ -26,7 +26,6 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def _moved(image: Image.Image, *matrix: float) -> Image.Image:
-  """Transforms an image by an affine matrix."""
   return image.transform(
     image.size,
     Image.Transform.AFFINE,
@@ -42,8 +41,6 @@ def _rotated(image: Image.Image, degrees: float) -> Image.Image:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An operation on an image."""
-
   apply: Callable[[Image.Image, float], Image.Image]
   end: float = 0.0  # the value at magnitude 10; 0 if the value is ignored
   signed: bool = True  # whether the value is negative in half of the cases

@@ -93,8 +93,6 @@ class HubSource(Source):
 
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:
-  """Returns the names of the image column and of the class column."""
-
   def columns(kind: type, *names: str) -> list[str]:
     of_kind = [k for k, f in features.items() if isinstance(f, kind)]
     return [k for k in of_kind if k in names or not names]

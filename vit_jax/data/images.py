@@ -58,7 +58,6 @@ class Images:
     return images
 
   def train_transform(self) -> transforms.TrainTransform:
-    """Returns the transform of training images."""
     size = self.train_size or self.size
     height, width = (round(self.crop_resize * side) for side in size)
     return transforms.TrainTransform(
@@ -69,7 +68,6 @@ class Images:
     )
 
   def eval_transform(self) -> transforms.EvalTransform:
-    """Returns the transform of evaluation images."""
     return transforms.EvalTransform(self.size, self.preprocessing)
 
   def batch_shape(self, size: int) -> jax.ShapeDtypeStruct:

@@ -49,7 +49,6 @@ _READ_TOGETHER = 512
 
 
 def open_shards(name: str, split: str, split_seed: int) -> 'Shards':
-  """Opens a split of shards; see `sources.open_source`."""
   kind = name.partition(':')[0]
   fs, by_split = find(name)
   names = class_file(fs, next(iter(by_split.values()))[0])

@@ -131,7 +131,6 @@ class TfdsSource(Source):
 
 
 def open_dataset(name: str, split: str, data_dir: str | None) -> TfdsSource:
-  """Opens one split of a dataset; see `sources.open_source`."""
   builder = prepared_builder(name, data_dir)
   image, field = _keys(name, builder.info)
   names = tuple(builder.info.features[field].names)

@@ -49,7 +49,6 @@ class TrainTransform:
   def __call__(
     self, record: Mapping[str, Any], rng: np.random.Generator
   ) -> dict[str, np.ndarray | np.int32]:
-    """Returns the example of a record; see the module's docstring."""
     picture = decode.open_image(record['image'], record['name'])
     if self.resize:
       image = resize(picture.read(size=self.resize, exact=False), self.resize)
@@ -117,7 +116,6 @@ class EvalTransform:
   def __call__(
     self, record: Mapping[str, Any]
   ) -> dict[str, np.ndarray | np.int32]:
-    """Returns the example of a record; see the module's docstring."""
     image = self.image(record['image'], record['name'])
     return {'image': image} | _label(record)
 

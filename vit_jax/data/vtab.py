@@ -28,8 +28,6 @@ _Start = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """One task."""
-
   title: str  # in table 9 of the ViT paper
   group: str  # 'natural', 'specialised' or 'structured'
   tfds: str  # the name of the TFDS dataset

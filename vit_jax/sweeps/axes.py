@@ -44,8 +44,7 @@ def axis(config: ConfigDict, field: str, values: Iterable[str]) -> Axis:
   names the axis. The values get the type of the field in `config`: 1e-3 and
   0.001 are the same.
 
-  Raises:
-    ValueError: if the field is unknown or a value has the wrong type.
+  Raises ValueError if the field is unknown or a value has the wrong type.
   """
   entries = {}
   for text in values:
@@ -65,8 +64,7 @@ def add_axes(
   apply to every `tune.axes` that an axis of the sweep sets, such as learning
   rates per dataset.
 
-  Raises:
-    ValueError: if a text lacks values; also the errors of `axis`.
+  Raises ValueError if a text lacks values; also the errors of `axis`.
   """
   config.sweep = _extended(config, config.sweep, 'sweep', sweeps)
   config.tune.axes = _extended(config, config.tune.axes, 'tune', tunes)
@@ -127,9 +125,8 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
   """Returns the runs of a sweep in order, without tuned fields.
 
-  Raises:
-    ValueError: if a field is unknown or set by two axes, if a value has the
-      wrong type, or if there are no runs.
+  Raises ValueError if a field is unknown or set by two axes, if a value has the
+  wrong type, or if there are no runs.
   """
   check_axes(config.sweep)
   found = []

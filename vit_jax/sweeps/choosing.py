@@ -127,10 +127,9 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   `count` returns the number of examples of a split. Splits without a common
   name, such as 'train' and 'validation', are not compared.
 
-  Raises:
-    ValueError: if `tune.val` shares examples with `tune.train` or with the
-      split of `best_metric`, or if `tune.train` or `tune.val` has examples that
-      are not in `data.split`.
+  Raises ValueError if `tune.val` shares examples with `tune.train` or with the
+  split of `best_metric`, or if `tune.train` or `tune.val` has examples that are
+  not in `data.split`.
   """
   whole, val = config.data.split, config.tune.val
   for field in ('train', 'val'):

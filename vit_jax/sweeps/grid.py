@@ -43,13 +43,11 @@ class GridReport:
   runs: Sequence[GridRun]  # finished or not
 
   def write(self, folder: epath.Path) -> None:
-    """Writes the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in self.files().items():
       atomic_files.replace(folder / name, data)
 
   def files(self) -> dict[str, bytes]:
-    """Returns the files by name."""
     return {CSV: self.csv_text().encode(), TABLE: self.markdown().encode()}
 
   def summary(self, folder: epath.Path) -> str:
@@ -107,7 +105,6 @@ class GridReport:
     return f'at the {"best" if is_best else "last"} step'
 
   def number(self, value: float) -> str:
-    """Returns a value of the metric as text."""
     return f'{100 * value:.2f}' if self.is_percentage() else f'{value:.4g}'
 
   def is_percentage(self) -> bool:
@@ -126,7 +123,6 @@ class GridReport:
 
   @functools.cached_property
   def groups(self) -> dict[tuple[str, str], list[GridRun]]:
-    """Runs by row and column."""
     groups: dict[tuple[str, str], list[GridRun]] = {}
     for run in self.runs:
       row = self.label(run, self.column_axis)
@@ -170,7 +166,6 @@ def csv_text(
 
 
 def diverged(runs: Sequence[GridRun]) -> int:
-  """Returns the number of runs that have diverged."""
   return sum(run.status == 'diverged' for run in runs)
 
 

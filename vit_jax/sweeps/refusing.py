@@ -57,7 +57,6 @@ class KnownData:
       self._opened.add(init)
 
   def split(self, config: ConfigDict, name: str) -> Facts:
-    """Returns the facts of a split of the config's data."""
     key = self._key(config, name)
     if key not in self._by_split:
       source = sources.open_config(config.data, name)
@@ -66,7 +65,6 @@ class KnownData:
     return self._by_split[key]
 
   def examples(self, config: ConfigDict, name: str) -> int:
-    """Returns the number of examples of a split of the config's data."""
     return self.split(config, name).examples
 
   def _key(self, config: ConfigDict, name: str) -> tuple:
@@ -91,8 +89,7 @@ def check(entries: list[choosing.PlannedRun], facts: KnownData) -> None:
 def finished(cell: Cell, facts: KnownData) -> dict[str, Any] | None:
   """Returns the result of a finished or diverged run; None for other runs.
 
-  Raises:
-    ValueError: if the result comes from an incompatible config.
+  Raises ValueError if the result comes from an incompatible config.
   """
   path = cell.workdir / RESULT
   if not path.exists():

@@ -74,8 +74,6 @@ def run(config: ConfigDict, workdir: str, start_over: bool = False) -> None:
 
 
 class _Sweep:
-  """The state of a sweep."""
-
   def __init__(self, config: ConfigDict, workdir: str, start_over: bool):
     """Plans all runs and reads the results of finished runs."""
     self._config = config

@@ -49,7 +49,6 @@ _COMMON = 'what', 'checkpoint', 'images', 'out', 'image_size'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command; returns its exit status, see `flags.command`."""
   return flags.command(_run, _parser().parse_args(argv))
 
 

@@ -38,8 +38,7 @@ class Layers:
   def __init__(self, model: Any, params: Any, images_BHWC: Array):
     """Runs the model once, on normalised images.
 
-    Raises:
-      ValueError: if `model.attention` is not 'all'.
+    Raises ValueError if `model.attention` is not 'all'.
     """
     if model.attention != 'all':
       raise ValueError(
@@ -68,8 +67,7 @@ class Layers:
     The gradient is the derivative of each image's logit of the class `class_B`
     with respect to each attention weight (after the softmax).
 
-    Raises:
-      ValueError: if the model does not classify images.
+    Raises ValueError if the model does not classify images.
     """
     features.check_classifies(self._model)
     dx_BLD = _of_logit(

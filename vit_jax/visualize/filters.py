@@ -28,9 +28,8 @@ def principal_components(kernel_PPCD: np.ndarray, count: int) -> np.ndarray:
 def first_kernel(params: Any) -> tuple[str, Any]:
   """Returns the name and the kernel of a model's first convolution.
 
-  Raises:
-    ValueError: if the top level of `params` has neither a ResNet's first
-      convolution (`conv_root`) nor a patch embedding (`embedding`).
+  Raises ValueError if the top level of `params` has neither a ResNet's first
+  convolution (`conv_root`) nor a patch embedding (`embedding`).
   """
   for name in ('conv_root', 'embedding'):
     if name in params:

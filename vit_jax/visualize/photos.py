@@ -70,7 +70,6 @@ class Subject:
 
   @property
   def files(self) -> np.ndarray:
-    """Paths of the images."""
     return np.array([photograph.path for photograph in self.photographs])
 
   def at_work(
@@ -82,8 +81,7 @@ class Subject:
     batch is padded with black images, whose results callers drop. The progress
     bar shows the description.
 
-    Raises:
-      ValueError: if the model lacks attention between all tokens.
+    Raises ValueError if the model lacks attention between all tokens.
     """
     model, image_size = self.checkpoint.model, self.checkpoint.image_size
     size = min(_MAX_BATCH, len(self.photographs))
@@ -104,8 +102,7 @@ class Subject:
 def load(paths: Sequence[str], checkpoint: Checkpoint) -> list[Photograph]:
   """Reads image files and preprocesses them for a checkpoint.
 
-  Raises:
-    UnreadableImage: if a file is missing, damaged or not an image.
+  Raises UnreadableImage if a file is missing, damaged or not an image.
   """
   images = checkpoint.images
   transform = images.eval_transform()

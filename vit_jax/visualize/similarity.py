@@ -26,8 +26,7 @@ def tables(checkpoint: Checkpoint) -> np.ndarray:
 
   X is 1, or the number of layers if each layer adds its own embeddings.
 
-  Raises:
-    ValueError: if the model is not a ViT that adds position embeddings.
+  Raises ValueError if the model is not a ViT that adds position embeddings.
   """
   model: Any = checkpoint.model
   kind = getattr(model, 'posemb', 'none')

@@ -78,5 +78,4 @@ class DigitsCanvas(Source):
     }
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns the objects of a record; see `BoxedSource`."""
     return {k: x for k, x in self[index].items() if k != 'image'}

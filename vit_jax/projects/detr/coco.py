@@ -141,7 +141,6 @@ class CocoFolder(Source):
     return {'image': decode.read_file(objects['name']), **objects}
 
   def objects(self, index: int) -> Mapping[str, Any]:
-    """Returns the objects of a record; see `BoxedSource`."""
     image = self._images[index]
     return image | {'masks': json.loads(image['masks'])}
 
@@ -151,7 +150,6 @@ class CocoFolder(Source):
     return folder.identity(names, np.concatenate(columns, None).tobytes(), 2)
 
   def fingerprint(self) -> str:
-    """Returns a string that changes with the image and annotation files."""
     files = (image['name'] for image in self._images)
     return f'coco {decode.state_of_files(files, self._state)}'
 
@@ -378,7 +376,6 @@ def _image(
 def _image_folder(
   root: pathlib.Path, path: pathlib.Path, file: str
 ) -> pathlib.Path:
-  """Returns the folder with the images of an annotation file."""
   part = path.stem.removeprefix('instances_')
   if path.name == _ROBOFLOW:
     part = path.parent.name

@@ -87,7 +87,6 @@ class PostNormLayer(nn.Module):
     return self.norm(x_BLD + y_BLD, norm)
 
   def norm(self, x: Array, name: str) -> Array:
-    """Applies LayerNorm to the last axis."""
     return nn.LayerNorm(EPSILON, dtype=self.of.dtype, name=name)(x)
 
 

@@ -94,7 +94,6 @@ class Detection(Objective):
     return dataclasses.replace(self, model=model, class_names=names)
 
   def train_transform(self) -> BoxTransform:
-    """Returns the function that turns a record into an example."""
     return BoxTransform(
       self.images.size,
       self.max_objects,
@@ -110,7 +109,6 @@ class Detection(Objective):
   eval_transform = train_transform
 
   def batch_sizes(self) -> list[tuple[int, int]]:
-    """Returns the possible (H, W) of a batch; see `BoxTransform.sizes`."""
     return self.train_transform().sizes()
 
   def batch_shapes(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:

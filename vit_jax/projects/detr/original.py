@@ -12,7 +12,6 @@ from vit_jax.projects.detr import hf_format
 
 
 def matches(arrays: table.Flat) -> bool:
-  """Whether the arrays are from DETR's original code."""
   key = 'transformer.decoder.norm.weight'
   return key in arrays or f'detr.{key}' in arrays
 

@@ -86,9 +86,8 @@ class PseudoLabels(TwoStreams):
     their soft labels, 'soft' float32 [r, C]. If the file of soft labels is
     missing, the teacher makes it first.
 
-    Raises:
-      ValueError: if the teacher or the file does not fit the classes or the
-        unlabelled images, or if no image reaches `threshold`.
+    Raises ValueError if the teacher or the file does not fit the classes or the
+    unlabelled images, or if no image reaches `threshold`.
     """
     if self.teacher:
       classes.check_same(self.teacher, self.class_names, self.data.class_order)
@@ -195,9 +194,8 @@ def kept(
   teacher sees images as in evaluation, without noise; it may be None if the
   file exists. `data` is a `config.data` with the name and split of the images.
 
-  Raises:
-    ValueError: if the file was made for other images, other classes, another
-      split seed or another teacher.
+  Raises ValueError if the file was made for other images, other classes,
+  another split seed or another teacher.
 
   If the path is another file, also raises errors of `np.load`, or KeyError.
   """
@@ -276,8 +274,7 @@ def balanced(
   images, the most probable first; 0 means as many as the largest class has. A
   class with fewer images repeats them; a class without images is left out.
 
-  Raises:
-    ValueError: if no image reaches the threshold.
+  Raises ValueError if no image reaches the threshold.
   """
   top_N, classes_N = probabilities_NC.max(1), probabilities_NC.argmax(1)
   rows = np.argsort(-top_N, kind='stable')

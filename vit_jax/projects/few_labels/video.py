@@ -87,9 +87,8 @@ class VideoInvariances(Exemplar):
     Adds 'clip', uint8 [S, F, K, H, W, 3], and 'video', int32, the index of the
     clip's video.
 
-    Raises:
-      ValueError: if the videos cannot be opened, or a video has fewer than S F
-        frames.
+    Raises ValueError if the videos cannot be opened, or a video has fewer than
+    S F frames.
     """
     videos = open_videos(self.videos, self.data.on_bad_image)
     lengths, least = np.diff(videos.edges), self.shots * self.frames
@@ -269,9 +268,8 @@ class Videos:
 def open_videos(path: str, on_bad_image: str) -> Videos:
   """Opens a folder with one folder of numbered frames per video.
 
-  Raises:
-    ValueError: if there are no videos or a video has no frames; or if frames
-      are unreadable, and `on_bad_image` is 'error' or no frame is left.
+  Raises ValueError if there are no videos or a video has no frames; or if
+  frames are unreadable, and `on_bad_image` is 'error' or no frame is left.
   """
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):

@@ -148,7 +148,6 @@ class Block(nn.Module):
 
 
 def rms_norm(dtype: Any, name: str) -> nn.RMSNorm:
-  """Returns the norm that iGPT uses in and after its layers."""
   return nn.RMSNorm(epsilon=EPSILON, dtype=dtype, name=name)
 
 

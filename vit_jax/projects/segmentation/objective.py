@@ -41,8 +41,7 @@ class Segmentation(Objective):
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with the classes of the data and the background.
 
-    Raises:
-      ValueError: for data without classes, or with more than 254.
+    Raises ValueError for data without classes, or with more than 254.
     """
     names = facts.class_names
     if not 0 < len(names) < IGNORED:

@@ -22,8 +22,7 @@ def find(
     painted-NAME.png: the image, tinted by class; class 0 is not tinted.
     classes-NAME.png: class numbers, with the classes' colours as palette.
 
-  Raises:
-    ValueError: if the outputs of the model are not finite.
+  Raises ValueError if the outputs of the model are not finite.
   """
   transform = checkpoint.transform()
   if out:

@@ -104,8 +104,7 @@ class DINO(Objective):
   def on_data(self, config: ConfigDict, facts: Facts) -> Self:
     """Returns the objective with its durations in steps.
 
-    Raises:
-      ValueError: for an invalid duration.
+    Raises ValueError for an invalid duration.
     """
     total = durations_of(config, facts.examples).total
 
@@ -228,7 +227,6 @@ class DINO(Objective):
   def next_state(
     self, state: ObjectiveState, params: Params, seen: Any
   ) -> ObjectiveState:
-    """Returns the state with the teacher and the centre updated."""
     m, c = self.momentum_at(state['steps']), self.center_momentum
     return {
       'center': c * state['center'] + (1 - c) * seen['center'],

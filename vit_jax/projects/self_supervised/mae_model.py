@@ -71,7 +71,6 @@ class MAEViT(PatchViT):
 
   @property
   def decoder_fields(self) -> layers.EncoderFields:
-    """The fields of the decoder's layers."""
     return dataclasses.replace(
       self.encoder_fields,
       width=self.decoder_width,

@@ -65,8 +65,7 @@ class Views:
 
     If `count` is 0, 'small' is missing.
 
-    Raises:
-      UnreadableImage: if the image cannot be decoded.
+    Raises UnreadableImage if the image cannot be decoded.
     """
     pixels = decode.decode(record['image'], record['name'])
     decoded = {'image': pixels, 'name': record['name']}

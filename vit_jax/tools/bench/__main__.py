@@ -22,7 +22,6 @@ from vit_jax.tools.bench import inference, input, train_steps
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command and returns its exit status; see `flags.command`."""
   args = _parser().parse_args(argv)
   return flags.command(args.bench, args)
 

@@ -54,7 +54,6 @@ def bench(args: argparse.Namespace) -> None:
 
 
 def _rate(batches: Iterator) -> float:
-  """Measures the images/s of the next batches."""
   start_s = time.perf_counter()
   for _ in range(_BATCHES):
     next(batches)

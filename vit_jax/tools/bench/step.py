@@ -48,12 +48,10 @@ def config_of(
 def experiment_of(
   config: ConfigDict, devices: Sequence[jax.Device]
 ) -> Experiment:
-  """Returns the experiment of a config on data with `NUM_CLASSES` classes."""
   return Experiment(CheckedConfig(config, devices), _FACTS)
 
 
 def random_batch(experiment: Experiment) -> dict[str, np.ndarray]:
-  """Returns a batch of random images and labels for an experiment."""
   rng = np.random.default_rng(0)
   shapes = experiment.objective.batch_shapes(experiment.config.batch_size)
   return {

@@ -21,8 +21,7 @@ from vit_jax.tools.bench.race import Contender
 def arguments(experiment: Experiment) -> dict[str, Any]:
   """Returns the arguments of `timm.create_model` for an experiment's model.
 
-  Raises:
-    ValueError: if timm lacks the model.
+  Raises ValueError if timm lacks the model.
   """
   model, size = experiment.objective.model, experiment.image_size
   # Only names and shapes matter. Broadcast arrays take no memory.

@@ -24,8 +24,7 @@ def fine_tuning(config: ConfigDict, model: str) -> None:
   Also sets bfloat16 and a warm-up. `model` is a variant or a checkpoint. With a
   checkpoint, also sets the preprocessing; see `from_init`.
 
-  Raises:
-    ValueError: if `model` is neither a variant nor a checkpoint.
+  Raises ValueError if `model` is neither a variant nor a checkpoint.
   """
   try:
     config_lib.choose_model(config, model)

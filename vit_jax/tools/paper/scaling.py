@@ -152,5 +152,4 @@ def draw_points(axes: Any, points: Sequence[Point]) -> None:
 
 
 def _finished(runs: Sequence[GridRun]) -> dict[str, Any] | None:
-  """Returns the result of the first finished run, or None."""
   return next((run.result for run in runs if run.status == 'done'), None)

@@ -73,7 +73,6 @@ _SLOWEST = flags.DEFINE_integer(
 
 
 def run(argv: list[str]) -> None:
-  """Prints the plan of a config, or an error."""
   show_messages()
   # This process runs only small computations itself, so a CPU suffices.
   jax.config.update('jax_platforms', 'cpu')

@@ -269,7 +269,6 @@ class Cost:
     return self.images / step_s / self.cores
 
   def mfu(self, step_s: float) -> str:
-    """Returns the model FLOPs utilisation as text."""
     return mfu_text(self.flops / step_s / self.peak_flops)
 
 
@@ -281,7 +280,6 @@ def _compiled_flops(experiment: Experiment) -> int:
 
 
 def report(experiment: Experiment, step: Step, cost: Cost) -> str:
-  """Returns the costs of a step and of the run as text."""
   total = experiment.durations.total
   # FLOPs of the average step as a share of a step at the largest image size.
   share = experiment.forward_flops / _compiled_flops(experiment)

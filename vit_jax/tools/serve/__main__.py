@@ -79,7 +79,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-  """Runs the command and returns its exit status; see `flags.command`."""
   parser = flags.parser('serve', __doc__)
   parser.add_argument('checkpoints', nargs='+', help=WHAT_OPENS)
   serve_flags.add_flags(parser)

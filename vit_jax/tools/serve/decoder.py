@@ -158,7 +158,6 @@ class Decoder:
     return self._pipe.recv_bytes()
 
   def close(self) -> None:
-    """Ends the process."""
     self._process.kill()
     self._process.wait()
     self._pipe.close()

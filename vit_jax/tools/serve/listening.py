@@ -53,7 +53,6 @@ def serve(
 
 
 def config_of(app: ASGIApp) -> uvicorn.Config:
-  """Returns the settings of the server."""
   return uvicorn.Config(
     app,
     http=protection.ImpatientProtocol,

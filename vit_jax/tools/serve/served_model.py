@@ -29,7 +29,6 @@ class Answer(NamedTuple):
 
   @property
   def nbytes(self) -> int:
-    """Bytes of the large arrays."""
     arrays = [self.probability_C, *self.fused.values()]
     return sum(x.nbytes for x in (*arrays, self.boxes_Q4) if x is not None)
 
@@ -40,8 +39,7 @@ class ServedModel:
   def __init__(self, path: pathlib.Path, threads: int):
     """Opens NAME.DTYPE.onnx; 0 threads means onnxruntime's default.
 
-    Raises:
-      ValueError: if the file is not a model of `convert/onnx.py`.
+    Raises ValueError if the file is not a model of `convert/onnx.py`.
     """
     self.name, _, dtype = _text(path.stem).rpartition('.')
     options = onnxruntime.SessionOptions()
