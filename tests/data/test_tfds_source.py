@@ -142,7 +142,7 @@ def test_neighbouring_values_share_a_class(values, classes):
   """As many to each as there can be, in their order."""
   names = tuple(map(str, range(classes)))
   label = tfds_source.class_field('x', values, names)
-  assert label.fields == {'x': ()}
+  assert label.fields == ('x',)
   found = [label.classify({'x': np.int64(i)}) for i in range(values)]
   assert found == sorted(found) and set(found) == set(range(classes))
   counts = np.bincount(found)

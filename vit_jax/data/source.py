@@ -83,11 +83,10 @@ class Label:
   """The rule that computes the class of a TFDS record.
 
   Attributes:
-    fields: the fields that the rule needs. If a field is a list of objects, its
-      value may name the needed inner fields; () takes the whole field.
+    fields: the fields that the rule needs.
     classify: a picklable function from these fields to the class.
   """
 
   class_names: tuple[str, ...]
-  fields: Mapping[str, tuple[str, ...]]
+  fields: tuple[str, ...]
   classify: Callable[[Mapping[str, Any]], int]

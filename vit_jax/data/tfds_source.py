@@ -29,7 +29,7 @@ def class_field(field: str, values: int, names: tuple[str, ...]) -> Label:
   If there are fewer class names than values, adjacent values share a class.
   """
   classify = functools.partial(_class_of, field, values, len(names))
-  return Label(names, {field: ()}, classify)
+  return Label(names, (field,), classify)
 
 
 def _class_of(
@@ -76,10 +76,12 @@ class TfdsSource(Source):
     self._fingerprint = (
       f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
     )
-    names = {self._file_name: ()} if self._file_name else {}
     # The other fields, such as masks, are not parsed.
-    self._fields = _subset(features, {image: (), **label.fields, **names})
-    self._label_fields = _subset(features, label.fields)
+    # `tfds.decode.PartialDecoding` does the same but needs TensorFlow.
+    self._label_fields, self._fields = (
+      tfds.features.FeaturesDict({x: features[x] for x in names if x})
+      for names in (label.fields, (image, *label.fields, self._file_name))
+    )
     try:
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -214,19 +216,3 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
       'folder with COCO or Pascal VOC annotations.'
     )
   return keys[0], keys[1]
-
-
-def _subset(
-  features: tfds.features.FeaturesDict, fields: Mapping[str, tuple[str, ...]]
-) -> tfds.features.FeaturesDict:
-  """Returns features that parse only the given fields; see `Label.fields`.
-
-  `tfds.decode.PartialDecoding` does the same but needs TensorFlow.
-  """
-  chosen = {}
-  for field, inner in fields.items():
-    chosen[field] = features[field]
-    if inner:
-      every = features[field].feature
-      chosen[field] = tfds.features.Sequence({k: every[k] for k in inner})
-  return tfds.features.FeaturesDict(chosen)

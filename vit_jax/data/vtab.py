@@ -91,14 +91,13 @@ TASKS: dict[str, Task] = {
   'clevr_count': Task(
     'Clevr-Count', 'structured', 'clevr', 8, 15_000,
     Label(
-      tuple(f'{n} objects' for n in range(3, 11)), {'objects': ('size',)},
-      _count),
+      tuple(f'{n} objects' for n in range(3, 11)), ('objects',), _count),
     val=('train', 90), test=('validation', 0)),
   'clevr_distance': Task(
     'Clevr-Dist', 'structured', 'clevr', 6, 15_000,
     Label(
       ('to 8', '8 to 8.5', '8.5 to 9', '9 to 9.5', '9.5 to 10', 'over 10'),
-      {'objects': ('pixel_coords',)}, _nearest_object),
+      ('objects',), _nearest_object),
     val=('train', 90), test=('validation', 0)),
   'dmlab': Task(
     'DMLab', 'structured', 'dmlab', 6, 22_735),
@@ -112,7 +111,7 @@ TASKS: dict[str, Task] = {
     'KITTI-Dist', 'structured', 'kitti', 4, 711,
     Label(
       ('to 8 m', '8 to 20 m', 'over 20 m', 'no vehicle'),
-      {'objects': ('type', 'location')}, _nearest_vehicle)),
+      ('objects',), _nearest_vehicle)),
   'smallnorb_azimuth': Task(
     'sNORB-Azim', 'structured', 'smallnorb', 18, 12_150,
     'label_azimuth', val=('test', 0), test=('test', 50)),
