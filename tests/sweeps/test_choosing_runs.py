@@ -85,9 +85,7 @@ def test_every_group_takes_its_own_best(fake, tmp_path, monkeypatch, capfd):
   assert lines[0] == (
     f'run 1 of 8: trial flip=True / lr=0.2 ({tmp_path}/tune/flip=True_lr=0.2)'
   )
-  assert lines[2] == (
-    'chosen for flip=True: lr=0.3, the best of 2 with val/accuracy 0.8300'
-  )
+  assert lines[2] == 'chosen for flip=True: lr=0.3, the best of 2'
   assert lines[3] == (
     'run 3 of 8: flip=True / seed=3 / lr=0.3 '
     f'({tmp_path}/runs/flip=True_seed=3_lr=0.3)'
@@ -161,7 +159,7 @@ def test_a_candidate_that_diverges_loses(fake, tmp_path):
   assert table(tmp_path / 'results.csv')[0]['optimizer.lr'] == '0.1'
 
 
-def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
+def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path):
   """The other groups still run, and another candidate helps."""
   config = small(
     'data.flip=true,false',
@@ -187,8 +185,6 @@ def test_groups_that_diverge_altogether_end_in_an_error(fake, tmp_path, capfd):
   text = (tmp_path / 'table.md').read_text()
   assert '2 of 4 runs have ended' in text
   assert '| flip=True | pending |' in text
-  out = capfd.readouterr().out
-  assert 'no choice for flip=True: 2 of 2 trials diverged\n' in out
 
 
 def test_a_missing_metric_is_not_called_divergence(tmp_path, monkeypatch):

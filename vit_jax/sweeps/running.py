@@ -142,7 +142,10 @@ class _Sweep:
     for group in self._groups:
       if cell in group.trials and not self._left(group.trials):
         self._choose(group)
-        self._tell_choice(group)
+        if (choice := self._choices[group]) is not None:
+          chosen = axes.name_of(group.candidates[choice][0])
+          n = len(group.candidates)
+          _print(f'chosen for {group.name}: {chosen}, the best of {n}')
 
   def _choose(self, group: choosing.Group) -> None:
     """Chooses the same candidate in all processes, once all trials are done."""
@@ -210,21 +213,6 @@ class _Sweep:
       averaged=axes.seed_axes(self._config),
       metric=self._metric(self._entries[0].runs[0].config),
       runs=runs,
-    )
-
-  def _tell_choice(self, group: choosing.Group) -> None:
-    if jax.process_index() != 0:  # others have no metrics
-      return
-    n, choice = len(group.candidates), self._choices[group]
-    if choice is None:
-      _print(f'no choice for {self._lost(group)}')
-      return
-    trial = group.trials[choice]
-    metric = self._metric(trial.config)
-    value = self._results[trial.workdir]['metrics'][metric]
-    _print(
-      f'chosen for {group.name}: {axes.name_of(group.candidates[choice][0])}, '
-      f'the best of {n} with {metric} {value:.4f}'
     )
 
   def finish(self) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import COMPILE_QUICKLY, XLA_FLAGS_GIVEN
 from tests.tools.bench.conftest import SMALL, assert_mfu
 from vit_jax.data import cores
 from vit_jax.models import flops
-from vit_jax.tools.bench import inference, race, speed, step, train_steps
+from vit_jax.tools.bench import race, speed, step
 from vit_jax.training import hardware
 
 
@@ -113,27 +113,11 @@ def test_timm_is_given_images_as_ours_is(timm, monkeypatch, training):
     assert (logits_dtype, is_training) == (torch.bfloat16, training)
 
 
-@pytest.mark.parametrize('module', [train_steps, inference])
-def test_contenders_of_timm_are_compiled_or_not(module):
-  training = module is train_steps
+@pytest.mark.parametrize('training', [True, False])
+def test_contenders_of_timm_are_compiled_or_not(training):
   for name, compiled in (('timm', True), ('timm-eager', False)):
-    made = module.PEERS[name].keywords
+    made = speed.peers_of(training)[name].keywords
     assert made == {'training': training, 'compiled': compiled}
-
-
-def test_a_model_that_is_not_compiled_says_what_to_do(timm, monkeypatch):
-  del timm
-  import torch
-
-  from vit_jax.tools.bench import torch_peer
-
-  def failing(model):
-    del model
-    return lambda images: torch.zeros(1) + 1 / 0
-
-  monkeypatch.setattr(torch, 'compile', failing)
-  with pytest.raises(ValueError, match='division by zero.*Use --vs=timm-eager'):
-    torch_peer.contender(experiment(), False, compiled=True)
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ row's; the command prints the median ratios.
 """
 
 import argparse
+import inspect
 import sys
-import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vit_jax.cli import flags
-from vit_jax.tools.bench import inference, input, train_steps
+from vit_jax.tools.bench import input, speed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,27 +30,30 @@ def _parser() -> argparse.ArgumentParser:
   parser = flags.parser('bench', __doc__)
   commands = parser.add_subparsers(required=True, metavar='COMMAND')
 
-  def add(name: str, module: types.ModuleType) -> argparse.ArgumentParser:
-    text = str(module.__doc__)
+  def add(
+    name: str, bench: Callable[[argparse.Namespace], None]
+  ) -> argparse.ArgumentParser:
+    text = str(inspect.getdoc(bench))
     command = commands.add_parser(
       name,
       help=text.splitlines()[0],
       description=text,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(bench=module.bench, devices=1)
+    command.set_defaults(bench=bench, devices=1)
     return command
 
-  train = add('train', train_steps)
-  _grid_flags(train, 'ti16', '16', train_steps.PEERS)
+  train = add('train', speed.train)
+  _grid_flags(train, 'ti16', '16', speed.peers_of(training=True))
   train.add_argument(
     '--devices',
     type=int,
     help='number of devices that share the batch; a CPU simulates them; '
     'default: 1',
   )
-  _grid_flags(add('inference', inference), 'b16', '1,8', inference.PEERS)
-  compared = add('input', input).add_mutually_exclusive_group()
+  peers = speed.peers_of(training=False)
+  _grid_flags(add('inference', speed.inference), 'b16', '1,8', peers)
+  compared = add('input', input.bench).add_mutually_exclusive_group()
   compared.add_argument(
     '--data',
     nargs='+',

@@ -1,8 +1,4 @@
-"""Input pipeline on one core.
-
-The pipeline decodes photographs of 640x427 pixels, or the images of datasets,
-and resizes random crops to 224x224.
-"""
+"""Measures images/s of the input pipeline."""
 
 from __future__ import annotations
 
@@ -27,9 +23,11 @@ _BATCHES = 8
 
 
 def bench(args: argparse.Namespace) -> None:
-  """Measures our loader on photographs, or on the datasets of --data.
+  """Input pipeline on one core.
 
-  With --vs, also measures tf.data on the photographs.
+  The pipeline decodes photographs of 640x427 pixels, or the images of the
+  datasets of --data, and resizes random crops to 224x224. With --vs, tf.data
+  does the same with the photographs.
   """
   # Restrict this process to one core. This comes first, because TensorFlow and
   # OpenCV count the cores when they create their threads.

@@ -17,6 +17,8 @@ ROUNDS = 9
 # Target duration of a turn in seconds, long enough that starting it and waiting
 # for its end hardly count.
 TURN_S = 0.5
+# In messages of JAX and PyTorch.
+_OUT_OF_MEMORY = 'resource_exhausted', 'out of memory', "can't allocate memory"
 
 
 class Contender(NamedTuple):
@@ -71,7 +73,7 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
       contender.turn()
       contenders.append(contender)
     except RuntimeError as e:
-      if not is_out_of_memory(e):
+      if not any(sign in str(e).lower() for sign in _OUT_OF_MEMORY):
         raise
       said = str(e).splitlines()[0][:200]
       print(f'Implementation {number} does not fit into memory: {said}')
@@ -98,13 +100,6 @@ def race(makers: Iterable[Callable[[], Contender]]) -> list[str]:
     )
     lines.append(f'{contenders[0].name} / {each.name}: {ratio:.2f}')
   return lines
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-  """Whether JAX or PyTorch ran out of memory."""
-  text = str(error).lower()
-  signs = 'resource_exhausted', 'out of memory', "can't allocate memory"
-  return any(sign in text for sign in signs)
 
 
 def machine(packages: Iterable[str]) -> str:

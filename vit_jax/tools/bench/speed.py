@@ -4,13 +4,16 @@ import argparse
 import functools
 import itertools
 import os
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from vit_jax.checkpoints import opening
+from vit_jax.data import cores
 from vit_jax.experiment import Experiment
 from vit_jax.tools.bench import race, step, torch_peer
 from vit_jax.tools.bench.race import Contender
@@ -18,12 +21,74 @@ from vit_jax.tools.plan import aot
 from vit_jax.training import hardware, sharding
 
 
-def bench(
-  what: Literal['training', 'inference'],
-  packages: Sequence[str],
-  peers: Mapping[str, Callable[[Experiment], Contender]],
-  args: argparse.Namespace,
-) -> None:
+def train(args: argparse.Namespace) -> None:
+  """Training steps.
+
+  Our code runs the step of the training loop. The step flips and normalises
+  uint8 images on the device, and computes cross-entropy, Adam with decoupled
+  weight decay, and the logged norms. The batch is already on the device.
+
+  The table lists images/s, compile time and peak memory. For JAX, the compiler
+  predicts the peak. For PyTorch it is measured, on GPUs only. If the peak
+  FLOP/s of the device is known, our row lists MFU: 3 x forward FLOPs x
+  images/s, divided by the bfloat16 peak of all devices in use.
+
+  Steps run on the first device, or on --devices devices that share the batch.
+  images/s is the total over devices; memory is per device.
+
+  --vs names other implementations, which run in turns with ours on the same
+  images:
+
+    timm        timm's model of the same architecture with torch.compile, fused
+                AdamW, and autocast if --dtype=bfloat16
+    timm-eager  the same without torch.compile
+
+  If a batch does not fit into memory, the command prints a message and leaves
+  the implementation out.
+  """
+  _bench(args, training=True)
+
+
+def inference(args: argparse.Namespace) -> None:
+  """Inference from uint8 images in host memory to logits, on the first device.
+
+  --vs names other implementations, which run in turns with ours:
+
+    onnx        our model as ONNX in onnxruntime, on the CPU in float32
+    timm        timm's model of the same architecture with torch.compile
+    timm-eager  timm's model without torch.compile
+  """
+  _bench(args, training=False)
+
+
+def peers_of(training: bool) -> dict[str, Callable[[Experiment], Contender]]:
+  """Returns the functions that make other contenders, by name in `--vs`."""
+  timm = torch_peer.peers(training)
+  return timm if training else {'onnx': _onnx, **timm}
+
+
+def _onnx(experiment: Experiment) -> Contender:
+  """Returns a contender that runs our weights in onnxruntime on the CPU."""
+  from vit_jax.convert import onnx
+
+  checkpoint = opening.Checkpoint(
+    'bench',
+    experiment.objective.model,
+    jax.tree.map(np.asarray, experiment.new_params()),
+    experiment.image_size,
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, 'model.onnx')
+    onnx.write(checkpoint, path, 'float32')
+    peer = onnx.open_peer(path, cores.usable_cores())
+  images_BHWC = step.random_batch(experiment)['image']
+  return Contender(
+    peer.framework,
+    race.paced(lambda: peer.run(images_BHWC), lambda: None, len(images_BHWC)),
+  )
+
+
+def _bench(args: argparse.Namespace, training: bool) -> None:
   """Measures every combination of the grid.
 
   Raises:
@@ -31,7 +96,7 @@ def bench(
     ValueError: if a flag or a combination is invalid, which is checked before
       any measurement; or if a peer cannot run a combination.
   """
-  count = args.devices
+  count, peers = args.devices, peers_of(training)
   for peer in args.vs:
     if peer not in peers:
       raise ValueError(f'--vs={peer} is unknown. Use {", ".join(peers)}.')
@@ -56,13 +121,14 @@ def bench(
     torch_peer.libraries()
     for experiment in experiments:
       torch_peer.arguments(experiment)  # raises if timm lacks the model
-  print(race.machine([*packages, *torch]))
+  print(race.machine(['jax', 'flax', 'optax', *torch]))
+  what = 'training' if training else 'inference'
   print(f'{count} x {kind}, {what}, {args.dtype}')
   for i, (name, experiment) in enumerate(
     zip(names, experiments, strict=True), 1
   ):
     print(f'[{i} of {len(names)}]', '{} at {}, batch {}'.format(*name))
-    makers = [functools.partial(ours, experiment, devices, what == 'training')]
+    makers = [functools.partial(ours, experiment, devices, training)]
     makers += [functools.partial(peers[peer], experiment) for peer in args.vs]
     print(*race.race(makers), sep='\n', flush=True)
 
