@@ -23,35 +23,16 @@ from vit_jax.projects.igpt import completion
 
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('complete', __doc__)
-  add = parser.add_argument
-  add('checkpoint', help=WHAT_OPENS)
-  add('images', nargs='+', help='image files')
-  add(
-    '--keep',
-    type=flags.share,
-    default=0.5,
-    help='share of pixel rows to keep, from the top (default: 0.5)',
-  )
-  add(
-    '--samples',
-    type=flags.positive,
-    default=4,
-    help='samples per image (default: 4)',
-  )
-  add(
-    '--temperature',
-    type=float,
-    default=1.0,
-    help='temperature of the sampling; values below 1 favour likely pixels '
-    '(default: 1)',
-  )
-  add('--seed', type=int, default=0, help='random seed (default: 0)')
-  add(
-    '--out',
-    default='complete.png',
-    metavar='FILE.png',
-    help='picture to write; replaces an existing file (default: complete.png)',
-  )
+  parser.add_argument('checkpoint', help=WHAT_OPENS)
+  parser.add_argument('images', nargs='+', help='image files')
+  add = parser.option
+  keep = 'share of pixel rows to keep, from the top'
+  add('--keep', 0.5, keep, type=flags.share)
+  add('--samples', 4, 'samples per image', type=flags.positive)
+  add('--temperature', 1.0, 'of the sampling; below 1 favours likely pixels')
+  add('--seed', 0, 'random seed')
+  out = 'picture to write; replaces an existing file'
+  add('--out', 'complete.png', out, metavar='FILE.png')
   args = parser.parse_args(argv)
   if not args.temperature > 0:
     parser.error(f'--temperature is {args.temperature}; it must be above 0.')

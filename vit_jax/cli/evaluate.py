@@ -121,19 +121,18 @@ def table(found: Measures) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('evaluate', __doc__)
   flags.add_subject(parser)
-  add = parser.add_argument
-  add(
+  parser.option(
     '--split',
-    default='',
-    help='split to evaluate (default: test, or the test split that a benchmark '
-    'such as imagenet2012 defines)',
+    '',
+    'split to evaluate (default: test, or the test split that a benchmark such '
+    'as imagenet2012 defines)',
   )
-  add(
+  parser.option(
     '--output',
-    default=OUTPUT,
+    OUTPUT,
+    'folder for classes.csv, confusion.csv and confusion.png; existing files '
+    'are replaced',
     metavar='FOLDER',
-    help='folder for classes.csv, confusion.csv and confusion.png; existing '
-    f'files are replaced (default: {OUTPUT})',
   )
   args = parser.parse_args(argv)
   args.split = args.split or benchmarks.usual_splits(args.dataset)[1]

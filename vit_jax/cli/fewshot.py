@@ -62,80 +62,62 @@ def _run(args: argparse.Namespace) -> None:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = flags.parser('fewshot', __doc__)
-  add = parser.add_argument
+  add = parser.option
   flags.add_subject(parser)
-  add(
-    '--shots',
-    type=_shots,
-    default=fewshot.SHOTS,
-    metavar='K1,K2,...',
-    help='numbers of examples per class (default: 1,5,10,25)',
-  )
-  add(
-    '--seeds',
-    type=flags.positive,
-    default=fewshot.SEEDS,
-    help=f'number of times the shots are drawn (default: {fewshot.SEEDS})',
-  )
+  shots = 'numbers of examples per class'
+  add('--shots', '1,5,10,25', shots, type=_shots, metavar='K1,K2,...')
+  seeds = 'number of times the shots are drawn'
+  add('--seeds', fewshot.SEEDS, seeds, type=flags.positive)
   add(
     '--layer',
-    default='pre_logits',
-    help='features to use: pre_logits (the input of the head), logits, or '
-    'block_N (the output of layer N, from 0) (default: pre_logits)',
+    'pre_logits',
+    'features to use: pre_logits (the input of the head), logits, or block_N '
+    '(the output of layer N, from 0)',
   )
   add(
     '--l2',
+    'choose',
+    'L2 penalty of the least squares: choose takes the value with the best '
+    'leave-one-out accuracy on the shots (2^10 if there is one shot per class);'
+    " fixed is big_vision's protocol, with 2^10",
     choices=('choose', 'fixed'),
-    default='choose',
-    help='L2 penalty of the least squares: choose takes the value with the '
-    'best leave-one-out accuracy on the shots (2^10 if there is one shot per '
-    "class); fixed is big_vision's protocol, with 2^10 (default: choose)",
   )
-  add(
-    '--probe',
-    action='store_true',
-    help='also fit a logistic regression to all training examples',
-  )
+  probe = 'also fit a logistic regression to all training examples'
+  add('--probe', False, probe)
   add(
     '--knn',
-    action='store_true',
-    help='also measure k-NN with 20 neighbours among all training examples '
-    '(cosine similarity, temperature 0.07)',
+    False,
+    'also measure k-NN with 20 neighbours among all training examples (cosine '
+    'similarity, temperature 0.07)',
   )
   add(
     '--layers',
+    None,
+    'with --probe: fit a logistic regression to each layer instead of measuring'
+    ' few-shot accuracy',
     choices=('all',),
-    help='with --probe: fit a logistic regression to each layer instead of '
-    'measuring few-shot accuracy',
   )
   for kind in ('train', 'test'):
     add(
       f'--{kind}_split',
-      default='',
-      help=f'{kind} split (default: {kind}, or the split that a benchmark such '
-      'as vtab/dtd defines)',
+      '',
+      f'{kind} split (default: {kind}, or the split that a benchmark such as '
+      'vtab/dtd defines)',
     )
   add(
     '--image_size',
-    help='image size, such as 384 or 384x512; position embeddings are '
-    "interpolated (default: the checkpoint's)",
+    None,
+    'image size, such as 384 or 384x512; position embeddings are interpolated '
+    "(default: the checkpoint's)",
   )
-  add(
-    '--batch_size',
-    type=flags.positive,
-    help=f'global batch size (default: {fewshot.BATCH_PER_DEVICE} per device)',
-  )
-  add(
-    '--output',
-    default=OUTPUT,
-    metavar='FOLDER',
-    help='folder for the .csv and .png; existing files are replaced (default: '
-    f'{OUTPUT})',
-  )
+  size = f'global batch size (default: {fewshot.BATCH_PER_DEVICE} per device)'
+  add('--batch_size', None, size, type=flags.positive)
+  output = 'folder for the .csv and .png; existing files are replaced'
+  add('--output', OUTPUT, output, metavar='FOLDER')
   add(
     '--distributed',
-    action='store_true',
-    help='run as one of several processes, like --distributed of python -m '
+    False,
+    'run as one of several processes, like --distributed of python -m '
     'vit_jax.main',
   )
   args = parser.parse_args(argv)
@@ -143,8 +125,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.error('--layers=all needs --probe. Add --probe.')
   if args.layers and args.knn:
     parser.error('--layers=all does not measure k-NN. Leave out --knn.')
+  usual = parser.parse_args(['', ''])
   for name in ('layer', 'l2', 'shots', 'seeds') if args.layers else ():
-    if getattr(args, name) != parser.get_default(name):
+    if getattr(args, name) != getattr(usual, name):
       parser.error(f'--layers=all does not use --{name}. Leave out --{name}.')
   train, test = benchmarks.usual_splits(args.dataset)
   args.train_split = args.train_split or train

@@ -10,7 +10,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from absl import flags
 from absl import logging as absl_logging
@@ -283,13 +283,31 @@ def cell(text: str) -> str:
   return f"'{text}" if text.startswith(('=', '+', '-', '@')) else text
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+  """A parser that keeps the lines of its description."""
+
+  def __init__(self, **fields: Any):
+    how = argparse.RawDescriptionHelpFormatter
+    super().__init__(formatter_class=how, **fields)
+
+  def option(self, name: str, default: Any, text: str, **more: Any) -> None:
+    """Adds a flag; its help is `text` and the default, unless empty or None.
+
+    With the default False, the flag takes no value. Otherwise `more` may have
+    arguments of `add_argument`; values have the type of the default.
+    """
+    if default is False:
+      self.add_argument(name, action='store_true', help=text)
+      return
+    if default not in (None, ''):
+      more.setdefault('type', type(default))
+      text += f' (default: {default})'
+    self.add_argument(name, default=default, help=text, **more)
+
+
+def parser(name: str, description: str) -> Parser:
   """Returns a parser for `python -m vit_jax.NAME`, a command without config."""
-  return argparse.ArgumentParser(
-    prog=f'python -m vit_jax.{name}',
-    description=description,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  return Parser(prog=f'python -m vit_jax.{name}', description=description)
 
 
 def positive(text: str) -> int:
@@ -308,7 +326,7 @@ def share(text: str) -> float:
   return float(text)
 
 
-def add_subject(parser: argparse.ArgumentParser) -> None:
+def add_subject(parser: Parser) -> None:
   """Adds the arguments `checkpoint` and `dataset`, and the data flags."""
   # Imported here, so that --help of training does not load the formats.
   from vit_jax.checkpoints.formats.recognise import WHAT_OPENS
@@ -318,31 +336,27 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
   add_data(parser)
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: Parser) -> None:
   """Adds the flags that describe a dataset without a config; see `data_of`."""
-  parser.add_argument(
-    '--data_dir', default='', help='folder of the TFDS datasets'
-  )
-  parser.add_argument(
+  parser.option('--data_dir', '', 'folder of the TFDS datasets')
+  parser.option(
     '--split_seed',
-    type=int,
-    default=0,
-    help='seed that shuffles examples before slicing, and draws a test split '
-    'from data without splits; TFDS datasets ignore it (default: 0)',
+    0,
+    'seed that shuffles examples before slicing, and draws a test split from '
+    'data without splits; TFDS datasets ignore it',
   )
-  parser.add_argument(
+  parser.option(
     '--class_order',
-    choices=('text', 'number'),
-    default='',
-    help='order of class names that are numbers: text (1, 10, 2) or number '
+    '',
+    'order of class names that are numbers: text (1, 10, 2) or number '
     '(1, 2, 10) (default: the order of the data)',
+    choices=('text', 'number'),
   )
-  parser.add_argument(
+  parser.option(
     '--on_bad_image',
+    'error',
+    'error: unreadable images end the command; skip: they are left out',
     choices=('error', 'skip'),
-    default='error',
-    help='error: unreadable images end the command; skip: they are left out '
-    '(default: error)',
   )
 
 

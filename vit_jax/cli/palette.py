@@ -21,22 +21,15 @@ from vit_jax.projects.igpt import palette
 
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('palette', __doc__)
-  add = parser.add_argument
-  add('dataset', help="dataset of images: 'digits', a folder, a TFDS name, ...")
-  add('--colours', type=int, default=512, help='palette size (default: 512)')
-  add(
-    '--out',
-    required=True,
-    metavar='FILE.npy',
-    help='file to write; it must not exist',
-  )
-  add('--split', default='train', help='split of the data (default: train)')
+  what = "dataset of images: 'digits', a folder, a TFDS name, ..."
+  parser.add_argument('dataset', help=what)
+  add = parser.option
+  add('--colours', 512, 'palette size')
+  out = 'file to write; it must not exist'
+  add('--out', None, out, required=True, metavar='FILE.npy')
+  add('--split', 'train', 'split of the data')
   flags.add_data(parser)
-  add(
-    '--image_size',
-    default='32',
-    help='image size in pixels, as 32 or 32x48 (height x width; default: 32)',
-  )
+  add('--image_size', '32', 'pixels, as 32 or 32x48 (height x width)')
   args = parser.parse_args(argv)
   if args.colours < 2:
     parser.error(f'--colours is {args.colours}; it must be 2 or more.')

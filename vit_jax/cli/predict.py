@@ -74,30 +74,18 @@ def find_files(paths: Sequence[str]) -> list[str]:
 
 def main() -> int:
   parser = flags.parser('predict', __doc__)
-  add = parser.add_argument
-  add('checkpoint', help=recognise.WHAT_OPENS)
-  add('images', nargs='+', help='image files, or folders with images')
-  add(
-    '--topk',
-    type=flags.positive,
-    help=f'for classifiers: predictions per file (default: {TOPK})',
-  )
-  add(
-    '--format',
-    choices=('table', 'csv', 'json'),
-    default='table',
-    help='output format; json is a list of objects (default: table)',
-  )
-  add(
-    '--threshold',
-    type=float,
-    help='for DETR: minimum probability of the listed objects (default: '
-    f'{THRESHOLD})',
-  )
-  add(
-    '--out',
-    help='for DETR and segmentation: folder for painted images',
-  )
+  parser.add_argument('checkpoint', help=recognise.WHAT_OPENS)
+  images = 'image files, or folders with images'
+  parser.add_argument('images', nargs='+', help=images)
+  add = parser.option
+  topk = f'for classifiers: predictions per file (default: {TOPK})'
+  add('--topk', None, topk, type=flags.positive)
+  formats = 'output format; json is a list of objects'
+  add('--format', 'table', formats, choices=('table', 'csv', 'json'))
+  threshold = 'for DETR: minimum probability of the listed objects'
+  threshold += f' (default: {THRESHOLD})'
+  add('--threshold', None, threshold, type=float)
+  add('--out', None, 'for DETR and segmentation: folder for painted images')
   args = parser.parse_args()
   if args.threshold is not None and not 0 <= args.threshold <= 1:
     parser.error(f'--threshold is {args.threshold}; it must be from 0 to 1.')

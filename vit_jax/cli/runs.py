@@ -161,11 +161,8 @@ def _run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('runs', __doc__)
   parser.add_argument('folder', help='folder to search for workdirs')
-  parser.add_argument(
-    '--metric',
-    default='',
-    help="metric, such as test/loss (default: each run's best_metric)",
-  )
+  metric = "metric, such as test/loss (default: each run's best_metric)"
+  parser.option('--metric', '', metric)
   return flags.command(_run, parser.parse_args(argv))
 
 

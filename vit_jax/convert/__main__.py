@@ -55,58 +55,52 @@ def _run(args: argparse.Namespace) -> int | None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
   parser = flags.parser('convert', __doc__)
   parser.add_argument('source', help=WHAT_OPENS)
-  parser.add_argument(
-    'target',
-    help='new file or directory; with --check, the existing one to compare',
-  )
-  parser.add_argument('--to', choices=WEIGHTS + PROGRAMS, help='target format')
-  parser.add_argument(
-    '--check',
-    action='store_true',
-    help='only compare SOURCE and TARGET; both may be exported programs',
-  )
-  parser.add_argument(
+  target = 'new file or directory; with --check, the existing one to compare'
+  parser.add_argument('target', help=target)
+  add = parser.option
+  add('--to', None, 'target format', choices=WEIGHTS + PROGRAMS)
+  check = 'only compare SOURCE and TARGET; both may be exported programs'
+  add('--check', False, check)
+  add(
     '--image_size',
-    help='image size in pixels, as in 384 or 384x512; learned position '
-    "embeddings are resized to it (default: the source's image size)",
+    None,
+    'image size in pixels, as in 384 or 384x512; learned position embeddings '
+    "are resized to it (default: the source's image size)",
   )
-  parser.add_argument(
+  add(
     '--head',
+    'keep',
+    'keep the whole head, drop the classifier but keep the representation '
+    'layer, or drop both',
     choices=transfer.HEADS,
-    default='keep',
-    help='keep the whole head (default), drop the classifier but keep the '
-    'representation layer, or drop both',
   )
-  parser.add_argument(
+  add(
     '--loss',
-    choices=('softmax', 'sigmoid'),
-    help='training loss of the head, which most source formats do not store '
+    None,
+    'training loss of the head, which most source formats do not store '
     "(default: the source's loss, or softmax)",
+    choices=('softmax', 'sigmoid'),
   )
-  parser.add_argument(
+  add(
     '--dtype',
-    default='float32',
-    help='float32 (default), bfloat16 (bigvision, timm, hf, stablehlo), '
-    'float16 (timm, hf, onnx), int8 (onnx, board)',
+    'float32',
+    'float32, bfloat16 (bigvision, timm, hf, stablehlo), float16 (timm, hf, '
+    'onnx), int8 (onnx, board)',
   )
-  parser.add_argument(
-    '--rollout',
-    action='store_true',
-    help='with --to=onnx, also output the attention rollout',
-  )
-  parser.add_argument(
+  rollout = 'with --to=onnx, also output the attention rollout'
+  add('--rollout', False, rollout)
+  add(
     '--opset',
+    None,
+    'with --to=onnx, the opset version (default: the lowest that the model '
+    'needs)',
     type=flags.positive,
-    help='with --to=onnx, the opset version (default: the lowest that the '
-    'model needs)',
   )
-  parser.add_argument(
+  add(
     '--tolerance',
-    type=float,
-    default=TOLERANCE,
-    help='with --check, the largest accepted difference, relative to the '
-    f'largest output (default: {TOLERANCE:g}; use 0.02 for bfloat16, 0.005 for '
-    'float16, 0.1 for int8)',
+    TOLERANCE,
+    'with --check, the largest accepted difference, relative to the largest '
+    'output; use 0.02 for bfloat16, 0.005 for float16, 0.1 for int8',
   )
   args = parser.parse_args(argv)
   if not args.check and args.to is None:

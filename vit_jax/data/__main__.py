@@ -28,21 +28,12 @@ from vit_jax.projects.detr import mask_files
 
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('data', __doc__)
-  parser.add_argument(
-    'folder', help='has images/ and masks/; with --shards, a dataset'
-  )
-  parser.add_argument(
-    '--class',
-    dest='class_name',
-    default='object',
-    help='class of all objects (default: object)',
-  )
-  parser.add_argument('--shards', help='the new folder of ArrayRecord files')
-  parser.add_argument(
-    '--splits',
-    default='train,test',
-    help='splits that --shards writes (default: train,test)',
-  )
+  folder = 'has images/ and masks/; with --shards, a dataset'
+  parser.add_argument('folder', help=folder)
+  add = parser.option
+  add('--class', 'object', 'class of all objects', dest='class_name')
+  add('--shards', None, 'the new folder of ArrayRecord files')
+  add('--splits', 'train,test', 'splits that --shards writes')
   args = parser.parse_args(argv)
   return flags.command(_write_shards if args.shards else _annotate, args)
 

@@ -83,48 +83,38 @@ def _run(args: argparse.Namespace) -> None:
   print(f'model    {about}\nwritten  {out / next(iter(made))}{more}')
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> flags.Parser:
   parser = flags.parser('visualize', __doc__)
   kinds = parser.add_subparsers(dest='what', required=True, metavar='WHAT')
   for what, make in _KINDS.items():
     doc = inspect.cleandoc(make.__doc__ or '')
     text = re.split('\n\n(?:Args|Raises):', doc)[0]
     kind = kinds.add_parser(
-      what,
-      help=text.partition('\n')[0],
-      description=text,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
+      what, help=text.partition('\n')[0], description=text
     )
-    add = kind.add_argument
-    add('checkpoint', help=recognise.WHAT_OPENS)
+    add = kind.option
+    kind.add_argument('checkpoint', help=recognise.WHAT_OPENS)
     if what not in ('filters', 'posemb'):
-      add('images', nargs='+', help='image files, or folders with images')
-    add(
-      '--out',
-      default='visualized',
-      help='folder for the results (default: visualized)',
-    )
+      given = 'image files, or folders with images'
+      kind.add_argument('images', nargs='+', help=given)
+    add('--out', 'visualized', 'folder for the results')
     add(
       '--image_size',
-      help='image size of the model, such as 512 or 384x512; position '
-      "embeddings are interpolated (default: the checkpoint's size)",
+      None,
+      'image size of the model, such as 512 or 384x512; position embeddings '
+      "are interpolated (default: the checkpoint's size)",
     )
     if what in ('report', 'rollout'):
-      add(
-        '--fusion',
-        choices=tuple(FUSIONS),
-        default='mean',
-        help='how heads are combined (default: mean)',
-      )
+      fusions = tuple(FUSIONS)
+      add('--fusion', 'mean', 'how heads are combined', choices=fusions)
       add(
         '--discard',
+        0.0,
+        "share of each layer's weights to set to 0, lowest first, such as 0.9",
         type=flags.share,
-        default=0.0,
-        help="share of each layer's weights to set to 0, lowest first, such as "
-        '0.9 (default: 0)',
       )
     if what == 'rollout':
-      add(
+      kind.add_argument(
         '--class',
         dest='classes',
         action='append',
@@ -135,19 +125,15 @@ def _parser() -> argparse.ArgumentParser:
     if what == 'attention':
       add(
         '--query',
+        None,
+        'the patch whose attention is drawn; 0,0 is top left (default: the '
+        'class token, or the middle patch if there is no class token)',
         type=_patch,
         metavar='ROW,COLUMN',
-        help='the patch whose attention is drawn; 0,0 is top left (default: '
-        'the class token, or the middle patch if there is no class token)',
       )
     if what == 'masked':
-      add(
-        '--rate',
-        type=flags.share,
-        default=predictions.RATE,
-        help='share of the patches that are corrupted '
-        f'(default: {predictions.RATE})',
-      )
+      rate = 'share of the patches that are corrupted'
+      add('--rate', predictions.RATE, rate, type=flags.share)
   return parser
 
 

@@ -26,31 +26,24 @@ def main(argv: Sequence[str] | None = None) -> int:
   return flags.command(args.bench, args)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> flags.Parser:
   parser = flags.parser('bench', __doc__)
   commands = parser.add_subparsers(required=True, metavar='COMMAND')
 
   def add(
     name: str, bench: Callable[[argparse.Namespace], None]
-  ) -> argparse.ArgumentParser:
+  ) -> flags.Parser:
     text = str(inspect.getdoc(bench))
     command = commands.add_parser(
-      name,
-      help=text.splitlines()[0],
-      description=text,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
+      name, help=text.splitlines()[0], description=text
     )
     command.set_defaults(bench=bench, devices=1)
     return command
 
   train = add('train', speed.train)
   _grid_flags(train, 'ti16', '16', speed.peers_of(training=True))
-  train.add_argument(
-    '--devices',
-    type=int,
-    help='number of devices that share the batch; a CPU simulates them; '
-    'default: 1',
-  )
+  devices = 'number of devices that share the batch; a CPU simulates them'
+  train.option('--devices', 1, devices)
   peers = speed.peers_of(training=False)
   _grid_flags(add('inference', speed.inference), 'b16', '1,8', peers)
   compared = add('input', input.bench).add_mutually_exclusive_group()
@@ -69,36 +62,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _grid_flags(
-  command: argparse.ArgumentParser,
-  variant: str,
-  batch_sizes: str,
-  peers: Iterable[str],
+  command: flags.Parser, variant: str, batch_sizes: str, peers: Iterable[str]
 ) -> None:
   """Adds the flags that train and inference share."""
-  command.add_argument(
-    '--variants',
-    type=_names,
-    default=[variant],
-    help=f'models; python -m vit_jax.models lists them; default: {variant}',
-  )
-  command.add_argument(
-    '--image_sizes',
-    type=_numbers,
-    default=[224],
-    help='image sides in pixels; default: 224',
-  )
-  command.add_argument(
-    '--batch_sizes',
-    type=_numbers,
-    default=_numbers(batch_sizes),
-    help=f'images per batch; default: {batch_sizes}',
-  )
-  command.add_argument(
-    '--dtype',
-    choices=['float32', 'bfloat16'],
-    default='float32',
-    help='compute dtype; default: float32',
-  )
+  add = command.option
+  variants = 'models; python -m vit_jax.models lists them'
+  add('--variants', variant, variants, type=_names)
+  add('--image_sizes', '224', 'image sides in pixels', type=_numbers)
+  add('--batch_sizes', batch_sizes, 'images per batch', type=_numbers)
+  dtypes = ('float32', 'bfloat16')
+  add('--dtype', 'float32', 'compute dtype', choices=dtypes)
   command.add_argument(
     '--vs',
     type=_names,
