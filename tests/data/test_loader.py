@@ -31,9 +31,6 @@ class _Numbers(sources.Source):
     image = np.full((5, 7, 3), index % 251, np.uint8)
     return {'image': image, 'label': index, 'name': f'number {index}'}
 
-  def fingerprint(self):
-    return None
-
 
 def _train(source, steps, transform=None, **kwargs):
   kwargs = {'batch_size': 32, 'seed': 7} | kwargs
@@ -299,9 +296,6 @@ class Uneven(sources.Source):
 
   def labels(self):
     return self.labels_N
-
-  def fingerprint(self):
-    return None
 
 
 def index_alone(record, rng):

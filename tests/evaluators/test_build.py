@@ -123,9 +123,6 @@ class Objects(Source):
   def __getitem__(self, i):
     raise NotImplementedError
 
-  def fingerprint(self):
-    return None
-
   def objects(self, i):
     raise NotImplementedError
 

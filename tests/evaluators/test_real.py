@@ -54,9 +54,6 @@ class Images(Source):
   def labels(self):
     return np.array(self._labels, np.int32)
 
-  def fingerprint(self):
-    return None
-
 
 @pytest.fixture(scope='module')
 def sample():

@@ -212,9 +212,6 @@ class Source(sources.Source):
   def labels(self):
     return self._labels
 
-  def fingerprint(self):
-    return None
-
 
 def evaluator_of(extract, splits, **entry):
   """Builds the evaluator of a training and a test source."""

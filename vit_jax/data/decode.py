@@ -16,7 +16,6 @@ Every image becomes uint8 RGB of shape [H, W, 3]:
 
 import contextlib
 import functools
-import hashlib
 import importlib.util
 import io
 import logging
@@ -25,7 +24,7 @@ import re
 import stat
 import struct
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,12 +86,6 @@ def read_file(path: str) -> bytes:
   except OSError as error:
     # If the cause is an OSError of failing storage, a command ends with 71.
     raise UnreadableImage(path, error.strerror or str(error)) from error
-
-
-def state_of_files(paths: Iterable[str], about: str = '') -> str:
-  """Returns a hash of `about` and of files' paths, sizes and mtimes."""
-  text = about + ''.join(f'{state_of(path)}\n' for path in paths)
-  return hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()
 
 
 def state_of(path: str) -> str:

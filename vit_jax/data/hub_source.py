@@ -10,6 +10,7 @@ group, and a tar file could only be read from start to end.
 """
 
 import importlib.util
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,8 @@ class HubSource(Source):
   def labels(self) -> np.ndarray:
     return self._labels_N
 
-  def fingerprint(self) -> str:
-    return self._fingerprint
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
+    return (f'{self._fingerprint} {i}' for i in indices)
 
 
 def _columns(name: str, features: Any, datasets: Any) -> tuple[str, str]:

@@ -27,13 +27,6 @@ class Source(Protocol):
 
   def __getitem__(self, index: int) -> Record: ...
 
-  def fingerprint(self) -> str | None:
-    """Returns a string for `states` that changes when the images change.
-
-    None means that the images need no check, unless `states` is overridden.
-    """
-    return None
-
   def identity(self) -> str | None:
     """Returns a hash of the data that stays the same if the folder moves.
 
@@ -45,10 +38,9 @@ class Source(Protocol):
     """Returns a string for each record, which changes when the record changes.
 
     The image check reads the records whose string is new. None means that the
-    images need no check. By default, each string is the fingerprint and index.
+    images need no check.
     """
-    whole = self.fingerprint()
-    return None if whole is None else (f'{whole} {i}' for i in indices)
+    return None
 
 
 @runtime_checkable

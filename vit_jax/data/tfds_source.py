@@ -4,7 +4,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,9 +101,9 @@ class TfdsSource(Source):
   def __len__(self) -> int:
     return len(self._records)
 
-  def fingerprint(self) -> str:
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
     # This suffices because TFDS never changes the files that it has written.
-    return self._fingerprint
+    return (f'{self._fingerprint} {i}' for i in indices)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     record = self._fields.deserialize_example_np(

@@ -10,7 +10,7 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,9 +129,6 @@ class CocoFolder(Source):
     self._images = [every[i] for i in chosen]
     if split.startswith('train'):
       _log_counts(f'{root} {split}', self._images, names)
-    self._state = ' '.join(
-      f'{path} {voc.modified_ns(root, path)}' for path in files.values()
-    )
 
   def __len__(self) -> int:
     return len(self._images)
@@ -149,9 +146,10 @@ class CocoFolder(Source):
     names = [x['name'] for x in self._images]
     return folder.identity(names, np.concatenate(columns, None).tobytes(), 2)
 
-  def fingerprint(self) -> str:
-    files = (image['name'] for image in self._images)
-    return f'coco {decode.state_of_files(files, self._state)}'
+  def states(self, indices: Sequence[int]) -> Iterable[str]:
+    # The image check compares the size of an image with its annotation.
+    images = (self._images[i] for i in indices)
+    return (f'coco {decode.state_of(x["name"])} {x["size"]}' for x in images)
 
 
 def _log_counts(
