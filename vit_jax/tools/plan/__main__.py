@@ -19,6 +19,7 @@ of chips: v3:4x4, v4:2x2x4.
 
 import functools
 import sys
+from typing import Any
 
 import jax
 from absl import app, flags
@@ -31,74 +32,53 @@ from vit_jax.training import sharding
 
 EXIT_TOO_LARGE = 1
 
-_TOPOLOGY = flags.DEFINE_string(
+flags.DEFINE_string(
   'topology', '', 'TPU generation and chips, as in v3:16x16 or v5p:4x4x8.'
 )
-_SLICES = flags.DEFINE_integer(
-  'slices',
-  1,
-  'Number of TPU slices, joined by the data-centre network.',
-  lower_bound=1,
+# Name, default, smallest value and help of the flags that are numbers.
+_NUMBERS: tuple[tuple[str, float, float, str], ...] = (
+  ('slices', 1, 1, 'TPU slices, joined by the data-centre network.'),
+  ('slice_mtbf_h', 168.0, 0.01, 'Mean hours until a slice fails or is lost.'),
+  ('restart_min', 10.0, 0, 'Minutes from a failure to the next step.'),
+  ('save_s', 5.0, 0.01, 'Seconds that a checkpoint pauses training.'),
+  ('num_classes', 0, 0, 'Classes. With --examples, the data are not opened.'),
+  ('examples', 0, 0, 'Training examples; see --num_classes.'),
+  ('slowest', 0, 0, 'Number of slowest operations to print.'),
 )
-_SLICE_MTBF_H = flags.DEFINE_float(
-  'slice_mtbf_h',
-  168.0,
-  'Mean hours between failures or preemptions of one slice.',
-  lower_bound=0.01,
-)
-_RESTART_MIN = flags.DEFINE_float(
-  'restart_min', 10.0, 'Minutes from a failure to the next step.', lower_bound=0
-)
-_SAVE_S = flags.DEFINE_float(
-  'save_s', 5.0, 'Seconds that a checkpoint pauses training.', lower_bound=0.01
-)
-_NUM_CLASSES = flags.DEFINE_integer(
-  'num_classes',
-  0,
-  'Number of classes. If you give --examples too, the data are not opened.',
-  lower_bound=0,
-)
-_EXAMPLES = flags.DEFINE_integer(
-  'examples',
-  0,
-  'Number of training examples; see --num_classes.',
-  lower_bound=0,
-)
-_SLOWEST = flags.DEFINE_integer(
-  'slowest',
-  0,
-  'Number of slowest operations to print.',
-  lower_bound=0,
-)
+for _name, _default, _least, _help in _NUMBERS:
+  _is_whole = isinstance(_default, int)
+  _define: Any = flags.DEFINE_integer if _is_whole else flags.DEFINE_float
+  _define(_name, _default, _help, lower_bound=_least)
 
 
 def run(argv: list[str]) -> None:
   show_messages()
   # This process runs only small computations itself, so a CPU suffices.
   jax.config.update('jax_platforms', 'cpu')
-  config = flags.FLAGS.config
+  given = flags.FLAGS
+  config = given.config
   try:
     from_init.resolve(config)
-    devices, chip = costs.devices_of(_TOPOLOGY.value, _SLICES.value)
+    devices, chip = costs.devices_of(given.topology, given.slices)
     checked = CheckedConfig(config, devices)
-    facts = costs.facts_given(config, _NUM_CLASSES.value, _EXAMPLES.value)
+    facts = costs.facts_given(config, given.num_classes, given.examples)
     print(
       f'plan      {config.data.name}, {len(facts.class_names):,} classes, '
       f'{facts.examples:,} examples; batch {config.batch_size:,}'
     )
     experiment = Experiment(checked, facts)
     print(
-      f'topology  {_TOPOLOGY.value}: {sharding.describe(experiment.mesh)}; '
+      f'topology  {given.topology}: {sharding.describe(experiment.mesh)}; '
       f'accum_steps {config.accum_steps}',
       flush=True,
     )
     step = costs.compile_step(experiment)
     cost = costs.Cost(experiment, step.program, devices, chip)
     print(costs.report(experiment, step, cost))
-    mtbf_s = 3600 * _SLICE_MTBF_H.value / _SLICES.value
-    failures = costs.Failures(mtbf_s, 60 * _RESTART_MIN.value, _SAVE_S.value)
+    mtbf_s = 3600 * given.slice_mtbf_h / given.slices
+    failures = costs.Failures(mtbf_s, 60 * given.restart_min, given.save_s)
     print(failures.report(cost.most_s, experiment.durations.checkpoint_every))
-    for line in costs.profile(step.program, _SLOWEST.value):
+    for line in costs.profile(step.program, given.slowest):
       print(line)
   except costs.TooLarge as e:
     print(f'error: The step does not fit: {e}.', file=sys.stderr)
