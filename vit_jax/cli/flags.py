@@ -48,6 +48,16 @@ _ENVIRONMENT = {
     'When the storage works again, run the same command to resume.'
   ),
 }
+# The extra of this package that installs a library.
+_EXTRAS = {
+  'datasets': 'hf',
+  'h11': 'serve',
+  'hotcoco': 'detection',
+  'onnx': 'onnx',
+  'onnxruntime': 'onnx',
+  'starlette': 'serve',
+  'uvicorn': 'serve',
+}
 # Error numbers of storage and network failures that may be temporary.
 _ERRNOS = {
   errno.EIO,
@@ -211,7 +221,11 @@ def _environment(error: BaseException | None) -> str | None:
     for pattern, way_out in _ENVIRONMENT.items():
       if re.search(pattern, said, re.IGNORECASE | re.DOTALL):
         return way_out
-    if isinstance(error, ImportError | TimeoutError | ConnectionError) or (
+    if isinstance(error, ImportError):
+      extra = _EXTRAS.get(str(error.name).partition('.')[0])
+      pip = "Run pip install -c requirements.txt -e '.[{}]'."
+      return pip.format(extra) if extra else ''
+    if isinstance(error, TimeoutError | ConnectionError) or (
       isinstance(error, OSError) and error.errno in _ERRNOS
     ):
       return ''

@@ -25,7 +25,6 @@ padding. Without `served`, images have no padding, and `model.masks` adds
 
 import dataclasses
 import functools
-import importlib
 import json
 import pathlib
 from typing import Any
@@ -71,14 +70,11 @@ def write(
     ValueError: if the model does not support `rollout`, 'int8' or ONNX, the
       file would be too large, or the opset lacks an operator or is unknown.
   """
-  _library('onnx')
-  if dtype == 'int8':
-    _library('onnxruntime')
-    if not checkpoint.model.attention:
-      raise ValueError(
-        f'A {type(checkpoint.model).__name__} consists of convolutions, which '
-        'are slow and inaccurate in int8. Use --dtype=float32.'
-      )
+  if dtype == 'int8' and not checkpoint.model.attention:
+    raise ValueError(
+      f'A {type(checkpoint.model).__name__} consists of convolutions, which '
+      'are slow and inaccurate in int8. Use --dtype=float32.'
+    )
   with atomic_files.new_file(target) as path:
     computes = 'float32' if dtype == 'int8' else dtype
     model = _to_model(checkpoint, rollout, served, computes, opset)
@@ -105,7 +101,8 @@ def open_peer(path: str, threads: int = 0) -> Peer:
     ImportError: if onnxruntime is not installed.
     ValueError: if the file cannot be read.
   """
-  runtime = _library('onnxruntime')
+  import onnxruntime as runtime
+
   options = runtime.SessionOptions()
   options.intra_op_num_threads = threads
   try:
@@ -137,15 +134,6 @@ def open_peer(path: str, threads: int = 0) -> Peer:
 
   framework = f'onnxruntime {runtime.__version__}'
   return Peer(framework, (H, W), run, boxes=4 * ('boxes' in wanted))
-
-
-def _library(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError as e:
-    raise ImportError(
-      f'ONNX files need the package {name}: pip install onnx onnxruntime.'
-    ) from e
 
 
 def _to_model(

@@ -9,7 +9,6 @@ access. Otherwise, reading one image from a Parquet file would read a whole row
 group, and a tar file could only be read from start to end.
 """
 
-import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,11 +31,6 @@ class HubSource(Source):
 
     Also raises the errors of `datasets.load_dataset`.
     """
-    if not importlib.util.find_spec('datasets'):
-      raise ImportError(
-        f'{name} needs the library `datasets`: '
-        "pip install -c requirements.txt -e '.[hf]'"
-      )
     import datasets
 
     given_names: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from tests.checkpoints.random_weights import random_checkpoint
 from tests.objectives import test_every
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import opening
-from vit_jax.cli import predict
+from vit_jax.cli import flags, predict
 from vit_jax.convert import orbax
 from vit_jax.data import bad_images, sources, write_shards
 from vit_jax.evaluators import pretrained
@@ -153,15 +153,18 @@ def test_png_files_and_coco_polygons_are_equal_masks(root):
   assert {*np.unique(found[0][0]['classes'])} == {0, 1, 2, data.IGNORED}
 
 
-def test_polygons_without_hotcoco_say_what_to_install(root, monkeypatch):
+def test_polygons_without_hotcoco_say_what_to_install(
+  root, monkeypatch, capsys
+):
   annotate(root)
-  find = importlib.util.find_spec
-  monkeypatch.setattr(
-    importlib.util, 'find_spec', lambda x: None if x == 'hotcoco' else find(x)
-  )
+  monkeypatch.setitem(sys.modules, 'hotcoco', None)
   record = sources.open_source(f'{root}/', 'train')[0]
-  with pytest.raises(ImportError, match='needs hotcoco.*pip install'):
+  with pytest.raises(ImportError) as e:
     data.classes_of(record)
+  assert flags.status(e.value) == 71
+  assert "pip install -c requirements.txt -e '.[detection]'" in (
+    capsys.readouterr().err
+  )
 
 
 def test_crops_and_flips_move_the_mask_with_the_image(root):

@@ -1,6 +1,7 @@
 """COCO's average precision of boxes and masks, and panoptic quality."""
 
 import contextlib
+import importlib
 import io
 from collections.abc import Mapping
 from concurrent import futures
@@ -48,7 +49,7 @@ class CocoEvaluator(Evaluator):
   @classmethod
   def check(cls, name: str, entry: ConfigDict) -> None:
     """Raises ImportError if hotcoco is not installed."""
-    segments.require_library(f'evaluators.{name}')
+    importlib.import_module('hotcoco')
 
   @classmethod
   def metrics(

@@ -32,7 +32,6 @@ def instances(root: pathlib.Path, class_name: str) -> dict[str, Any]:
     ValueError: images or masks are missing, a mask is invalid or not of its
       image's size, or two files have the same stem.
   """
-  segments.require_library('Converting masks to COCO')
   from hotcoco import mask as coco_mask
 
   paths = _by_stem(root / 'images')

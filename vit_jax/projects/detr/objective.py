@@ -6,6 +6,7 @@ object; the other queries learn "no object" (equation 2).
 """
 
 import dataclasses
+import importlib
 from typing import Self
 
 import jax
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax.models.fields import field
 from vit_jax.models.model import Batch, Metrics, Params
 from vit_jax.objectives.objective import OF_CLASSES, Facts, Objective, sums
-from vit_jax.projects.detr import segments, set_losses
+from vit_jax.projects.detr import set_losses
 from vit_jax.projects.detr.box_transforms import BoxTransform
 from vit_jax.projects.detr.model import DETR, predicted
 
@@ -62,8 +63,8 @@ class Detection(Objective):
   def from_config(cls, config: ConfigDict, image_size: tuple[int, int]) -> Self:
     o = config.objective
     made = super().from_config(config, image_size)
-    if config.model.masks:
-      segments.require_library('model.masks')
+    if config.model.masks:  # raises ImportError here, and not in a worker
+      importlib.import_module('hotcoco')
     if o.max_objects > config.model.num_queries:
       raise ValueError(
         f'objective.max_objects is {o.max_objects} and model.num_queries is '

@@ -8,7 +8,6 @@ Panoptic quality is counted as in COCO's panopticapi, but unannotated pixels are
 a background segment, so they count against a detected segment that covers them.
 """
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -23,15 +22,6 @@ ROWS = ('PQ', 'SQ', 'RQ')
 # DETR's code drops segments of at most this probability, or of at most this
 # many pixels.
 _LIKELY, _SMALL = 0.85, 4
-
-
-def require_library(what: str) -> None:
-  """Raises ImportError if hotcoco, which `what` needs, is missing."""
-  if not importlib.util.find_spec('hotcoco'):
-    raise ImportError(
-      f'{what} needs hotcoco, which is not installed: pip install -e '
-      "'.[detection]'."
-    )
 
 
 def problem(segmentation: Any, size: tuple[int, int]) -> str:
@@ -98,7 +88,6 @@ def mask(
     return segmentation
   if not segmentation:
     return np.zeros(size, bool)
-  require_library("Decoding COCO's masks")
   from hotcoco import mask as coco_mask
 
   return coco_mask.decode(run_lengths(segmentation, size)).astype(bool)

@@ -52,12 +52,8 @@ def open_all(paths: Sequence[str]) -> dict[str, opening.Checkpoint]:
 
 
 def _run(args: argparse.Namespace) -> None:
-  try:
-    from vit_jax.tools.serve import listening
-  except ImportError as e:
-    raise ImportError(
-      f"{e}. To serve, run pip install 'vit_jax[serve]'."
-    ) from e
+  from vit_jax.tools.serve import listening  # needs the extra `serve`
+
   checkpoints = open_all(args.checkpoints)
 
   # Without a handler, SIGTERM would leave the temporary folder behind.
