@@ -236,13 +236,8 @@ def test_tiffs_of_16_bits_may_have_0_as_white():
 
 def test_the_text_of_a_png_is_no_reason_to_refuse(photo, encode):
   info = PngImagePlugin.PngInfo()
-  info.add_text('Comment', 'x' * (2 << 20 if 'long' == 'long' else 9), zip=True)
+  info.add_text('Comment', 'x' * (2 << 20), zip=True)
   data = encode(photo[:40, :60], pnginfo=info)
-  if 'long' == 'damaged':
-    at = data.index(b'zTXt') + 14
-    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-  with pytest.raises((OSError, ValueError)):
-    Image.open(io.BytesIO(data))
   np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
   with pytest.raises(decode.UnreadableImage):
     decode.decode(data[:-3000], 'x')

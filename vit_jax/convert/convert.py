@@ -90,11 +90,8 @@ def convert(
   _log.info('read      %s: %s', checkpoint.path, checkpoint.describe())
   if image_size and image_size != checkpoint.image_size:
     checkpoint = transfer.resized(checkpoint, image_size)
-    _log.info('resized   for images of %dx%d pixels', *image_size)
   if head != 'keep':
     checkpoint = transfer.with_head(checkpoint, head)
-    what = 'classifier' if head == 'representation' else 'whole head'
-    _log.info('dropped   the %s', what)
   written: table.Weights | opening.Checkpoint = checkpoint
   if to in WEIGHTS:
     model, body = checkpoint.model, checkpoint.model.body()

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from vit_jax.data import orientation
 from vit_jax.data.orientation import Box, Turn
@@ -39,7 +39,7 @@ MAX_PIXELS = 89_478_485
 
 # Increase this number when a change of the decoder may affect which files are
 # readable. The image check then ignores its older results.
-DECODER_VERSION = 2
+DECODER_VERSION = 3
 
 # The largest 12-bit value, 4095, becomes 16 when 16 bits are scaled to 8.
 _WHITE_OF_12_BITS = 16
@@ -346,6 +346,8 @@ def pillow_formats() -> tuple[str, ...]:
   would start Ghostscript.
   """
   Image.init()
+  # By default, a PNG with a text of more than 1 MB is refused.
+  PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
   if importlib.util.find_spec('pillow_heif'):
     importlib.import_module('pillow_heif').register_heif_opener()
   left_out = ('EPS', 'BUFR', 'GRIB', 'HDF5', 'MPEG', 'WMF')
@@ -353,24 +355,9 @@ def pillow_formats() -> tuple[str, ...]:
 
 
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
-  """Opens a file in one of the formats, or in any format if the list is empty.
-
-  Opens a PNG without its text if Pillow refuses damaged or very long text.
-  """
+  """Opens a file in one of the formats, or in any if the list is empty."""
   known = [x for x in pillow_formats() if not formats or x in formats]
-  try:
-    return Image.open(io.BytesIO(data), formats=known)
-  except (OSError, ValueError):
-    if data[:8] != b'\x89PNG\r\n\x1a\n':
-      raise
-  parts, at = [data[:8]], 8
-  while at < len(data):
-    # A chunk is made of its length, its name, its data and a checksum.
-    end = at + 12 + int.from_bytes(data[at : at + 4])
-    if data[at + 4 : at + 8] not in (b'tEXt', b'zTXt', b'iTXt'):
-      parts.append(data[at:end])
-    at = end
-  return Image.open(io.BytesIO(b''.join(parts)), formats=known)
+  return Image.open(io.BytesIO(data), formats=known)
 
 
 def _decode_with_pillow(
