@@ -42,15 +42,10 @@ def _run(args: argparse.Namespace) -> None:
   atomic_files.refuse_existing(args.out)
   size = images.size_of(args.image_size, '--image_size')
   data = flags.data_of(args.dataset, args)
-  found = palette.palette(data, args.colours, args.split, size)
+  colours_KC = palette.palette(data, args.colours, args.split, size)
   with atomic_files.new_file(args.out) as new, new.open('wb') as file:
-    np.save(file, found.colours_KC)
-  print(
-    f'data     {args.dataset} {args.split}: {found.pixels:,} pixels of '
-    f'{found.images:,} images\n'
-    f'error    {found.rmse:.2f} of 255, root mean square over red, green and '
-    f'blue\nwritten  {args.out}: {args.colours} colours'
-  )
+    np.save(file, colours_KC)
+  print(f'written  {args.out}: {args.colours} colours')
 
 
 if __name__ == '__main__':

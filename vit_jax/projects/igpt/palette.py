@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,32 +20,18 @@ IMAGES, PIXELS = 10_000, 1_000_000
 _STEP = 8_192
 
 
-class Palette(NamedTuple):
-  """Colours of a dataset.
-
-  `colours_KC` is float32 in [-1, 1], from dark to bright. `rmse` is the root
-  mean square difference between the clustered pixels and their nearest colours,
-  over all channels; pixel values are from 0 to 255. `images` and `pixels` are
-  the numbers of clustered images and pixels.
-  """
-
-  colours_KC: np.ndarray
-  rmse: float
-  images: int
-  pixels: int
-
-
 def palette(
   data: str | Mapping[str, Any],
   colours: int = 512,
   split: str = 'train',
   image_size: tuple[int, int] = (32, 32),
-) -> Palette:
-  """Clusters the pixels of a dataset by k-means.
+) -> np.ndarray:
+  """Clusters the pixels of a dataset by k-means; see `fit` for the result.
 
   Uses at most 10,000 images, evenly spaced in the split, and at most 1,000,000
   of their pixels, drawn with a fixed seed. First checks all images of the
-  split.
+  split. Logs the number of pixels, and the root mean square difference between
+  them and their nearest colours over all channels, which are from 0 to 255.
 
   Args:
     data: name of the dataset, or a dict; see `sources.data_config`.
@@ -56,7 +42,8 @@ def palette(
   Raises ValueError if the images have fewer than K distinct colours. Also
   raises the errors of `sources.data_config` and `bad_images.open_checked`.
   """
-  source = bad_images.open_checked(sources.data_config(data), split)
+  config = sources.data_config(data)
+  source = bad_images.open_checked(config, split)
   transform = transforms.EvalTransform(image_size)
   count = min(IMAGES, len(source))
   rows = np.linspace(0, len(source) - 1, count).astype(int)
@@ -68,7 +55,12 @@ def palette(
   colours_KC = fit(pixels_NC, colours)
   error = np.float32(nearest(pixels_NC, colours_KC)) - pixels_NC
   rmse = math.sqrt(np.mean(np.square(error)))
-  return Palette(colours_KC, rmse, len(images_BHWC), len(pixels_NC))
+  _log.info(
+    f'data     {config.name} {split}: {len(pixels_NC):,} pixels of '
+    f'{len(images_BHWC):,} images\nerror    {rmse:.2f} of 255, root mean square'
+    ' over red, green and blue'
+  )
+  return colours_KC
 
 
 def fit(pixels_NC: np.ndarray, colours: int) -> np.ndarray:
