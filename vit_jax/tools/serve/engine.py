@@ -7,9 +7,7 @@ does not run the model again either, unless the map is for a class.
 
 import contextlib
 import hashlib
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from typing import Any
@@ -61,6 +59,11 @@ class LruCache:
         self._nbytes -= self._found.pop(next(iter(self._found)))[1]
 
 
+def busy(why: str) -> HTTPException:
+  """Returns the error that asks a client to try again later."""
+  return HTTPException(503, f'{why}. Try again in 5 s.', {'Retry-After': '5'})
+
+
 class Engine:
   """Runs models on images for concurrent requests."""
 
@@ -75,7 +78,6 @@ class Engine:
     self._decoder = Decoder(self._views)
     self.images = LruCache(_MAX_BYTES)  # `Sights` by digest
     self._answers = LruCache(_MAX_BYTES)
-    self._seconds = 0.1  # moving average of the time per request
     # Separate threads, so that decoding does not delay models.
     self._decoding = futures.ThreadPoolExecutor(1)
     self._running = futures.ThreadPoolExecutor(1)
@@ -88,23 +90,15 @@ class Engine:
     """
     self.refuse_if_full()
     self.waiting += 1
-    start = time.perf_counter()
     try:
       yield
-      took = (time.perf_counter() - start) / self.waiting
-      self._seconds += 0.1 * (took - self._seconds)
     finally:
       self.waiting -= 1
 
   def refuse_if_full(self) -> None:
     """Raises HTTPException if `MAX_WAITING` requests wait or run."""
     if self.waiting >= MAX_WAITING:
-      seconds = max(1, math.ceil(self.waiting * self._seconds))
-      raise HTTPException(
-        503,
-        f'{MAX_WAITING} requests are waiting. Try again in {seconds} s.',
-        {'Retry-After': str(seconds)},
-      )
+      raise busy(f'{MAX_WAITING} requests are waiting')
 
   def add(self, data: bytes | bytearray) -> futures.Future[tuple[str, Sights]]:
     """Decodes an image file in another thread.

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from vit_jax.tools.serve import protection
 from vit_jax.tools.serve.decoder import UnreadableUpload
-from vit_jax.tools.serve.engine import Engine, Sights
+from vit_jax.tools.serve.engine import Engine, Sights, busy
 from vit_jax.tools.serve.served_model import Answer, ServedModel, rollout
 
 MAX_BODY_BYTES = 20 << 20
@@ -142,11 +142,7 @@ class PageServer:
           if len(body) > MAX_BODY_BYTES:
             raise too_large
           if self._arriving_bytes > MAX_BODIES_BYTES:
-            raise HTTPException(
-              503,
-              'Too many images arrive at once. Try again in 5 s.',
-              {'Retry-After': '5'},
-            )
+            raise busy('Too many images arrive at once')
       yield body
     finally:
       self._arriving_bytes -= len(body)
