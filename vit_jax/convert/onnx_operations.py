@@ -150,24 +150,12 @@ def _gather(
   return graph.node('Gather', [x, index], out.shape, x.dtype, axis=axis)
 
 
-def _argmin(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  (axis,) = params['axes']
-  return graph.node('ArgMin', [x], out.shape, np.int64, axis=axis, keepdims=0)
-
-
 def _pad(graph: Graph, out: Any, params: Any, x: Value, value: Value) -> Value:
   before, after, interior = zip(*params['padding_config'], strict=True)
   if any(interior):
     raise NotImplementedError('padding between elements')
   pads = np.array([*before, *after], np.int64)
   return graph.node('Pad', [x, pads, value], out.shape)
-
-
-def _cumulative_sum(graph: Graph, out: Any, params: Any, x: Value) -> Value:
-  axis = np.array(params['axis'], np.int64)
-  return graph.node(
-    'CumSum', [x, axis], out.shape, reverse=int(params['reverse'])
-  )
 
 
 def _stack(graph: Graph, out: Any, params: Any, *xs: Value) -> Value:
@@ -185,27 +173,17 @@ def _maximum(graph: Graph, out: Any, params: Any, a: Value, b: Value) -> Value:
   return graph.elementwise('Max', a, b)
 
 
-ELEMENTWISE = {
-  'add': 'Add',
-  'sub': 'Sub',
-  'mul': 'Mul',
-  'div': 'Div',
+_SAME_NAME = 'add sub mul div neg min exp tanh sqrt sin cos or not'
+ELEMENTWISE = {name: name.capitalize() for name in _SAME_NAME.split()} | {
   'eq': 'Equal',
   'ge': 'GreaterOrEqual',
-  'neg': 'Neg',
-  'min': 'Min',
-  'exp': 'Exp',
   'logistic': 'Sigmoid',
-  'tanh': 'Tanh',
-  'sqrt': 'Sqrt',
-  'sin': 'Sin',
-  'cos': 'Cos',
-  'or': 'Or',
-  'not': 'Not',
 }
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
-  'argmin': _argmin,
+  'argmin': lambda graph, out, params, x: graph.node(
+    'ArgMin', [x], out.shape, np.int64, axis=params['axes'][0], keepdims=0
+  ),
   'concatenate': lambda graph, out, params, *xs: graph.node(
     'Concat', xs, out.shape, axis=params['dimension']
   ),
@@ -213,7 +191,12 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
   'convert_element_type': lambda graph, out, params, x: graph.cast(
     x, out.dtype
   ),
-  'cumsum': _cumulative_sum,
+  'cumsum': lambda graph, out, params, x: graph.node(
+    'CumSum',
+    [x, np.array(params['axis'], np.int64)],
+    out.shape,
+    reverse=int(params['reverse']),
+  ),
   'dot_general': _dot,
   'erfc': lambda graph, out, params, x: graph.elementwise(
     'Sub', np.array(1, out.dtype), graph.elementwise('Erf', x)
