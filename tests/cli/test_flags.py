@@ -327,6 +327,37 @@ def test_a_reader_of_stdout_that_ends_is_not_an_error(capsys):
   assert capsys.readouterr() == ('', '')
 
 
+def test_options_have_the_type_of_their_default_and_tell_it():
+  parser = flags.parser('some', 'What it does.')
+  parser.option('--size', 3, 'how large')
+  parser.option('--rates', '1,2', 'how fast', type=lambda x: x.split(','))
+  parser.option('--deep', False, 'whether')
+  parser.option('--path', None, 'where')
+  assert vars(parser.parse_args([])) == {
+    'size': 3,
+    'rates': ['1', '2'],
+    'deep': False,
+    'path': None,
+  }
+  given = parser.parse_args(['--size=4', '--deep', '--path=x'])
+  assert (given.size, given.deep, given.path) == (4, True, 'x')
+  told = parser.format_help()
+  for text in ('how large (default: 3)', 'how fast (default: 1,2)'):
+    assert text in told
+  assert told.count('default:') == 2
+
+
+def test_a_missing_library_is_told_with_its_extra(capsys):
+  error = ImportError("No module named 'onnx.defs'", name='onnx.defs')
+  assert flags.status(error) == 71
+  assert capsys.readouterr().err == (
+    "error: No module named 'onnx.defs' Run pip install -c requirements.txt "
+    "-e '.[onnx]'.\n"
+  )
+  assert flags.status(ImportError('no such', name='some')) == 71
+  assert capsys.readouterr().err == 'error: no such\n'
+
+
 @pytest.mark.parametrize('device', ['', '/dev/vfio/0', '/dev/accel3'])
 def test_libtpu_searches_for_a_tpu_only_on_machines_with_one(
   monkeypatch, device
