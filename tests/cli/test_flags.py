@@ -351,8 +351,8 @@ def test_a_missing_library_is_told_with_its_extra(capsys):
   error = ImportError("No module named 'onnx.defs'", name='onnx.defs')
   assert flags.status(error) == 71
   assert capsys.readouterr().err == (
-    "error: No module named 'onnx.defs' Run pip install -c requirements.txt "
-    "-e '.[onnx]'.\n"
+    "error: No module named 'onnx.defs' (pip install -c requirements.txt -e "
+    "'.[onnx]')\n"
   )
   assert flags.status(ImportError('no such', name='some')) == 71
   assert capsys.readouterr().err == 'error: no such\n'

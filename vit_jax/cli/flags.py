@@ -223,7 +223,7 @@ def _environment(error: BaseException | None) -> str | None:
         return way_out
     if isinstance(error, ImportError):
       extra = _EXTRAS.get(str(error.name).partition('.')[0])
-      pip = "Run pip install -c requirements.txt -e '.[{}]'."
+      pip = "(pip install -c requirements.txt -e '.[{}]')"
       return pip.format(extra) if extra else ''
     if isinstance(error, TimeoutError | ConnectionError) or (
       isinstance(error, OSError) and error.errno in _ERRNOS
