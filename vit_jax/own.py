@@ -389,7 +389,7 @@ def _summary(
   if not config.init:
     flag = f'--config=configs/own.py:{config.data.name},{PUBLISHED}'
     lines.append(
-      'start   new parameters. A published checkpoint does better: '
-      f'{flag} (88 MB)'
+      'start   new parameters. A published checkpoint (a download of 88 MB) '
+      f'does better: {flag}'
     )
   return '\n'.join(lines)

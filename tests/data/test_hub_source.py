@@ -173,7 +173,9 @@ def test_images_may_lie_beside_the_table_or_be_missing(write, tmp_path):
 
 def test_what_is_not_there_is_one_message(tmp_path):
   for start in ('hf://', 'hf://datasets/'):
-    with pytest.raises(FileNotFoundError, match=f'{tmp_path}/none'):
+    with pytest.raises(
+      ValueError, match=f'cannot be loaded: .*{tmp_path}/none'
+    ):
       sources.open_source(f'{start}{tmp_path}/none', 'train')
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.visualize import filters, sections
-from vit_jax.visualize.subject import Subject
+from vit_jax.visualize.photos import Subject
 
 
 def test_components_are_scikit_learns():

@@ -5,8 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from vit_jax.visualize import subject as subject_lib
-from vit_jax.visualize.subject import Subject
+from vit_jax.visualize import photos
+from vit_jax.visualize.photos import Subject
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def seen(monkeypatch):
   """Collects what models see."""
   batches = []
   monkeypatch.setattr(
-    subject_lib,
+    photos,
     'Layers',
     lambda model, params, images_BHWC: batches.append(np.asarray(images_BHWC)),
   )
@@ -29,7 +29,7 @@ def test_as_many_images_at_once_as_leave_weights_small(
   count, entries, sizes, seen, monkeypatch
 ):
   """The last batch is filled up with images of zeros."""
-  monkeypatch.setattr(subject_lib, '_MAX_ENTRIES', entries)
+  monkeypatch.setattr(photos, '_MAX_ENTRIES', entries)
   checkpoint = types.SimpleNamespace(
     model=types.SimpleNamespace(
       attention='all', heads=2, num_tokens=lambda size: 7

@@ -27,10 +27,7 @@ class HubSource(Source):
   """
 
   def __init__(self, name: str, split: str, split_seed: int):
-    """Loads the dataset and opens one split; see `sources.open_source`.
-
-    Also raises the errors of `datasets.load_dataset`.
-    """
+    """Loads the dataset and opens one split; see `sources.open_source`."""
     import datasets
 
     given_names: tuple[str, ...] = ()
@@ -42,7 +39,11 @@ class HubSource(Source):
       path, config = name.partition(':')[0], ''
       fs, files = shards.find(name)
       given_names = shards.class_file(fs, next(iter(files.values()))[0])
-    tables = datasets.load_dataset(path, config or None, data_files=files)
+    try:
+      tables = datasets.load_dataset(path, config or None, data_files=files)
+    except Exception as e:  # errors of the library and of its HTTP clients
+      said = str(e).strip().partition('\n')[0]
+      raise ValueError(f'{name} cannot be loaded: {said:.300}') from e
     first = next(iter(tables.values()))
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
