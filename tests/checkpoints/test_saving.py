@@ -139,13 +139,8 @@ def test_restores_onto_another_number_of_devices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'kind', ['flip', pytest.param('truncate', marks=pytest.mark.slow)]
-)
-def test_damage_to_any_file_is_noticed_or_harmless(
-  two_steps, tmp_path, kind, caplog
-):
-  """Whatever happens to a file of step 2: step 2 or step 1 come back whole."""
+def test_damage_to_any_file_is_noticed_or_harmless(two_steps, tmp_path, caplog):
+  """Whichever file of step 2 is damaged, step 2 or step 1 is restored."""
   newest = two_steps / 'checkpoints' / '2'
   names = [f.relative_to(newest) for f in newest.rglob('*') if f.is_file()]
   stepped_over = set()
@@ -155,11 +150,8 @@ def test_damage_to_any_file_is_noticed_or_harmless(
     path = folder / 'checkpoints' / '2' / name
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
-    if kind == 'flip':
-      data[middle : middle + 1] = bytes([data[middle] ^ 0x55] if data else [])
-      path.write_bytes(data)
-    else:
-      path.write_bytes(data[:middle])
+    data[middle : middle + 1] = bytes([data[middle] ^ 0x55] if data else [])
+    path.write_bytes(data)
     store = open_checkpoints(folder)
     meta = store.latest_meta()
     step, got = store.restore(shapes_of(state(0)))
@@ -201,11 +193,11 @@ def test_a_run_goes_on_after_damage_and_meets_it_again(run, caplog):
   store.save(2, state(2), {}, {METRIC: 0.5})
   store.close()
   assert restored_from(run) == 2
-  shutil.rmtree(checkpoints / '2' / 'opt_state')
+  (file,) = (checkpoints / '2/params/d').iterdir()
+  file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
   assert restored_from(run) == 1
-  # Of the two only what was found last.
-  found = {p.name for p in (checkpoints / '2.damaged').iterdir()}
-  assert 'params' in found and 'opt_state' not in found
+  # Only the newer of the two is kept.
+  assert (checkpoints / '2.damaged/params').exists()
   assert caplog.text.count('2 is damaged (') == 2
   assert caplog.text.count('renamed to 2.damaged,') == 2
   gc.collect()
@@ -242,13 +234,6 @@ def test_nothing_saved_restores_nothing(tmp_path):
   store.close()
 
 
-def test_killed_in_its_first_save_a_run_starts(tmp_path):
-  (tmp_path / 'checkpoints' / '1.orbax-checkpoint-tmp-7' / 'params').mkdir(
-    parents=True
-  )
-  assert restored_from(tmp_path) is None
-
-
 @pytest.mark.parametrize('hindered', [False, True])
 def test_what_another_process_meets_is_met_by_all(run, monkeypatch, hindered):
   """It says so where their flags, of damage and of hindrance, are gathered."""
@@ -276,27 +261,18 @@ def test_what_another_process_meets_is_met_by_all(run, monkeypatch, hindered):
   store.close()
 
 
-JUDGED = [
-  *(
-    (ValueError(f'{code}: bytes'), True)
-    for code in ('DATA_LOSS', 'NOT_FOUND', 'OUT_OF_RANGE')
-  ),
-  *(
-    (ValueError(f'{code}: bytes'), False)
-    for code in ('PERMISSION_DENIED', 'RESOURCE_EXHAUSTED')
-  ),
-  (ValueError('Bytes: 3 of 4'), True),
-  (KeyError('params'), True),
-  (TypeError('no array'), True),
-  (AttributeError('get'), True),
-  (FileNotFoundError('params'), True),
-  (PermissionError('params'), False),
-  (OSError('params'), False),
-  (RuntimeError('params'), False),
-]
-
-
-@pytest.mark.parametrize(('error', 'is_damage'), JUDGED, ids=repr)
+@pytest.mark.parametrize(
+  ('error', 'is_damage'),
+  [
+    (ValueError('DATA_LOSS: bytes'), True),
+    (ValueError('UNAVAILABLE: HTTP'), False),
+    (ValueError('Bytes: 3 of 4'), True),
+    (KeyError('params'), True),
+    (FileNotFoundError('params'), True),
+    (RuntimeError('params'), False),
+  ],
+  ids=repr,
+)
 def test_damage_is_what_was_read_and_makes_no_sense(
   two_steps, tmp_path, error, is_damage
 ):
@@ -346,7 +322,7 @@ def test_there_are_no_steps_where_there_is_nothing(tmp_path):
 
 @pytest.fixture
 def run(two_steps, tmp_path):
-  """A copy of that run."""
+  """A copy of `two_steps`."""
   shutil.copytree(two_steps, tmp_path / 'run')
   return tmp_path / 'run'
 
@@ -376,65 +352,50 @@ def test_a_disk_error_is_no_damage(run, name):
   assert restored_from(run) == 2
 
 
-def wrapped(error):
-  """As orbax gives what TensorStore says of one array."""
-  outer = Exception('Encountered error while reading array index')
-  outer.__cause__ = error
-  return outer
-
-
-@pytest.mark.parametrize(
-  ('error', 'reason'),
-  [
-    (MemoryError(), 'MemoryError'),
-    (wrapped(ValueError('UNAVAILABLE: HTTP')), 'ValueError: UNAVAILABLE'),
-  ],
-)
-def test_what_may_pass_is_no_damage(run, monkeypatch, error, reason):
+def test_a_failure_that_may_pass_is_no_damage(run, monkeypatch):
   def fail(*args):
-    raise error
+    raise MemoryError
 
   with monkeypatch.context() as m:
-    if 'reading' == 'reading':
-      m.setattr(ocp.CompositeCheckpointHandler, 'restore', fail)
-    else:
-      m.setattr(saving, 'checksums', fail)
-    assert_only_unreadable(run, f'checkpoints/2 cannot be read now: {reason}')
+    m.setattr(ocp.CompositeCheckpointHandler, 'restore', fail)
+    assert_only_unreadable(run, 'checkpoints/2 cannot be read now: MemoryError')
   assert restored_from(run) == 2
 
 
 PERMISSIONS = """
 import pathlib
-import shutil
 import sys
 from tests.checkpoints.test_saving import names_in, restored_from
 from vit_jax.checkpoints import opening
 run = pathlib.Path(sys.argv[1])
-checkpoints = run / 'checkpoints'
-for path in [checkpoints, *sorted((checkpoints / '2').rglob('*'))]:
-  for forbidden in (0o777, 0o111) if path.is_dir() else (0o777,):
-    before, mode = names_in(run), path.stat().st_mode
-    path.chmod(mode & ~forbidden)
-    try:
-      outcome = restored_from(run)
-    except OSError as e:
-      outcome = e
-    path.chmod(mode)
-    print(f'{path.relative_to(run)} {forbidden:o}: {outcome!r}')
-    assert names_in(run) == before
-assert restored_from(run) == 2
-(checkpoints / '2').chmod(0)
+step = run / 'checkpoints/2'
+for name, forbidden in [
+  ('..', 0o777),
+  ('params', 0o111),
+  ('params/manifest.ocdbt', 0o777),
+  ('meta/metadata', 0o777),
+]:
+  path, before = step / name, names_in(run)
+  mode = path.stat().st_mode
+  path.chmod(mode & ~forbidden)
+  try:
+    print(f'{name} opens at {restored_from(run)}')
+  except OSError as e:
+    print(e)
+  path.chmod(mode)
+  assert names_in(run) == before
+step.chmod(0)
 try:
   opening.open_checkpoint(str(run))
 except ValueError as e:
-  print(f'opened: {e}')
-(checkpoints / '2').chmod(0o755)
+  print(e)
+step.chmod(0o755)
 """
 
 
 @pytest.mark.slow
 def test_files_of_somebody_else_are_no_damage(run):
-  """Every file and folder of a step in turn, under the kernel's own rules."""
+  """The kernel refuses to list or enter folders and to read files."""
   if WITHOUT_ROOTS_RIGHTS is None:
     pytest.skip('root may read everything, and there is no setpriv')
   done = subprocess.run(
@@ -444,14 +405,9 @@ def test_files_of_somebody_else_are_no_damage(run):
     text=True,
   )
   assert done.returncode == 0, done.stderr
-  outcomes = dict(line.split(': ', 1) for line in done.stdout.splitlines())
-  refused = {name for name, outcome in outcomes.items() if outcome != '2'}
-  assert all('Permission denied' in outcomes[name] for name in refused)
-  for name in ('/2/params', '/2/meta', '/2/params/d', ''):
-    assert {f'checkpoints{name} {f}' for f in (777, 111)} <= refused
-  assert 'opened' in refused
-  for name in ('params/manifest.ocdbt', 'meta/metadata'):
-    assert f'checkpoints/2/{name} 777' in refused
+  lines = done.stdout.splitlines()
+  assert len(lines) == 5
+  assert all('Permission denied' in line for line in lines), lines
 
 
 def damage_all(run):
@@ -522,6 +478,24 @@ def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
   assert caplog.text.count('so it cannot be the best') == 3
 
 
+@pytest.mark.parametrize(
+  ('best', 'values', 'kept'),
+  [
+    # The first of two equal values; NaN does not count.
+    ('highest', [0.5, 0.9, 0.9, float('nan'), None], [1, 3, 4]),
+    ('lowest', [0.5, 0.1, 0.9, 0.7, 0.8], [1, 3, 4]),
+    ('lowest', [None] * 3, [1, 2]),
+  ],
+)
+def test_keeps_the_last_two_and_the_best(tmp_path, best, values, kept):
+  store = open_checkpoints(tmp_path, best=best)
+  for step, value in enumerate(values):
+    metrics = {} if value is None else {METRIC: value}
+    store.save(step, state(step), {}, metrics)
+  store.close()
+  assert saving.steps(tmp_path / 'checkpoints') == kept
+
+
 def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
   store = open_checkpoints(tmp_path)
   for step in (1, 2):
@@ -538,31 +512,6 @@ def test_a_renamed_folder_is_no_other_step(tmp_path, caplog):
   assert 'saved as step 2' in caplog.text and (folder / '40.damaged').is_dir()
 
 
-@pytest.mark.slow
-def test_keeps_the_last_and_the_best(tmp_path):
-  store = open_checkpoints(tmp_path)
-  for step, accuracy in enumerate([0.1, 0.9, 0.3, None, 0.5, None]):
-    metrics = {} if accuracy is None else {METRIC: accuracy}
-    store.save(step, state(step), {}, metrics)
-  store.wait()
-  store.close()
-  kept = sorted(int(p.name) for p in (tmp_path / 'checkpoints').iterdir())
-  assert kept == [1, 4, 5]
-
-
-@pytest.mark.slow
-def test_the_best_may_be_the_lowest_and_there_may_be_none(tmp_path):
-  losses = [0.5, 0.1, 0.9, 0.7, 0.8]
-  for name, values in (('lowest', losses), ('none', [None] * 5)):
-    store = open_checkpoints(tmp_path / name, best='lowest')
-    for step, loss in enumerate(values):
-      metrics = {} if loss is None else {METRIC: loss}
-      store.save(step, state(step), {}, metrics)
-    store.close()
-  assert saving.steps(tmp_path / 'lowest/checkpoints') == [1, 3, 4]
-  assert saving.steps(tmp_path / 'none/checkpoints') == [3, 4]
-
-
 def test_what_a_killed_run_was_saving_is_removed(tmp_path):
   store = open_checkpoints(tmp_path)
   store.save(1, state(1), {}, {})
@@ -574,15 +523,3 @@ def test_what_a_killed_run_was_saving_is_removed(tmp_path):
   store.save(3, state(3), {}, {})
   store.close()
   assert not half.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.fast('nan')
-@pytest.mark.parametrize('fourth', [0.9, float('nan')])
-def test_of_equal_ones_the_first_is_the_best(tmp_path, fourth):
-  """As sweeps count; and one that is no number is none."""
-  store = open_checkpoints(tmp_path)
-  for step, accuracy in enumerate([0.5, 0.9, 0.9, fourth, 0.3, 0.2]):
-    store.save(step, state(step), {}, {METRIC: accuracy})
-  store.close()
-  assert saving.steps(tmp_path / 'checkpoints') == [1, 4, 5]
