@@ -1,7 +1,6 @@
 """Weights carried over to a new task, another size or another head."""
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import jax
@@ -33,7 +32,7 @@ def random_params(model, image_size, seed):
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda x: rng.standard_normal(x.shape).astype(np.float32),
-    shapes_of(model, image_size),
+    flops.param_shapes(model, image_size),
   )
 
 
@@ -84,13 +83,6 @@ def untrained(image_size, seed, scan=False, **fields):
   )
   params = random_params(model, image_size, seed)
   return opening.Checkpoint('old', model, params, image_size)
-
-
-@functools.cache
-def shapes_of(model, image_size):
-  return jax.eval_shape(
-    lambda key: variants.init(model, key, image_size), jax.random.key(0)
-  )
 
 
 def transfer_between(old_size, new_size, fields, scans):
