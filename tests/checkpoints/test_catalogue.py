@@ -1,11 +1,9 @@
 """What is said of a published checkpoint agrees with its file."""
 
 import importlib.util
-import math
 import pathlib
 import re
 
-import jax
 import pytest
 
 from tests.conftest import PEERS
@@ -30,14 +28,13 @@ def test_at_224_pixels_augregs_are_those_that_timm_names():
     if name.startswith('augreg/') and name.endswith('-224')
   }
   assert ours == {x for x in named if '-i21k-' in x and '-res_224' in x}
-  # Which is the only one that has no other file.
+  # The only one without a file at another size.
   assert PUBLISHED['augreg/b8'].address in named
 
 
 SIZED = [name for name, entry in PUBLISHED.items() if entry.size_mib]
 
 
-@pytest.mark.fast('augreg/ti16')
 @pytest.mark.parametrize('name', SIZED)
 def test_published_sizes_are_those_of_the_parameters(name):
   """Four bytes a parameter, with the 21,843 classes of ImageNet-21k."""
@@ -46,12 +43,11 @@ def test_published_sizes_are_those_of_the_parameters(name):
   model = variants.build(
     num_classes=21_843, image_size=size, **variants.fields(entry.model)
   )
-  shapes = jax.tree.leaves(flops.param_shapes(model, size))
-  mib = 4 * sum(math.prod(x.shape) for x in shapes) / 2**20
-  # Of the table, whole MiB; the archive adds some kB.
+  mib = 4 * flops.count_params(model, size) / 2**20
+  # The table has whole MiB; the archive adds some kB.
   assert entry.size_mib == pytest.approx(mib, abs=1)
 
 
-@pytest.mark.parametrize('model', sorted({e.model for e in PUBLISHED.values()}))
-def test_every_model_can_be_built(model):
-  assert variants.fields(model)
+def test_every_model_is_known():
+  for entry in PUBLISHED.values():
+    assert variants.fields(entry.model)

@@ -111,7 +111,7 @@ def test_training_says_which_order_it_took(data, caplog):
       assert names[source[i]['label']] == names[source.labels()[i]] == folder
 
 
-def test_an_order_that_there_is_none_of_is_refused(tmp_path):
+def test_an_invalid_order_is_refused(tmp_path):
   for name in ('a', '1'):
     (tmp_path / name).mkdir()
     for i in range(2):
