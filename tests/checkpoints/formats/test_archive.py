@@ -1,8 +1,7 @@
-"""Archives of arrays: what is written, and files made to do harm."""
+"""Archives of arrays, and files made to do harm."""
 
 import io
 import pathlib
-import struct
 import tracemalloc
 import zipfile
 
@@ -27,22 +26,11 @@ def npy(x, **options):
   return file.getvalue()
 
 
-def header(text, version=(1, 0)):
-  size = struct.pack('<H' if version == (1, 0) else '<I', len(text) + 1)
-  return b'\x93NUMPY' + bytes(version) + size + text.encode() + b'\n'
-
-
-def claim(shape, descr="'<f4'", fortran='False'):
-  return header(
-    f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}, }}"
-  )
-
-
-def zip_of(path, entries, compression=zipfile.ZIP_STORED):
-  """Writes entries as they are, given as pairs of name and bytes."""
-  with zipfile.ZipFile(path, 'w', compression) as file:
-    for name, data in entries:
-      file.writestr(name, data)
+def zip_of(path, **entries):
+  """Writes an archive of arrays that are given as the bytes of their files."""
+  with zipfile.ZipFile(path, 'w') as file:
+    for name, data in entries.items():
+      file.writestr(f'{name}.npy', data)
   return str(path)
 
 
@@ -80,22 +68,6 @@ def test_an_archive_of_nothing_is_one(tmp_path):
   assert archive.load(str(tmp_path / 'x.npz')) == {}
 
 
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
-@pytest.mark.parametrize(
-  'x',
-  [
-    np.float32(3),
-    np.asfortranarray(np.arange(24.0).reshape(2, 3, 4)),
-    np.arange(6, dtype='>f4').reshape(2, 3),
-    np.zeros((0, 5), np.uint64),
-  ],
-  ids=['scalar', 'fortran', 'big-endian', 'empty'],
-)
-def test_arrays_of_every_kind_are_loaded(tmp_path, save, x):
-  save(tmp_path / 'x.npz', x=x)
-  same(archive.load(str(tmp_path / 'x.npz'))['x'], np.asarray(x))
-
-
 def test_views_are_saved_as_what_they_show(tmp_path):
   x = np.arange(9, dtype=np.float32)[::-2]
   archive.save(str(tmp_path / 'x.npz'), {'x': x}, 'float32')
@@ -125,21 +97,19 @@ def test_a_failed_save_leaves_nothing_and_an_old_file_alone(tmp_path):
   assert pathlib.Path(path).read_bytes() == before
 
 
-@pytest.mark.fast('bfloat16')
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_memory_holds_every_array_once(tmp_path, dtype):
+def test_memory_holds_every_array_once(tmp_path):
   """Reading takes the arrays and one chunk, writing one array's copy."""
   path = str(tmp_path / 'x.npz')
   arrays = {f'x{i}': np.ones((1024, 4096), np.float32).T for i in range(6)}
   one = arrays['x0'].nbytes
   tracemalloc.start()
   try:
-    archive.save(path, arrays, dtype)
+    archive.save(path, arrays, 'bfloat16')
     # NumPy writes an array by chunks of 16 MiB.
     assert tracemalloc.get_traced_memory()[1] < 2 * one + (1 << 25)
     tracemalloc.reset_peak()
     total = sum(x.nbytes for x in archive.load(path).values())
-    assert total == 6 * one // (1 if dtype == 'float32' else 2)
+    assert total == 6 * one // 2
     assert tracemalloc.get_traced_memory()[1] < total + (1 << 26)
   finally:
     tracemalloc.stop()
@@ -158,60 +128,30 @@ class Hostile:
 def test_nothing_is_unpickled(tmp_path):
   mark = tmp_path / 'mark'
   pickled = npy(np.array([Hostile(mark)], object), allow_pickle=True)
-  path = zip_of(
-    tmp_path / 'x.npz', [('a.npy', npy(np.ones(2))), ('b.npy', pickled)]
-  )
+  path = zip_of(tmp_path / 'x.npz', a=npy(np.ones(2)), b=pickled)
   with pytest.raises(ValueError, match="x.npz: the array 'b' .* Object arrays"):
     archive.load(path)
   assert not mark.exists()
 
 
-F4 = npy(np.ones(3, np.float32))
-ENTRIES = {
-  'not an array': b'hello',
-  'less data': F4[:-1],
-  'absurd shape': claim((10**15, 10**15)),
-  'code': header("__import__('os').getcwd()"),
-  'text': npy(np.array(['abc'])),
-  'complex numbers': npy(np.ones(2, np.complex64)),
-  'three bytes': npy(np.zeros(2, 'V3')),
-}
-
-
 @pytest.mark.edge
-@pytest.mark.parametrize('data', ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize(
+  'data', [npy(np.ones(3))[:-1], npy(np.array(['abc']))], ids=['cut', 'text']
+)
 def test_an_entry_that_is_not_an_array_of_numbers_is_named(tmp_path, data):
-  path = zip_of(tmp_path / 'x.npz', [('first.npy', F4), ('k.npy', data)])
-  with pytest.raises(ValueError, match="x.npz: the array 'k' cannot be read"):
-    archive.load(path)
-
-
-@pytest.mark.edge
-def test_a_flipped_byte_of_data_is_found(tmp_path):
-  x = np.random.default_rng(0).standard_normal(1000)
-  path = zip_of(tmp_path / 'x.npz', [('k.npy', npy(x))], zipfile.ZIP_STORED)
-  data = bytearray(pathlib.Path(path).read_bytes())
-  data[4000] ^= 4
-  pathlib.Path(path).write_bytes(data)
+  path = zip_of(tmp_path / 'x.npz', first=npy(np.ones(3)), k=data)
   with pytest.raises(ValueError, match="x.npz: the array 'k' cannot be read"):
     archive.load(path)
 
 
 @pytest.mark.edge
 def test_a_file_that_ends_early_is_refused(tmp_path):
-  path = zip_of(tmp_path / 'x.npz', [('k.npy', F4), ('l.npy', F4)])
+  path = zip_of(tmp_path / 'x.npz', k=npy(np.ones(3)), l=npy(np.ones(3)))
   data = pathlib.Path(path).read_bytes()
   pathlib.Path(path).write_bytes(data[: len(data) // 2])
   assert archive.is_archive(path)
   with pytest.raises(ValueError, match='x.npz: the archive cannot be read'):
     archive.load(path)
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize('data', [b'', b'\x93NUMPY'])
-def test_other_files_are_not_archives(tmp_path, data):
-  (tmp_path / 'x').write_bytes(data)
-  assert not archive.is_archive(str(tmp_path / 'x'))
 
 
 def lookup_of(*keys, **shapes):
@@ -250,10 +190,9 @@ def test_sizes_are_those_of_an_axis_and_0_of_what_is_absent():
     found.shape('BIAS', 1)
 
 
-@pytest.mark.parametrize('name', ['mean', 'std'])
-def test_a_mean_or_a_deviation_that_is_not_assumed_is_said(name):
+def test_a_mean_or_a_deviation_that_is_not_assumed_is_said():
   assert archive.notes(Weights({}, {})) == []
-  other = Preprocessing(**{name: (0.5, 0.5, 0.4)})
+  other = Preprocessing(std=(0.5, 0.5, 0.4))
   (line,) = archive.notes(Weights({}, {}, other))
-  assert line.startswith('Images are normalised with mean (0.5, 0.5, 0.')
+  assert line.startswith('Images are normalised with mean (0.5, 0.5, 0.5)')
   assert archive.notes(Weights({}, {}, other), other) == []
