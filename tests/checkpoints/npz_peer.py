@@ -1,6 +1,4 @@
-"""The .npz files of all three kinds as timm runs them."""
-
-import functools
+"""Official and big_vision's .npz files as timm runs them."""
 
 from tests.checkpoints import timm_peer
 from vit_jax.checkpoints.formats import (
@@ -14,11 +12,9 @@ from vit_jax.models import variants
 
 
 def open_peer(path: str) -> Peer:
-  """Opens an official, big_vision or BiT file with timm, in float32.
+  """Opens an official or big_vision file with timm, in float32.
 
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm has no such model, or cannot read the file.
+  Raises ImportError if timm is not installed.
   """
   arrays = archive.load(path)
   module = recognise.format_of(arrays, recognise.ARCHIVES)
@@ -34,19 +30,13 @@ def open_peer(path: str) -> Peer:
   model = timm.create_model(
     config['architecture'], num_classes=fields['num_classes'], **args
   )
-  load = model.load_pretrained
-  if fields['name'] != 'resnet':
-    load = functools.partial(
-      # The method has no argument for bfloat16.
-      timm.models.vision_transformer._load_weights,
+  with torch.no_grad():
+    # `load_pretrained` has no argument for bfloat16.
+    timm.models.vision_transformer._load_weights(
       model,
+      path,
       load_bfloat16=any(x.dtype.name == 'bfloat16' for x in arrays.values()),
     )
-  try:
-    with torch.no_grad():
-      load(path)
-  except (KeyError, RuntimeError, ValueError) as e:
-    raise ValueError(f'{path}: timm cannot read it: {e}') from e
   # timm's mean and deviation for these files, IMAGENET_INCEPTION_MEAN.
   half = (0.5, 0.5, 0.5)
   return timm_peer.peer(

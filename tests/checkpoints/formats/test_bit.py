@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from tests.checkpoints import npz_peer
 from tests.checkpoints.random_weights import (
   logits_of,
   random_checkpoint,
@@ -41,25 +40,11 @@ def saved(tmp_path, arrays):
 
 @pytest.mark.slow
 @load_module
-def test_timm_gives_our_logits(timm, tmp_path):
-  checkpoint = checkpoint_of(layers=(3, 4, 6, 3), num_classes=7)
-  path, _ = written(tmp_path, checkpoint)
-  peer = npz_peer.open_peer(path)
-  assert peer.framework == f'timm {timm.__version__}'
-  assert peer.image_size == SIZE
-  images = random_images((96, 64))
-  want = logits_of(checkpoint, images)
-  # timm adds 1e-8 to the variance of a kernel and BiT 1e-10.
-  assert relative_difference(peer.run(images), want) < 2e-4
-
-
-@pytest.mark.slow
-@load_module
-def test_the_model_that_timm_names_gives_our_logits(timm, torch, tmp_path):
+def test_timm_gives_our_logits(timm, torch, tmp_path):
   checkpoint = random_checkpoint('r50x1', names=False)
   path, _ = written(tmp_path, checkpoint)
   model = timm.create_model('resnetv2_50x1_bit', num_classes=7).eval()
-  images = random_images(SIZE)
+  images = random_images((96, 64))
   with torch.no_grad():
     model.load_pretrained(path)
     # In float32, timm is 2e-5 away from itself in float64, and we are 4e-6.
@@ -141,46 +126,21 @@ def test_the_size_of_the_images_is_unknown_and_said(tmp_path, caplog):
 
 
 @pytest.mark.edge
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'version': 1}, 'version 1, only 2'),
-    ({'axial': True}, 'axial True, only False'),
-  ],
-)
-def test_what_bit_has_not_is_refused(tmp_path, fields, message):
-  checkpoint = checkpoint_of((64, 64), **fields)
-  with pytest.raises(ValueError, match=f'{message}. Choose another'):
+def test_what_bit_has_not_is_refused(tmp_path):
+  checkpoint = checkpoint_of((64, 64), version=1)
+  with pytest.raises(ValueError, match='version 1, only 2. Choose another'):
     npz.write(checkpoint.weights(), str(tmp_path / 'x.npz'), 'float32')
   assert list(tmp_path.iterdir()) == []
 
 
-ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 KERNEL = 'resnet/block2/unit02/b/standardized_conv2d/kernel'
 HEAD = 'resnet/head/conv2d/kernel'
 
 
-def without(*parts):
-  return lambda a: {
-    k: x for k, x in a.items() if not any(part in k for part in parts)
-  }
-
-
 REFUSED = {
-  'no root': (without(ROOT), f"'{ROOT}' .* missing"),
-  'no units': (without('unit'), 'layers is empty'),
-  'a missing kernel': (without(KERNEL), f"lacks the array '{KERNEL}'"),
-  'a transposed kernel': (
-    lambda a: a | {ROOT: a[ROOT].swapaxes(0, 2)},
-    rf"'{ROOT}' of shape \(3, 7, 7, 32\)",
-  ),
-  'no width': (
-    lambda a: a | {ROOT: np.zeros((7, 7, 0, 10**12))},
-    f'{ROOT}.*non-empty',
-  ),
-  'a width that is no multiple': (
-    lambda a: a | {ROOT: np.zeros((7, 7, 3, 40))},
-    'width is 40',
+  'no units': (
+    lambda a: {k: x for k, x in a.items() if 'unit' not in k},
+    'layers is empty',
   ),
   'a dense head': (
     lambda a: a | {HEAD: a[HEAD][0, 0]},
@@ -190,20 +150,12 @@ REFUSED = {
     lambda a: a | {KERNEL.replace('conv2d', 'conv2d_1'): a[KERNEL]},
     f'{KERNEL.removesuffix("/kernel")}.*the other arrays lacks',
   ),
-  'not a number': (
-    lambda a: a | {'resnet/group_norm/beta': np.full(256, np.nan)},
-    "'resnet/group_norm/beta' has 256 values",
-  ),
 }
-
-
-@pytest.fixture(scope='module')
-def arrays(tmp_path_factory):
-  return written(tmp_path_factory.mktemp('bit'), checkpoint_of())[1]
 
 
 @pytest.mark.edge
 @pytest.mark.parametrize(('change', 'message'), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_bit_file_is_refused(tmp_path, arrays, change, message):
+def test_what_is_no_bit_file_is_refused(tmp_path, change, message):
+  _, arrays = written(tmp_path, checkpoint_of())
   with pytest.raises(ValueError, match=f'saved.npz.*{message}'):
     saved(tmp_path, change(arrays))

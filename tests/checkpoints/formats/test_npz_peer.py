@@ -32,9 +32,6 @@ HYBRID = VIT | {'patch_size': 1, 'stem_width': 64, 'stem_layers': (3, 4, 9)}
 TIMM = {
   'cls': (VIT, SIZE, 3e-6),
   'gap': (VIT | {'pool': 'gap'}, SIZE, 3e-6),
-  # 42 * (51 / 42) is just below 51, and timm rounds down.
-  'ratio': (VIT | {'width': 42, 'mlp_dim': 51}, SIZE, 3e-6),
-  'no head': (VIT | {'num_classes': 0}, SIZE, 3e-6),
   'root': (VIT | {'patch_size': 2, 'stem_width': 64}, (64, 64), 3e-5),
   # Of 16 units.
   'hybrid': (HYBRID, (64, 64), 1e-3),
@@ -60,27 +57,3 @@ def test_timm_gives_our_logits(timm, tmp_path, fields, size, tolerance):
   again = opening.open_checkpoint(path)
   assert again.model == checkpoint.model and again.image_size == size
   np.testing.assert_array_equal(logits_of(again, images), want)
-
-
-@pytest.mark.slow
-@load_module
-@pytest.mark.parametrize(
-  ('variant', 'name', 'tolerance'),
-  [
-    ('ti16', 'vit_tiny_patch16_224', 1e-5),
-    ('r+ti16', 'vit_tiny_r_s16_p8_224', 1e-4),
-    ('r26+s32', 'vit_small_r26_s32_224', 1e-4),
-  ],
-)
-def test_models_that_timm_names_give_our_logits(
-  timm, torch, tmp_path, variant, name, tolerance
-):
-  checkpoint = random_checkpoint(variant, names=False)
-  path = written(tmp_path, checkpoint)
-  model = timm.create_model(name, num_classes=7, act_layer='gelu_tanh').eval()
-  images = random_images((224, 224))
-  with torch.no_grad():
-    model.load_pretrained(path)
-    scaled = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
-    got = model(scaled).numpy()
-  assert relative_difference(got, logits_of(checkpoint, images)) < tolerance
