@@ -12,18 +12,15 @@ from vit_jax.models import variants
 
 
 def open_peer(path: str) -> Peer:
-  """Opens an official or big_vision file with timm, in float32.
+  """Opens an official or big_vision file with timm, in float32."""
+  import timm
+  import torch
 
-  Raises ImportError if timm is not installed.
-  """
   arrays = archive.load(path)
   module = recognise.format_of(arrays, recognise.ARCHIVES)
   fields = module.read(path, arrays).fields
   fields |= variants.fields_of(variants.build(**fields))
   config = timm_config.config(Weights({}, fields), {})
-  timm = timm_peer.library()
-  import torch
-
   args = config['model_args']
   if module is bigvision:
     args['no_embed_class'] = True

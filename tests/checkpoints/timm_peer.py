@@ -9,40 +9,15 @@ from vit_jax.checkpoints.formats import table
 
 
 def open_peer(path: str) -> table.Peer:
-  """Opens a directory with timm itself, in float32.
+  """Opens a directory with timm itself, in float32."""
+  import timm
 
-  Raises:
-    ImportError: if timm is not installed.
-    ValueError: if timm cannot open it.
-  """
-  timm = library()
-  try:
-    model = timm.create_model(f'local-dir:{path}', pretrained=True)
-  except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as e:
-    # torch lists keys over many lines.
-    reason = ' '.join(str(e).split())
-    raise ValueError(f'{path}: timm cannot open it: {reason}') from e
+  model = timm.create_model(f'local-dir:{path}', pretrained=True)
   found = timm.data.resolve_data_config(model=model)
   _, height, width = found['input_size']
   size = height, width
   framework = f'timm {timm.__version__}'
   return peer(framework, model.eval(), size, found['mean'], found['std'])
-
-
-def library() -> Any:
-  """Returns the package timm.
-
-  Raises:
-    ImportError: if it is not installed.
-  """
-  try:
-    import timm
-  except (ImportError, RuntimeError) as e:
-    # The second is what a torchvision gives that was built for another torch.
-    raise ImportError(
-      f'timm cannot run: pip install timm, torch and torchvision. ({e})'
-    ) from e
-  return timm
 
 
 def peer(
