@@ -17,7 +17,6 @@ TINY = {
   'heads': 4,
 }
 TINY_BIT = {'name': 'resnet', 'layers': (1, 2, 1), 'width': 32}
-QUERY = 'vit.encoder.layer.1.attention.attention.query'
 
 
 class Folder:
