@@ -21,12 +21,10 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 
 
-@pytest.mark.fast('32')
-@pytest.mark.parametrize('resize_small', [0, 32])
-def test_their_processor_gives_our_pixels(tmp_path, transformers, resize_small):
+def test_their_processor_gives_our_pixels(tmp_path, transformers):
   checkpoint = dataclasses.replace(
     random_checkpoint(None, SIZE, **TINY),
-    preprocessing=Preprocessing(resize_small=resize_small),
+    preprocessing=Preprocessing(resize_small=32),
   )
   hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')
   processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
@@ -34,15 +32,15 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers, resize_small):
   got = processor(image, return_tensors='pt').pixel_values
   want = (image.astype(np.float32) - 127.5) / 127.5
   np.testing.assert_array_equal(got[0].permute(1, 2, 0), want)
-  if resize_small:
-    # A grey one, of which theirs makes one of three channels.
-    grey = Image.fromarray(image[..., 0])
-    got = processor(grey, return_tensors='pt').pixel_values
-    np.testing.assert_array_equal(got[0, 2], want[..., 0])
+  # Theirs makes three channels of a grey image.
+  grey = Image.fromarray(image[..., 0])
+  got = processor(grey, return_tensors='pt').pixel_values
+  np.testing.assert_array_equal(got[0, 2], want[..., 0])
 
 
-@pytest.mark.parametrize('interpolation', ['bilinear', 'bicubic'])
-@pytest.mark.parametrize('resize_small', [0, 40])
+@pytest.mark.parametrize(
+  ('resize_small', 'interpolation'), [(0, 'bilinear'), (40, 'bicubic')]
+)
 def test_their_processor_resizes_as_ours(
   tmp_path, transformers, resize_small, interpolation
 ):
@@ -82,12 +80,6 @@ CROPPED = Preprocessing(
 # What a file says, what is read, and words of the warning.
 PROCESSORS = {
   'defaults': (SQUASH, Preprocessing(), ''),
-  'a number': ({'size': 32}, Preprocessing(), ''),
-  'bicubic': (
-    SQUASH | {'resample': 3},
-    Preprocessing(interpolation='bicubic'),
-    '',
-  ),
   'crop': (CROP, CROPPED, ''),
   'crop of what is not resized': (
     CROP | {'do_resize': False},
@@ -100,11 +92,6 @@ PROCESSORS = {
     '',
   ),
   'nearest': (SQUASH | {'resample': 0}, Preprocessing(), 'resample is 0'),
-  'not resized': (
-    SQUASH | {'do_resize': False},
-    Preprocessing(),
-    'do_resize is False',
-  ),
   'squashed and cropped': (
     {'image_processor_type': 'DeiTImageProcessor', 'size': 40, 'crop_size': 32},
     Preprocessing(40, interpolation='bicubic', squash=True),
@@ -152,7 +139,7 @@ def test_image_processors(folder, caplog, kind):
     assert re.search(words, caplog.text)
 
 
-@pytest.mark.parametrize('kind', ['defaults', 'crop', 'not normalised'])
+@pytest.mark.parametrize('kind', ['crop', 'not normalised'])
 @pytest.mark.usefixtures('transformers')
 def test_image_processors_scale_as_theirs(folder, kind):
   stated = PROCESSORS[kind][0]
@@ -232,14 +219,7 @@ def test_without_a_processor_images_are_those_of_the_paper(
   ('change', 'words'),
   [
     ({'size': 'large'}, "size is 'large'"),
-    ({'size': {'height': 32}}, 'size is .*height'),
-    ({'size': {'height': 32, 'width': -1}}, 'size is .*-1'),
-    (
-      {'image_mean': [0.5, 0.5]},
-      'image_mean is .0.5, 0.5.; .* three',
-    ),
     ({'image_std': [0.5, 0.5, 0]}, 'std is .* at least 1e-6'),
-    ({'rescale_factor': 2 / 255}, 'rescale_factor is 0.0078'),
     ({'do_rescale': False}, 'do_rescale is False'),
   ],
 )
