@@ -25,12 +25,9 @@ LARGER = {'height': 256, 'width': 256}
 # By name: the type of a model, its processor and what its file says.
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
   'ViT bilinear': ('vit', 'ViT', {'resample': 2}),
-  'ViT bicubic': ('vit', 'ViT', {'resample': 3}),
   'CLIP': ('clip', 'CLIP', {'size': {'shortest_edge': 224}}),
-  'SigLIP': ('siglip', 'Siglip', {}),
   'DINOv2': ('dinov2', 'Bit', {'size': {'shortest_edge': 256}}),
   'DINOv3': ('dinov3_vit', 'DINOv3ViT', {}),
-  'BiT': ('bit', 'Bit', {'size': {'shortest_edge': 235}, 'resample': 2}),
   'DeiT': ('deit', 'DeiT', {'size': LARGER}),
   'ConvNeXt': (
     'vit',
@@ -42,7 +39,6 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
 TIMM = [
   ('center', 0.875, 'bilinear'),
   ('center', 0.9, 'bicubic'),
-  ('center', 0.95, 'bicubic'),
   ('center', 1.0, 'bicubic'),
   ('squash', 1.0, 'bicubic'),
   ('squash', 0.9, 'bilinear'),
