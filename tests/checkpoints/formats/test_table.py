@@ -61,9 +61,8 @@ def read(**arrays):
   return table.file_to_ours(file, SHAPES), file.arrays
 
 
-@pytest.mark.parametrize('dtype', ['>f8', '<f2', 'int8'])
-def test_arrays_become_ours_and_theirs_again(dtype):
-  both = np.array([[1, 2], [3, -4]], dtype)
+def test_arrays_become_ours_and_theirs_again():
+  both = np.array([[1, 2], [3, -4]], '>f8')
   ours, theirs = read(both=both)
   assert all(x.dtype == np.float32 for x in ours.values())
   np.testing.assert_array_equal(ours['plain'], np.float32(theirs['same']))

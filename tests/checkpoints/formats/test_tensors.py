@@ -4,7 +4,6 @@ import json
 import pathlib
 import pickle
 import re
-import struct
 import sys
 import zipfile
 
@@ -34,16 +33,6 @@ def assert_same(got, want):
     np.testing.assert_array_equal(got[key], x)
 
 
-def pack(header, data=b''):
-  """A .safetensors file with any header."""
-  head = header if isinstance(header, bytes) else json.dumps(header).encode()
-  return struct.pack('<Q', len(head)) + head + data
-
-
-def entry(begin, end, shape=(1,), dtype='F32'):
-  return {'dtype': dtype, 'shape': shape, 'data_offsets': [begin, end]}
-
-
 def test_safetensors_are_read_as_stored(tmp_path):
   save_file(ARRAYS, tmp_path / 'any.name')
   path = str(tmp_path / 'any.name')
@@ -51,8 +40,9 @@ def test_safetensors_are_read_as_stored(tmp_path):
   assert_same(tensors.read(path), ARRAYS)
 
 
-@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
-@pytest.mark.parametrize('under', [None, 'state_dict'])
+@pytest.mark.parametrize(
+  ('under', 'legacy'), [(None, False), ('state_dict', True)]
+)
 def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
   state = {
     key: torch.tensor(x.astype(np.float32)).to(torch.bfloat16)
@@ -101,19 +91,11 @@ def test_other_files_are_none(tmp_path):
     tensors.read(str(path))
 
 
-DAMAGES = {
-  'length': struct.pack('<Q', 1 << 60) + b'{}',
-  'not JSON': pack(b'{nonsense}'),
-  'cut in the data': pack({'x': entry(0, 4)}, b'123'),
-  'complex': pack({'x': entry(0, 8, dtype='C64')}, b'12345678'),
-}
-
-
 @pytest.mark.edge
-@pytest.mark.parametrize('raw', DAMAGES.values(), ids=DAMAGES)
-def test_damaged_safetensors_are_refused(tmp_path, raw):
+def test_damaged_safetensors_are_refused(tmp_path):
   path = tmp_path / 'x.safetensors'
-  path.write_bytes(raw)
+  save_file(ARRAYS, path)
+  path.write_bytes(path.read_bytes()[:-1])
   with pytest.raises(ValueError, match=r'x.safetensors: .* cannot be read: '):
     tensors.read(str(path))
 
@@ -148,39 +130,16 @@ def test_code_in_a_pickle_never_runs(torch, tmp_path, legacy):
   assert not sign.exists()
 
 
-NO_STATES = {
-  'not a dictionary': (lambda torch: torch.ones(1), 'has no named tensors'),
-  'a whole model': (
-    lambda torch: torch.nn.Linear(2, 3),
-    'has no named tensors. Save model.state_dict',
-  ),
-  'sparse': (lambda torch: {'x': torch.eye(2).to_sparse()}, "'x' cannot be"),
-  'complex': (
-    lambda torch: {'x': torch.ones(1, dtype=torch.complex64)},
-    "'x' cannot be read.*complex64",
-  ),
-}
-
-
 @pytest.mark.edge
-@pytest.mark.parametrize(('make', 'message'), NO_STATES.values(), ids=NO_STATES)
-def test_what_is_not_a_state_dict_is_refused(torch, tmp_path, make, message):
+def test_what_is_not_a_state_dict_is_refused(torch, tmp_path):
   path = str(tmp_path / 'x.pth')
-  torch.save(make(torch), path)
-  with pytest.raises(ValueError, match=f'x.pth: .*{message}'):
-    tensors.read(path)
-
-
-@pytest.mark.edge
-@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
-def test_cut_pytorch_files_are_refused(torch, tmp_path, legacy):
-  path = tmp_path / 'x.pth'
-  torch.save(
-    {'x': torch.ones(99)}, path, _use_new_zipfile_serialization=not legacy
-  )
-  path.write_bytes(path.read_bytes()[:-200])
-  with pytest.raises(ValueError, match=r'x.pth'):
-    tensors.read(str(path))
+  for saved, message in (
+    (torch.nn.Linear(2, 3), 'has no named tensors. Save model.state_dict'),
+    ({'x': torch.ones(1).to(torch.complex64)}, "'x' cannot be .*complex64"),
+  ):
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=f'x.pth: .*{message}'):
+      tensors.read(path)
 
 
 def write_parts(folder, places):
@@ -208,20 +167,10 @@ def test_folders_are_read(torch, tmp_path):
   assert_same(tensors.read_folder(str(tmp_path)), ARRAYS)
 
 
-CONTRADICTIONS = {
-  'nothing': ({}, 'weight_map must be an object'),
-}
-
-
 @pytest.mark.edge
-@pytest.mark.parametrize(
-  ('places', 'message'), CONTRADICTIONS.values(), ids=CONTRADICTIONS
-)
-def test_parts_that_contradict_their_index_are_refused(
-  tmp_path, places, message
-):
-  write_parts(tmp_path, places)
-  with pytest.raises(ValueError, match=message):
+def test_an_index_without_parts_is_refused(tmp_path):
+  write_parts(tmp_path, {})
+  with pytest.raises(ValueError, match='weight_map must be an object'):
     tensors.read_folder(str(tmp_path))
 
 
@@ -237,7 +186,6 @@ def test_a_missing_part_is_named(tmp_path):
   ('content', 'message'),
   [
     (b'{"x": ', r'x.json is not JSON: .*char 6'),
-    (b'\xff{}', r'x.json is not JSON: .*position 0'),
     (b'[]', r'x.json contains a list; it must'),
   ],
 )
@@ -284,10 +232,3 @@ def test_what_float16_cannot_hold_is_refused(tmp_path):
   with pytest.raises(ValueError, match=message):
     tensors.write_safetensors(str(tmp_path / 'x'), arrays, 'float16')
   assert list(tmp_path.iterdir()) == []
-
-
-def test_existing_files_are_kept(tmp_path):
-  (tmp_path / 'x').write_text('mine')
-  with pytest.raises(FileExistsError, match='exists already'):
-    tensors.write_safetensors(str(tmp_path / 'x'), {})
-  assert (tmp_path / 'x').read_text() == 'mine'
