@@ -232,3 +232,12 @@ def test_what_float16_cannot_hold_is_refused(tmp_path):
   with pytest.raises(ValueError, match=message):
     tensors.write_safetensors(str(tmp_path / 'x'), arrays, 'float16')
   assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_files_and_folders_are_kept(tmp_path):
+  (tmp_path / 'x').write_text('mine')
+  with pytest.raises(FileExistsError, match='x exists already'):
+    tensors.write_safetensors(str(tmp_path / 'x'), {})
+  with pytest.raises(FileExistsError, match='exists already'):
+    tensors.write_folder(str(tmp_path), {}, {}, 'float32')
+  assert [path.read_text() for path in tmp_path.iterdir()] == ['mine']
