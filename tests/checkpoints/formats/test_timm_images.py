@@ -16,10 +16,9 @@ from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.data.transforms import EvalTransform
 
 
-@pytest.mark.parametrize('resize_small', [0, 32])
-def test_their_transform_gives_our_pixels(tmp_path, timm, resize_small):
-  """Of an image that has the model's size already."""
-  preprocessing = Preprocessing(resize_small, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+def test_their_transform_gives_our_pixels(tmp_path, timm):
+  """For an image that has the model's size already."""
+  preprocessing = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
   checkpoint = dataclasses.replace(
     random_checkpoint(None, (32, 32), **TINY), preprocessing=preprocessing
   )
@@ -79,20 +78,10 @@ def test_what_a_configuration_leaves_out_is_timms_default():
   assert warnings == []
 
 
-@pytest.mark.parametrize(
-  ('changes', 'resize_small', 'interpolation', 'message'),
-  [
-    ({'interpolation': 'lanczos'}, 256, 'bilinear', "interpolation is 'lancz"),
-  ],
-)
-def test_images_that_timm_prepares_otherwise_are_warned_about(
-  changes, resize_small, interpolation, message
-):
-  preprocessing, (warning,) = images_of(**changes)
-  assert preprocessing.resize_small == resize_small
-  assert preprocessing.interpolation == interpolation
-  assert warning.startswith('x.json: ')
-  assert message in warning
+def test_another_interpolation_is_warned_about():
+  preprocessing, (warning,) = images_of(interpolation='lanczos')
+  assert preprocessing.interpolation == 'bilinear'
+  assert warning.startswith("x.json: interpolation is 'lanczos'")
 
 
 @pytest.mark.parametrize(
@@ -118,14 +107,11 @@ def test_the_centre_is_taken_where_it_is_large_enough(
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'crop_pct': 0}, 'x.json: crop_pct is 0; it must be above 0'),
     # timm would pad images with black.
     ({'crop_pct': 1.1}, 'x.json: crop_pct is 1.1; it must be above 0'),
     ({'crop_mode': 'border'}, "x.json: crop_mode is 'border'; it must be"),
-    # Of which the sides of images would be no number any more.
+    # The sides of images would overflow.
     ({'crop_pct': 1e-3}, 'x.json: resize_small is 224000; it must'),
-    ({'mean': [1, 2]}, r'x.json: mean is \[1, 2\]; it must be three'),
-    ({'std': [1, 1, 1e9]}, r'x.json: std is .* must be at'),
   ],
 )
 def test_impossible_images_are_refused(changes, message):
