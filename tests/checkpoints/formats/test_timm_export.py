@@ -58,7 +58,7 @@ def test_the_mlp_has_the_width_that_timm_computes():
   ('width', 'patch', 'has_both'), [(192, 8, False), (384, 8, True)]
 )
 def test_a_name_is_one_that_timm_has(timm, width, patch, has_both):
-  """If no name has both the width and the patch size, the arguments state them."""
+  """Without a name for both width and patch size, the arguments state them."""
   fields = TINY | {'width': width, 'patch_size': patch}
   config = timm_config.config(weights_of(**fields), {})
   name, args = config['architecture'], config['model_args']
