@@ -1,8 +1,8 @@
 """Ways to damage checkpoints.
 
 A mutation is a function of the checkpoint's path and a random generator. It
-returns the words one of which a refusal has to have besides the path; none if
-it cannot know what it hit.
+returns words, one of which the error must have besides the path. It returns
+None if it does not know what it damaged.
 """
 
 import hashlib

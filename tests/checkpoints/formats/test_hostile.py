@@ -1,8 +1,7 @@
 """Damaged and malicious checkpoints are refused by one sentence.
 
-Of a thousand files, each opens as if nothing had happened to it, because
-nothing did to what matters, or is refused in little memory by an error that
-names it. What is in it never runs.
+Each of a thousand damaged files opens with the same parameters, or is refused
+in little memory by an error that names it. Code in a file never runs.
 """
 
 import importlib.util
@@ -33,8 +32,7 @@ EVERY = [
   for name in FORMATS
   for mutation in mutations(name)
 ][:CASES]
-EACH_ONCE = [case for case in EVERY if case[2] == 0]
-FAST = EACH_ONCE[::3]
+FAST = [case for case in EVERY if case[2] == 0][::3]
 
 
 @pytest.fixture(scope='module')
@@ -142,15 +140,11 @@ def test_a_thousand_damaged_files_are_refused_or_unharmed(mutated):
 
 
 @pytest.mark.edge
-@of(EACH_ONCE[1::9])
+@of([('official.npz', 'array missing', 0), ('hf', 'no object', 0)])
 def test_a_refused_conversion_leaves_nothing(mutated, capsys):
   _, path, _, _ = mutated
-  target = path.parent / 'target'
-  status = cli.main([str(path), str(target), '--to=orbax'])
+  status = cli.main([str(path), str(path.parent / 'target'), '--to=orbax'])
   err = capsys.readouterr().err
-  if status == 0:
-    assert sorted(os.listdir(path.parent)) == sorted([path.name, 'target'])
-    return
   assert status == 2
   assert str(path) in err and 'Traceback' not in err
   assert os.listdir(path.parent) == [path.name]
