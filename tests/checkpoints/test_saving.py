@@ -368,14 +368,13 @@ import sys
 from tests.checkpoints.test_saving import names_in, restored_from
 from vit_jax.checkpoints import opening
 run = pathlib.Path(sys.argv[1])
-step = run / 'checkpoints/2'
 for name, forbidden in [
-  ('..', 0o777),
-  ('params', 0o111),
-  ('params/manifest.ocdbt', 0o777),
-  ('meta/metadata', 0o777),
+  ('checkpoints', 0o777),
+  ('checkpoints/2/params', 0o111),
+  ('checkpoints/2/params/manifest.ocdbt', 0o777),
+  ('checkpoints/2/meta/metadata', 0o777),
 ]:
-  path, before = step / name, names_in(run)
+  path, before = run / name, names_in(run)
   mode = path.stat().st_mode
   path.chmod(mode & ~forbidden)
   try:
@@ -384,6 +383,7 @@ for name, forbidden in [
     print(e)
   path.chmod(mode)
   assert names_in(run) == before
+step = run / 'checkpoints/2'
 step.chmod(0)
 try:
   opening.open_checkpoint(str(run))
