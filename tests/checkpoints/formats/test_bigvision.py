@@ -213,7 +213,6 @@ def test_a_file_of_two_towers_gives_its_image_tower(tmp_path, caplog):
   assert caplog.text == ''
 
 
-@pytest.mark.slow
 def test_without_positions_224_pixels_are_assumed_and_said(tmp_path, caplog):
   for patch, pixels in [(32, 224), (30, 210), (300, 300)]:
     checkpoint = checkpoint_of(

@@ -1,4 +1,4 @@
-"""What a configuration may state, to the ends of it."""
+"""The valid values of a configuration, and their limits."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_what_makes_sense_is_read(method, value, want):
     *(('positive', x, 'a positive integer') for x in (0, True, 2.0)),
     *(
       ('above_zero', x, 'above 0 and at most 1')
-      for x in (0, 1.001, True, math.nan, '1e-6', 10**400)
+      for x in (0, 1.001, True, math.nan)
     ),
     *(
       ('sides', x, 'height and width, from 1 to 65,536 pixels')
@@ -60,7 +60,7 @@ def test_what_makes_sense_is_read(method, value, want):
     ('sides', {'height': 2}, 'height and width'),
     *(
       ('rgb', x, 'three numbers, for red, green and blue')
-      for x in (*([1, 2], True, [1, math.inf, 1], {}, [1, 10**400, 1]),)
+      for x in ([1, 2], True, [1, 10**400, 1])
     ),
     ('part', [1], 'an object'),
   ],
@@ -122,7 +122,7 @@ def test_all_contradictions_are_listed():
     ((48, 32), (48, 32)),
     ((50, 37), (48, 32)),
     ((48, 47), (48, 32)),
-    # Of which there is not one patch: what follows says so.
+    # Less than a patch stays; the model refuses it.
     ((8, 40), (8, 32)),
   ],
 )
