@@ -1,4 +1,4 @@
-"""Models with random weights, none of them zero or one or all alike."""
+"""Models with random weights, without zeros or constant arrays."""
 
 import functools
 
@@ -27,14 +27,14 @@ def random_arrays(model, image_size, seed=0):
       return 1 + np.float32(0.3) * x
     return np.float32(0.1) * x
 
-  # What opens the model's files afterwards asks for the same, kept since.
+  # Cached: opening the model's files needs the same shapes.
   tree = flops.param_shapes(model, image_size)
   flat = traverse_util.flatten_dict(tree, sep='/')
   return {path: draw(path, leaf.shape) for path, leaf in flat.items()}
 
 
 def random_checkpoint(variant, size=None, num_classes=7, names=True, **fields):
-  """Returns a `reader.Checkpoint` of a variant, or of bare fields.
+  """Returns a `Checkpoint` of a variant, or of fields alone.
 
   Args:
     variant: as in 'ti16', or None to take `fields` alone.
@@ -63,7 +63,7 @@ def _apply(model, params, images):
 
 
 def logits_of(checkpoint, images_uint8_BHWC):
-  """Returns float32 logits of our model, scaled as the checkpoint says."""
+  """Returns float32 logits of our model for images of values up to 255."""
   p = checkpoint.preprocessing
   images = (images_uint8_BHWC / np.float32(255) - np.float32(p.mean)) / (
     np.float32(p.std)

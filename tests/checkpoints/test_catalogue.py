@@ -1,4 +1,4 @@
-"""What is said of a published checkpoint agrees with its file."""
+"""Published checkpoints agree with their files and with timm."""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,4 @@
-"""Classes that are numbers, compared with a checkpoint that has no names."""
+"""Numbered classes, and a checkpoint without class names."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Names become paths, and a failure says how to go on by hand.
+"""Names become paths, and an error says how to fetch a file by hand.
 
 Nothing here needs the network: buckets and the hub are folders, and a server
 of this process stands for the storage of published checkpoints.
@@ -60,7 +60,7 @@ def bars(monkeypatch):
 
 
 class Bucket:
-  """gs:// as a folder that counts what is opened."""
+  """A bucket as a folder that counts opened files."""
 
   def __init__(self, folder):
     self.folder = folder
@@ -79,7 +79,7 @@ class Bucket:
 
 
 class _Remote:
-  """What `fetch` uses of an `epath.Path`."""
+  """The methods of `epath.Path` that `fetch` uses."""
 
   def __init__(self, bucket, place):
     self.bucket, self.place = bucket, place
@@ -351,7 +351,7 @@ def test_a_length_that_the_server_does_not_state_is_not_checked(storage, bars):
 
 @pytest.fixture
 def nobody():
-  """Where nobody listens, and nobody else can."""
+  """The address of a port that is taken, but not listened on."""
   with socket.socket() as taken:
     taken.bind(('127.0.0.1', 0))
     yield f'http://127.0.0.1:{taken.getsockname()[1]}'
@@ -371,7 +371,7 @@ def test_python_and_commands_open_a_published_checkpoint(storage, tmp_path):
 
 
 class Hub:
-  """The hub as files by name, in place of `snapshot_download`."""
+  """A replacement of `snapshot_download` that creates files by name."""
 
   def __init__(self, folder):
     self.folder, self.files, self.calls = folder, [], []
@@ -477,7 +477,7 @@ def test_a_model_of_timm_needs_its_tag(hub):
 
 
 def hub_error(name):
-  """Returns an error of the hub's library, as its server's answers raise it."""
+  """Returns an error of the hub's library with an answer of its server."""
   httpx = pytest.importorskip('httpx2')
   from huggingface_hub import errors
 

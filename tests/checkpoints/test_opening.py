@@ -1,4 +1,4 @@
-"""Every kind of checkpoint through the one reader."""
+"""Opening workdirs and golden checkpoints; names of classes."""
 
 import dataclasses
 import gc

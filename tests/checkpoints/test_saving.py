@@ -1,4 +1,4 @@
-"""What is kept, and what a damaged checkpoint does."""
+"""Saving, restoring, and damaged checkpoints."""
 
 import errno
 import gc
@@ -95,7 +95,7 @@ def test_restores_what_was_saved(two_steps):
 
 
 def test_what_changes_while_it_is_saved_is_not_saved(tmp_path, monkeypatch):
-  """Files are written in the background."""
+  """Files are written in the background, after `save` has returned."""
   dumps, gate = json.dumps, threading.Event()
 
   def late(value, *args, **kwargs):
@@ -168,7 +168,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(two_steps, tmp_path, caplog):
 
 
 def test_wrong_arrays_in_whole_files_are_noticed(two_steps, tmp_path):
-  """The files of another run's step: readable, only not what was saved."""
+  """The files of another step can be read, but are not the saved ones."""
   folder = tmp_path / 'run'
   shutil.copytree(two_steps, folder)
   checkpoints = folder / 'checkpoints'
@@ -219,7 +219,7 @@ def test_a_step_is_saved_once(tmp_path):
 
 
 def test_no_step_is_left_out_for_a_later_one(tmp_path):
-  """As orbax would, unless it is told to save."""
+  """orbax would leave it out if `force` were not set."""
   store = open_checkpoints(tmp_path)
   for step in (5, 3):
     store.save(step, state(step), {}, {})
@@ -236,7 +236,7 @@ def test_nothing_saved_restores_nothing(tmp_path):
 
 @pytest.mark.parametrize('hindered', [False, True])
 def test_what_another_process_meets_is_met_by_all(run, monkeypatch, hindered):
-  """It says so where their flags, of damage and of hindrance, are gathered."""
+  """The other process sets its flag for damage or for a failed read."""
   gathered = saving.multihost_utils.process_allgather
   others = [[not hindered, hindered]]
 
@@ -305,7 +305,7 @@ def test_checksums_are_sums_of_bits(to):
 
 
 def test_steps_are_in_the_order_of_numbers():
-  """In whichever order a file system lists them."""
+  """File systems list folders in any order."""
   names = ('10', '9', '7.damaged', '100', '0')
   paths = [saving.absolute(f'/run/checkpoints/{name}') for name in names]
   for listed in (paths, paths[::-1]):
@@ -328,7 +328,7 @@ def run(two_steps, tmp_path):
 
 
 def assert_only_unreadable(run, message):
-  """Refused with a reason, and every file is where it was."""
+  """Checks that restoring raises an error and leaves all files."""
   before = names_in(run)
   with pytest.raises(OSError, match=message) as e:
     restored_from(run)
@@ -339,7 +339,7 @@ def assert_only_unreadable(run, message):
 
 @pytest.mark.parametrize('name', ['meta/metadata', 'params/d/*'])
 def test_a_disk_error_is_no_damage(run, name):
-  """/proc/self/mem, which fails to be read as a bad disk does: EIO."""
+  """Reading /proc/self/mem fails like a bad disk, with EIO."""
   (file,) = (run / 'checkpoints' / '2').glob(name)
   whole = file.with_name('whole')
   file.rename(whole)
@@ -451,7 +451,7 @@ def edit_meta(step_dir, change):
 
 @pytest.mark.slow
 def test_a_checkpoint_with_damaged_metrics_is_not_the_best(tmp_path, caplog):
-  """Whether `meta` has them or, of an earlier version, a file of their own."""
+  """The metrics are in `meta`, or in a file of their own (old versions)."""
   store = open_checkpoints(tmp_path)
   for step, accuracy in enumerate([0.1, 0.9, 0.3, 0.2]):
     store.save(step, state(step), {}, {METRIC: accuracy})

@@ -1,4 +1,4 @@
-"""What the tests of transformers' directories share."""
+"""Fixtures of the tests of transformers' directories."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files that claim what is not there, or hold what would run.
+"""Files that claim absurd sizes, or contain code.
 
 Mutations as in `mutations`, of the inside of one kind of file each.
 """
@@ -16,7 +16,7 @@ HUGE = 10**12
 
 
 def payload(mark):
-  """Returns an object that makes a file when it is unpickled."""
+  """Returns an object that creates a file when it is unpickled."""
 
   class Payload:
     def __reduce__(self):
@@ -26,7 +26,7 @@ def payload(mark):
 
 
 def _of_member(change):
-  """Returns a mutation of one member of an .npz archive, which it names."""
+  """Returns a mutation of one member of an .npz archive."""
 
   def mutate(path, rng):
     with zipfile.ZipFile(path) as archive:
@@ -52,7 +52,7 @@ def _as_type(data, dtype):
 
 
 def _claim(header):
-  """Returns an array's file whose header says something."""
+  """Returns the file of an array with a given header."""
   text = repr(header).encode().ljust(117) + b'\n'
   return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(text)) + text + bytes(64)
 
@@ -125,7 +125,7 @@ TENSORS = {
 
 
 def _of_torch(make):
-  """Returns a mutation that saves something else by torch."""
+  """Returns a mutation that saves another object with torch."""
 
   def mutate(path, rng):
     import torch

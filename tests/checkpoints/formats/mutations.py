@@ -89,7 +89,7 @@ def _load(path):
 
 
 def _of_array(change, names_it=True):
-  """Returns a mutation of one array, which a refusal has to name."""
+  """Returns a mutation of one array, which the error must name."""
 
   def mutate(path, rng):
     arrays, save = _load(path)
@@ -269,7 +269,7 @@ JSON = {
 
 
 def _forged(change):
-  """Returns a mutation of a workdir's meta data that the checksum is of."""
+  """Returns a mutation of a workdir's `meta` that corrects the checksum."""
 
   def mutate(path, rng):
     place = path / 'checkpoints/0/meta/metadata'
@@ -283,7 +283,7 @@ def _forged(change):
 
 
 def _unsigned(path, rng):
-  """Changes the meta data, and not what is the checksum of them."""
+  """Changes `meta` without its checksum."""
   place = path / 'checkpoints/0/meta/metadata'
   saved = json.loads(place.read_text())
   names = saved['meta']['class_names']

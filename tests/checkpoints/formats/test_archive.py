@@ -155,14 +155,14 @@ def test_a_file_that_ends_early_is_refused(tmp_path):
 
 
 def lookup_of(*keys, **shapes):
-  """Looks for arrays by capitals, which files have in small letters."""
+  """Returns a lookup whose names are in capitals, and keys in small letters."""
   arrays = {key: np.zeros(1) for key in keys}
   arrays |= {key: np.zeros(shape) for key, shape in shapes.items()}
   return archive.Lookup('x.npz', arrays, str.lower, 'X')
 
 
 def test_layers_are_counted_by_stages_in_order():
-  """Of which there are many, as the keys come in no order."""
+  """There are more than ten stages, and the keys are not in order."""
   units = {stage: 1 + stage % 3 for stage in (12, *range(1, 12))}
   keys = [
     f's.{stage}.{unit + 9}.{leaf}'

@@ -1,4 +1,4 @@
-"""big_vision's .npz files: timm's numbers, spellings, what they cannot hold."""
+"""big_vision's .npz files: timm's outputs, spellings of keys, refusals."""
 
 import re
 
@@ -44,7 +44,7 @@ def written(tmp_path, checkpoint, dtype='float32', name='written.npz'):
 
 
 def saved(tmp_path, arrays):
-  """Returns what the reader makes of arrays."""
+  """Saves arrays and opens the file."""
   np.savez(tmp_path / 'saved.npz', **arrays)
   return opening.open_checkpoint(str(tmp_path / 'saved.npz'))
 
@@ -54,7 +54,7 @@ def respelt(arrays, prefix):
 
 
 def stacked(arrays):
-  """Returns the layers as one, with a first axis that goes over them."""
+  """Stacks the layers along a first axis."""
   layer = re.compile(r'(.*/encoderblock)_0(/.*)')
   depth = sum(key.endswith('/LayerNorm_1/bias') for key in arrays)
   rest = {k: x for k, x in arrays.items() if '/encoderblock_' not in k}
@@ -103,7 +103,7 @@ def test_timm_rounds_bfloat16_as_we_do(timm, tmp_path):
 
 @load_module
 def test_fixed_positions_are_those_of_big_vision(timm, tmp_path):
-  """timm agrees if they are stored as learned ones, by the original formula."""
+  """timm agrees if the original formula is stored as learned positions."""
   checkpoint = checkpoint_of(
     (224, 224), patch_size=32, posemb='sincos2d', depth=1
   )
@@ -123,7 +123,7 @@ def test_fixed_positions_are_those_of_big_vision(timm, tmp_path):
 
 
 def test_keys_and_shapes_are_those_of_its_source(tmp_path):
-  """Of the representation layer, which timm lacks, and one key of each kind."""
+  """The model has a representation layer, which timm lacks."""
   _, arrays = written(tmp_path, checkpoint_of(**POOLS['gap']))
   D, M, layer = 48, 80, 'Transformer/encoderblock_1'
   for name, shape in {
@@ -261,7 +261,7 @@ def test_what_big_vision_has_not_is_refused(tmp_path, fields, message):
 
 
 def test_what_a_file_cannot_hold_is_said(tmp_path):
-  """Resizing where its readers assume another, the size where none is held."""
+  """The notes name the resizing and the image size that readers assume."""
   checkpoint = checkpoint_of(
     (64, 64), posemb='sincos2d', pool='gap', depth=1, names=True
   )

@@ -1,4 +1,4 @@
-"""BiT's .npz files: timm's numbers, the published keys, what is refused."""
+"""BiT's .npz files: timm's outputs, the published keys, refusals."""
 
 import re
 
@@ -33,7 +33,7 @@ def written(tmp_path, checkpoint, name='written.npz'):
 
 
 def saved(tmp_path, arrays):
-  """Returns what the reader makes of arrays."""
+  """Saves arrays and opens the file."""
   np.savez(tmp_path / 'saved.npz', **arrays)
   return opening.open_checkpoint(str(tmp_path / 'saved.npz'))
 
@@ -97,7 +97,7 @@ def test_a_file_comes_back_key_for_key(tmp_path):
 
 
 def test_numbers_that_tensorflow_gave_are_overlooked(tmp_path):
-  """As in the distilled models, and other arrays than the parameters'."""
+  """The distilled models have such names, and other arrays."""
   checkpoint = checkpoint_of()
   _, arrays = written(tmp_path, checkpoint)
   spelt = {

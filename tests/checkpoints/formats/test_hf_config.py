@@ -1,4 +1,4 @@
-"""Configurations of transformers: written as it does, read with distrust."""
+"""config.json of transformers, written and read."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ def test_the_configuration_is_what_transformers_would_write(
 
 
 def test_class_names(tmp_path, transformers):
-  """Two may have the same, as in ImageNet; numbered ones are none."""
+  """Two classes may share a name; numbered names count as missing."""
   names = ('crane', 'crane', 'LABEL_2', 'été', '4', '', 'x')
   checkpoint = dataclasses.replace(
     random_checkpoint(None, SIZE, **TINY), class_names=names
@@ -167,7 +167,7 @@ def test_what_a_configuration_leaves_out_has_their_defaults(
 
 
 def test_the_stride_of_a_bit_is_32_unless_stated(tmp_path, transformers):
-  """Which halves the sides of four stages, and not of a fifth."""
+  """Four stages have this stride, five stages have 64."""
   assert transformers.BitConfig().output_stride == 32
   for stages in (4, 5):
     fields = TINY_BIT | {'layers': (1,) * stages}

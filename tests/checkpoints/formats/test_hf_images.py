@@ -1,4 +1,4 @@
-"""Image processors of transformers: read as they work, written to work."""
+"""Image processors of transformers, read and written."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers):
   got = processor(image, return_tensors='pt').pixel_values
   want = (image.astype(np.float32) - 127.5) / 127.5
   np.testing.assert_array_equal(got[0].permute(1, 2, 0), want)
-  # Theirs makes three channels of a grey image.
+  # Their processor gives a grey image three channels.
   grey = Image.fromarray(image[..., 0])
   got = processor(grey, return_tensors='pt').pixel_values
   np.testing.assert_array_equal(got[0, 2], want[..., 0])
@@ -44,7 +44,7 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers):
 def test_their_processor_resizes_as_ours(
   tmp_path, transformers, resize_small, interpolation
 ):
-  """To a level or two: Pillow, torchvision and OpenCV round differently."""
+  """Within two levels: Pillow, torchvision and OpenCV round differently."""
   checkpoint = dataclasses.replace(
     random_checkpoint(None, SIZE, **TINY),
     preprocessing=Preprocessing(
@@ -178,7 +178,7 @@ def test_a_crop_that_is_wider_than_what_is_resized_is_none(tmp_path):
 def test_what_a_processor_does_not_say_is_its_default(
   tmp_path, transformers, model_type
 ):
-  """That of the class which transformers has for the type of model."""
+  """The default of the processor that transformers has for the model type."""
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type}))
   (tmp_path / image_configs.FILE).write_text('{}')
   theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path)

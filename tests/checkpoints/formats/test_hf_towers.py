@@ -136,7 +136,7 @@ def save(transformers, torch, kind, folder, **options):
 
 
 def features(torch, model, ours, images):
-  """Returns what transformers makes of images as ours takes them."""
+  """Returns the output of transformers for images of our checkpoint."""
   p = ours.preprocessing
   pixels = (images / np.float32(255) - np.float32(p.mean)) / np.float32(p.std)
   given = {
@@ -164,7 +164,7 @@ def features(torch, model, ours, images):
 
 
 def flexible(torch, pixels_BCHW, patch):
-  """Returns images as SigLIP 2's own processor cuts them, without padding."""
+  """Cuts images into patches as SigLIP 2's own processor, without padding."""
   from transformers.models.siglip2 import image_processing_siglip2
 
   B, _, H, W = pixels_BCHW.shape
@@ -267,7 +267,7 @@ def test_the_processor_of_siglip_2_is_read(
 def test_images_are_scaled_as_clips_are(
   tmp_path, transformers, torch, caplog, has_processor
 ):
-  """As the file of images and text says, or as published without the file."""
+  """The processor is in the file for images and text, or missing."""
   save(transformers, torch, 'CLIP', tmp_path / 'x')
   if has_processor:
     processor = transformers.CLIPImageProcessor(

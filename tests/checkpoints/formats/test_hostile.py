@@ -37,7 +37,7 @@ FAST = [case for case in EVERY if case[2] == 0][::3]
 
 @pytest.fixture(scope='module')
 def pristine(tmp_path_factory):
-  """Gives a function from a format to a path and what it opens to."""
+  """Gives a function from a format to a path and its `Checkpoint`."""
   made = {}
 
   def make(name):
@@ -56,7 +56,7 @@ def _arrays(checkpoint):
 
 @pytest.fixture
 def mutated(request, tmp_path, pristine):
-  """Gives the mutation, a damaged copy, words of a refusal, and the whole."""
+  """Gives the mutation, a damaged copy, words of the error, the original."""
   name, mutation, seed = request.param
   if name.endswith('.pth'):
     request.getfixturevalue('torch')
@@ -86,7 +86,7 @@ def peak_bytes():
 
 
 def check_unharmed(opened, whole, mutation, name):
-  """Checks that a file opens as the whole one did, as far as one can tell."""
+  """Checks that a damaged file opens like the original."""
   got, want = _arrays(opened), _arrays(whole)
   expected = flops.param_shapes(opened.model, opened.image_size)
   assert {key: x.shape for key, x in got.items()} == {
@@ -106,7 +106,7 @@ def check_unharmed(opened, whole, mutation, name):
 
 
 def check(mutation, path, words, checkpoint):
-  """Checks that a file is refused well, or opens unharmed."""
+  """Checks that a file is refused by one sentence, or opens unharmed."""
   before = peak_bytes()
   try:
     opened = opening.open_checkpoint(str(path))
@@ -152,6 +152,6 @@ def test_a_refused_conversion_leaves_nothing(mutated, capsys):
 
 @pytest.mark.edge
 def test_the_payloads_would_run(tmp_path):
-  """Else it would prove nothing that they do not."""
+  """Otherwise the tests above would prove nothing."""
   pickle.loads(pickle.dumps(payload(tmp_path / 'mark')))
   assert (tmp_path / 'mark').exists()

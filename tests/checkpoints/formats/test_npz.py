@@ -1,4 +1,4 @@
-"""Names and prefixes of published files, and files that are none."""
+"""Names and prefixes of official .npz files, and other files."""
 
 import dataclasses
 import re
@@ -34,7 +34,7 @@ def flat(tree):
 
 
 def to_linen(key):
-  """The table of formats: new numbers for the modules of a layer."""
+  """Converts the module numbers of a key to Flax Linen's."""
   for old, new in (
     ('LayerNorm_2', 'LayerNorm_1'),
     ('MultiHeadDotProductAttention_1', 'MultiHeadDotProductAttention_0'),

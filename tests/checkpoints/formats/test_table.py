@@ -1,4 +1,4 @@
-"""Tables of arrays, and the numbers that images are prepared by."""
+"""Tables of arrays, and the limits of `Preprocessing`."""
 
 import functools
 
@@ -37,7 +37,7 @@ def test_what_is_outside_is_refused_by_its_name(fields):
 
 
 def halves(shapes):
-  """Of a file that has the two arrays of ours after one another."""
+  """Returns the table of a file that concatenates two of our arrays."""
   return [
     table.one('same', 'plain'),
     table.one('f', 'flat', (lambda x: x.reshape(6), lambda x: x.reshape(2, 3))),
@@ -105,7 +105,7 @@ def test_a_missing_array_is_named():
 
 
 def test_what_a_format_cannot_hold_is_named_with_the_way_out():
-  """Each field but at its default, unless the format holds it."""
+  """A field must have its default, unless the format stores it."""
   plain = variants.defaults('vit')
   check = functools.partial(
     table.check_writable,

@@ -1,4 +1,4 @@
-"""Files of tensors: read as they are, or refused by name; written the same."""
+"""Files of tensors, read and written."""
 
 import json
 import pathlib
@@ -62,7 +62,7 @@ def test_pytorch_files_are_read_as_stored(torch, tmp_path, under, legacy):
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_arrays_of_pytorch_stay_in_their_file(torch, tmp_path):
-  """And take no memory before they are looked at."""
+  """They take no memory before they are read."""
   path = tmp_path / 'x.pth'
   torch.save({'x': torch.ones(9)}, path)
   found = tensors.read(str(path))

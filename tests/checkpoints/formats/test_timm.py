@@ -312,7 +312,7 @@ def changed_timm(timm, monkeypatch):
 
 
 def check_there(folder, checkpoint, resnet, changed_timm):
-  """Compares what timm puts out, unchanged and, for a ResNet, changed."""
+  """Compares our outputs with timm's; for a ResNet, with a changed timm too."""
   difference = compare_there(folder, checkpoint)
   print(f'{difference:.1e} of the largest')
   assert difference < UNCHANGED_TOLERANCE.get(resnet, TOLERANCE)
@@ -324,7 +324,7 @@ def check_there(folder, checkpoint, resnet, changed_timm):
 
 
 def compare_there(folder, checkpoint):
-  """Returns the relative difference of what timm puts out."""
+  """Returns the relative difference of timm's outputs and ours."""
   peer = timm_peer.open_peer(str(folder))
   assert peer.framework.startswith('timm ')
   assert peer.image_size == checkpoint.image_size

@@ -123,7 +123,7 @@ def test_parts_that_no_name_has_yet_are_refused(
 
 @pytest.mark.usefixtures('timm')
 def test_a_norm_that_is_stated_has_the_epsilon_that_timm_gives_it(tmp_path):
-  """And not that of the architecture, 1e-5 in CLIP."""
+  """The architecture itself, CLIP, has 1e-5."""
   folder = Folder(tmp_path / 'x', **TINY, pre_norm=True)
   folder.change_config(architecture='vit_base_patch32_clip_224')
   model = opening.open_checkpoint(str(folder)).model

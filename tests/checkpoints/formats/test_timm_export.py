@@ -1,4 +1,4 @@
-"""What timm has no model for, or no place, and what its models are called."""
+"""Models that timm lacks, and the names of those that it has."""
 
 import re
 
@@ -111,7 +111,7 @@ def test_the_ends_of_a_model_are_named_as_timm_does(timm, fields):
 
 @pytest.mark.parametrize('width', [384, 48])
 def test_a_distilled_model_has_the_name_of_its_width(timm, torch, width):
-  """Or that of the base model, where there is none."""
+  """Without a name for the width, it is the name of the base model."""
   fields = TINY | {'name': 'deit', 'width': width}
   name = timm_config.config(weights_of(**fields), {})['architecture']
   assert re.fullmatch(r'deit_\w+_distilled_patch16_224', name)

@@ -1,4 +1,4 @@
-"""Preparing images as timm says, and what it does otherwise."""
+"""timm's preprocessing of images, read and written."""
 
 import dataclasses
 import math

@@ -76,7 +76,7 @@ def test_wrong_arrays_are_refused(folder, changes, message):
 
 
 def other(state, torch):
-  """The same names with other values, which must not be read."""
+  """Returns zeros with the same names, which must not be read."""
   return {key: torch.zeros_like(x) for key, x in state.items()}
 
 
@@ -201,7 +201,7 @@ def test_a_mean_without_class_token_lacks_no_position(tmp_path, caplog):
 
 
 def test_a_norm_after_pooling_is_that_of_a_mean(tmp_path):
-  """In a file alone: timm's classifiers of the class token have none."""
+  """timm's classifiers of the class token lack this norm."""
   fields = TINY | {'width': 192, 'heads': 3, 'norm_pooled': True}
   folder = Folder(tmp_path / 'x', **fields)
   model = opening.open_checkpoint(f'{folder}/model.safetensors').model
@@ -290,7 +290,7 @@ def test_files_that_do_not_say_enough_are_refused(folder, changes, message):
 
 
 def test_a_perception_encoder_without_its_configuration_is_refused(tmp_path):
-  """Its queries and keys turn, of which its arrays say nothing."""
+  """Its arrays do not show its rotary embeddings."""
   folder = Folder(tmp_path / 'x', **TINY | {'pool': 'map'})
   cls_11D = np.zeros((1, 1, TINY['width']), np.float32)
   folder.change_arrays(cls_token=cls_11D)
@@ -316,7 +316,7 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
 
 
 def test_an_architecture_may_have_its_tag(folder, monkeypatch):
-  """And what is known of it here is not asked of timm."""
+  """timm is not asked about a known architecture."""
   monkeypatch.setitem(sys.modules, 'timm', None)
   before = opening.open_checkpoint(str(folder))
   name = folder.config()['architecture']
@@ -325,7 +325,7 @@ def test_an_architecture_may_have_its_tag(folder, monkeypatch):
 
 
 def test_timm_reads_the_class_token_unless_told(tmp_path):
-  """Also where arrays are such as the mean's norm has."""
+  """Even if the file has the norm of a mean."""
   given = Folder(tmp_path / 'x', **TINY, norm_pooled=True)
   config = given.config()
   del config['global_pool'], config['model_args']['global_pool']

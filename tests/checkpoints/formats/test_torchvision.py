@@ -156,7 +156,7 @@ def test_another_resnet_is_refused(torch, file, tmp_path, change, message):
 
 
 def test_it_can_be_fine_tuned_from(file):
-  """Its frozen statistics are a version of ResNets as any."""
+  """A config can train it although its statistics are frozen."""
   config = finetune.get_config(f'{file},cifar10')
   from_init.resolve(config)
   CheckedConfig(config)

@@ -32,7 +32,7 @@ class Folder:
     return json.loads((self.path / 'config.json').read_text())
 
   def change_config(self, **changes):
-    """Sets values, at a__b that of b in a."""
+    """Sets values of config.json; a__b=x sets b in the object a."""
     config = self.config()
     for key, value in changes.items():
       place = config
@@ -49,7 +49,7 @@ class Folder:
     return load_file(self.path / 'model.safetensors')
 
   def change_arrays(self, **changes):
-    """Puts arrays, or removes those that are None."""
+    """Replaces arrays; None removes an array."""
     arrays = self.arrays() | changes
     save_file(
       {key: x for key, x in arrays.items() if x is not None},
