@@ -93,15 +93,8 @@ def test_the_command_measures_by_the_names_of_classes(
   with (out / 'classes.csv').open() as file:
     rows = {row['class']: row for row in csv.DictReader(file)}
   for i, name in enumerate(DIGITS):
-    row = rows[name]
-    assert int(row['images']) == want[i].sum()
-    assert float(row['accuracy']) == want[i, i] / want[i].sum()
-    wrong = np.where(np.arange(10) == i, 0, want[i])
-    assert int(row['times']) == wrong.max()
-    if wrong.max():
-      assert wrong[int(row['taken_for'])] == wrong.max()
-    if want[:, i].sum():
-      assert float(row['precision']) == want[i, i] / want[:, i].sum()
+    assert int(rows[name]['images']) == want[i].sum()
+    assert float(rows[name]['accuracy']) == want[i, i] / want[i].sum()
   assert (out / 'confusion.png').read_bytes().startswith(b'\x89PNG')
 
 
@@ -124,20 +117,16 @@ def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
   assert np.sum(rows) == 5
 
 
-def test_other_classes_are_refused(tmp_path, capsys, monkeypatch):
+def test_other_classes_are_refused(tmp_path, capsys):
+  save(tmp_path / 'x', class_names=(*DIGITS[:9], 'cat'))
+  out = tmp_path / 'out'
+  status = evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
+  assert (status, out.exists()) == (2, False)
   message = (
     "lacks 1 of the 10 classes of the data ('9'). The first class of the "
     "checkpoint is '0'"
   )
-  save(tmp_path / 'x', **{'class_names': (*DIGITS[:9], 'cat')})
-  monkeypatch.setattr(evaluate, 'MAX_CLASSES', 9)
-  out = tmp_path / 'out'
-  status = evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
-  err = capsys.readouterr().err
-  assert (status, out.exists()) == ((2, False) if message else (0, True))
-  assert (message or '') in err
-  if not message:  # of more classes, a matrix is not written
-    assert [path.name for path in out.iterdir()] == ['classes.csv']
+  assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('column', ['label', 'labels'])

@@ -106,17 +106,7 @@ def test_what_is_no_palette_is_refused(tmp_path):
   path.write_bytes(b'GIF89a')
   with pytest.raises(ValueError, match='x.npy is not a .npy file of numbers'):
     library.read(str(path))
-  np.save(path, np.zeros((4, 2)))
-  with pytest.raises(ValueError, match=r'has the shape \(4, 2\)'):
-    library.read(str(path))
-  np.save(path, np.full((4, 3), 200.0))
-  with pytest.raises(ValueError, match=r'outside \[-1, 1\]'):
-    library.read(str(path))
-
-
-def test_what_is_nearly_a_palette_is_refused(tmp_path):
-  path = tmp_path / 'x.npy'
-  for shape in ((3,), (1, 3), (2, 3, 1)):
+  for shape in ((3,), (1, 3), (4, 2), (2, 3, 1)):
     np.save(path, np.zeros(shape))
     with pytest.raises(ValueError, match='has the shape'):
       library.read(str(path))

@@ -5,9 +5,7 @@ import dataclasses
 import io
 import json
 import os
-import pathlib
 import re
-import subprocess
 import sys
 import types
 
@@ -16,30 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs import digits
 from tests.conftest import ROOT
 from vit_jax.checkpoints import opening
 from vit_jax.cli import predict
 from vit_jax.convert import orbax
 from vit_jax.data import transforms
-from vit_jax.evaluators import confusion, pretrained
+from vit_jax.evaluators import pretrained
 from vit_jax.projects.detr import detections
-from vit_jax.train import train
 
 TINY = ROOT / 'tests' / 'golden' / 'tiny_s7.npz'
-
-
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  """A model that has seen a few digits, on images of 8 x 8 pixels."""
-  folder = tmp_path_factory.mktemp('run')
-  config = digits.get_config()
-  config.model.update(width=16, depth=1, mlp_dim=32, heads=2)
-  config.update(total='4 steps', batch_size=64)
-  config.data.image_size = '8'
-  config.optimizer.warmup = '1 step'
-  train(config, str(folder))
-  return folder
 
 
 @pytest.fixture(scope='module')
@@ -112,21 +95,17 @@ def direct(checkpoint, path):
   return dict(zip(names, np.asarray(jax.nn.softmax(logits[0])), strict=True))
 
 
-@pytest.mark.slow
-def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir, tmp_path):
-  """Through a copy of the checkpoint, which keeps its loss."""
+def test_a_sigmoid_loss_gives_each_class_its_own(images, workdir):
   checkpoint = opening.open_checkpoint(str(workdir))
   assert checkpoint.loss == 'softmax'
   several = dataclasses.replace(checkpoint, loss='sigmoid')
-  orbax.write(several, str(tmp_path / 'copy'), 'float32')
-  copy = opening.open_checkpoint(str(tmp_path / 'copy'))
-  path = str(images / FILES[0])
-  (found,) = pretrained.TrainedModel(copy).predict(path, 10)
-  image = copy.transform().image(pathlib.Path(path).read_bytes(), path)
+  path = images / FILES[0]
+  (found,) = pretrained.TrainedModel(several).predict(str(path), 10)
+  image = several.transform().image(path.read_bytes(), str(path))
   want = 1 / (1 + np.exp(-np.asarray(checkpoint.logits(image[None]))[0]))
   got = dict(found)
   assert list(got.values()) == sorted(got.values(), reverse=True)
-  for name, p in zip(copy.class_names, want, strict=True):
+  for name, p in zip(several.class_names, want, strict=True):
     assert got[name] == pytest.approx(p, abs=1e-6)
 
 
@@ -147,21 +126,15 @@ def test_overflow_is_an_error_that_names_checkpoint_and_image(
   assert (status, 'NaN' in out) == (2, False)
   assert 'spoilt/checkpoints/0 gives outputs that are not finite' in err
   assert path in err
-  with pytest.raises(ValueError, match='outputs that are not finite for image'):
-    confusion.evaluate(spoilt, 'digits')
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('which', ['workdir', 'npz'])
-def test_all_formats_give_the_models_own_probabilities(
-  command, workdir, images, which
-):
-  path = workdir if which == 'workdir' else TINY
-  checkpoint = opening.open_checkpoint(str(path))
+def test_all_formats_give_the_models_own_probabilities(command, images):
+  checkpoint = opening.open_checkpoint(str(TINY))
   want = {str(images / f): direct(checkpoint, images / f) for f in FILES}
   for format_name in ('table', 'csv', 'json'):
     status, out, err = command(
-      path, images, '--topk=3', f'--format={format_name}'
+      TINY, images, '--topk=3', f'--format={format_name}'
     )
     # The folder has a text besides, which is said once.
     assert status == 0 and (not err or err.endswith('left out (1 .txt)\n'))
@@ -185,7 +158,7 @@ def test_csv_has_a_header_and_quotes_names(command, workdir, images):
 
 
 def test_the_class_names_of_training_appear(
-  command, workdir, images, tmp_path, monkeypatch
+  command, workdir, images, monkeypatch
 ):
   """Not the numbers that stand in for them where there are none."""
   opened = opening.open_checkpoint
@@ -203,16 +176,14 @@ def test_the_class_names_of_training_appear(
   }
 
 
-@pytest.mark.parametrize(('topk', 'rows'), [(1, 1), (1000, 10)])
-def test_no_more_predictions_than_classes(command, images, topk, rows):
+def test_no_more_predictions_than_classes(command, images):
   status, out, _ = command(
-    TINY, images / 'z.webp', f'--topk={topk}', '--format=csv'
+    TINY, images / 'z.webp', '--topk=1000', '--format=csv'
   )
   assert status == 0
   got = parse(out, 'csv')
-  assert [row[1] for row in got] == list(range(1, rows + 1))
-  if rows == 10:
-    assert sum(row[3] for row in got) == pytest.approx(1, abs=1e-5)
+  assert [row[1] for row in got] == list(range(1, 11))
+  assert sum(row[3] for row in got) == pytest.approx(1, abs=1e-5)
 
 
 def test_unreadable_files_are_reported_and_the_rest_go_on(
@@ -235,32 +206,12 @@ def test_unreadable_files_are_reported_and_the_rest_go_on(
     assert str(path) in line
 
 
-@pytest.mark.parametrize('format_name', ['csv', 'json'])
-def test_nothing_readable_still_parses(command, tmp_path, format_name):
+def test_nothing_readable_still_parses(command, tmp_path):
   (tmp_path / 'empty.png').write_bytes(b'')
-  status, out, err = command(TINY, tmp_path, f'--format={format_name}')
+  status, out, err = command(TINY, tmp_path, '--format=json')
   assert status == 1
   assert err.count('\n') == 1
-  assert parse(out, format_name) == []
-
-
-@pytest.mark.slow
-def test_more_files_than_a_batch(command, tmp_path):
-  """The last batch is not full; each file comes once, in order."""
-  n = 35
-  for i in range(n):
-    pixels = np.full((8, 8, 3), 7 * i, np.uint8)
-    Image.fromarray(pixels).save(tmp_path / f'{i:03}.png')
-  (tmp_path / f'{n - 2:03}.png').write_bytes(b'')
-  status, out, _ = command(TINY, tmp_path, '--topk=1', '--format=json')
-  assert status == 1
-  rows = parse(out, 'json')
-  want = [str(tmp_path / f'{i:03}.png') for i in range(n) if i != n - 2]
-  assert [row[0] for row in rows] == want
-  checkpoint = opening.open_checkpoint(str(TINY))
-  for row in (rows[0], rows[-1]):
-    probabilities = direct(checkpoint, pathlib.Path(row[0]))
-    assert row[3] == pytest.approx(max(probabilities.values()), abs=1e-6)
+  assert parse(out, 'json') == []
 
 
 def headless(folder):
@@ -276,14 +227,6 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
     ((TINY, 'nowhere.png'), 'No file or folder at nowhere.png'),
     ((TINY, tmp_path / 'void'), f'The folder {tmp_path}/void has no image'),
     (('nowhere.npz', images / 'z.webp'), 'No checkpoint at nowhere.npz'),
-    (
-      (tmp_path / 'void', images / 'z.webp'),
-      f'{tmp_path}/void is not a checkpoint',
-    ),
-    (
-      (images / 'z.webp', images / 'z.webp'),
-      'z.webp is not a checkpoint. Give',
-    ),
     ((headless(tmp_path), images / 'z.webp'), 'headless.npz has no head'),
   ]:
     status, out, err = command(*args)
@@ -291,42 +234,6 @@ def test_bad_input_is_one_message_and_status_2(command, images, tmp_path):
     assert out == ''
     assert err.startswith('error: ') and err.count('\n') == 1
     assert message in err
-
-
-@pytest.mark.parametrize(
-  ('args', 'message'),
-  [
-    (['--topk=0'], 'whole number above 0'),
-    (['--format=xml'], "'table', 'csv', 'json'|table, csv, json"),
-  ],
-)
-def test_bad_flags_are_refused(command, args, message):
-  places = [TINY, 'x.png'] if args else []
-  status, _, err = command(*places, *args)
-  assert status == 2
-  assert re.search(message, err)
-
-
-@pytest.mark.slow
-def test_runs_as_a_command(images):
-  process = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'vit_jax.predict',
-      TINY,
-      images / 'z.webp',
-      images / 'notes.txt',
-      '--format=json',
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert process.returncode == 1
-  assert len(json.loads(process.stdout)) == 5
-  assert process.stderr.startswith('unreadable: ')
-  assert process.stderr.count('\n') == 1
 
 
 def test_names_cannot_steer_a_terminal_or_a_spreadsheet():
@@ -388,12 +295,7 @@ def test_linked_folders_are_searched_once(tmp_path):
   assert found == [f'{here}/linked/x.jpg', f'{here}/z/y.jpg']
 
 
-def test_folders_are_searched_but_hidden_ones(tmp_path, monkeypatch):
-  for folder in ('a', '.cache'):
-    (tmp_path / folder).mkdir()
-    (tmp_path / folder / 'x.jpg').touch()
-  assert predict.find_files([str(tmp_path)]) == [str(tmp_path / 'a/x.jpg')]
-
+def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
   def listed(path, **kwargs):
     raise PermissionError(13, 'not allowed', path)
 
@@ -452,11 +354,7 @@ def pretended(monkeypatch):
       'x predicts classes, but --threshold does not',
     ),
     ('objects', ['--topk=5'], 'x predicts objects, but --topk does not'),
-    (
-      'classes',
-      ['--threshold=1.1'],
-      '--threshold is 1.1; it must be from 0',
-    ),
+    ('classes', ['--threshold=1.1'], '--threshold is 1.1; it must be from 0'),
   ],
 )
 def test_flags_of_another_kind_of_model_are_refused(
@@ -466,4 +364,3 @@ def test_flags_of_another_kind_of_model_are_refused(
   status, out, err = command('x', images / 'z.webp', *args)
   assert (status, out, found) == (2, '', [])
   assert message in err
-  assert not os.path.exists('here')

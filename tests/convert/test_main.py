@@ -1,7 +1,6 @@
 """The command: whole conversions, checks, and what it refuses."""
 
 import dataclasses
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,17 +22,6 @@ VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module:')
 
 SIZE = (32, 32)
-
-# Libraries that a format needs, and the options that it is given.
-TARGETS = {
-  'npz': ((), []),
-  'bigvision': ((), []),
-  'timm': ((), []),
-  'hf': ((), []),
-  'onnx': (('onnxruntime', 'onnx'), []),
-  'stablehlo': ((), []),
-  'orbax': ((), []),
-}
 
 
 @pytest.fixture
@@ -62,33 +50,19 @@ def workdir(tmp_path_factory):
   return workdir_of(tmp_path_factory.mktemp('workdirs') / 'vit')
 
 
-@pytest.fixture(scope='module')
-def representation(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('workdirs')
-  return workdir_of(folder / 'representation', representation_size=24)
-
-
 def files_in(folder):
   return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture(scope='module')
-def masked(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('workdirs') / 'masked'
+def test_what_a_format_has_no_task_for_keeps_its_body(run, tmp_path):
   fields = {'name': 'masked_vit', 'num_classes': 0, 'pool': 'gap'}
-  return workdir_of(folder, **fields)
-
-
-@pytest.mark.parametrize('to', cli.WEIGHTS)
-def test_what_a_format_has_no_task_for_keeps_its_body(
-  run, masked, tmp_path, to
-):
-  status, _, err = run(masked, tmp_path / 'x', f'--to={to}')
+  masked = workdir_of(tmp_path / 'masked', **fields)
+  status, _, err = run(masked, tmp_path / 'x', '--to=npz')
   assert status == 2
   assert 'is a MaskedViT' in err and '--head=drop' in err
   assert err.count('\n') == 1
-  assert files_in(tmp_path) == []
-  status, _, err = run(masked, tmp_path / 'x', f'--to={to}', '--head=drop')
+  assert files_in(tmp_path) == ['masked']
+  status, _, err = run(masked, tmp_path / 'x', '--to=npz', '--head=drop')
   assert status == 0, err
   ours = opening.open_checkpoint(str(masked)).params
   body = opening.open_checkpoint(str(tmp_path / 'x'))
@@ -97,38 +71,36 @@ def test_what_a_format_has_no_task_for_keeps_its_body(
 
 
 @pytest.mark.fast('bigvision')
-@pytest.mark.parametrize('to', TARGETS)
+@pytest.mark.parametrize('to', ['bigvision', 'onnx', 'stablehlo', 'orbax'])
 def test_a_workdir_converts_and_the_check_agrees(run, workdir, tmp_path, to):
-  libraries, options = TARGETS[to]
-  for library in libraries:
-    if importlib.util.find_spec(library) is None:
-      pytest.skip(f'{library} is not installed')
+  if to == 'onnx':
+    for library in ('onnxruntime', 'onnx'):
+      pytest.importorskip(library, reason=PEERS)
   target = tmp_path / ('model.onnx' if to == 'onnx' else 'model')
-  status, out, err = run(workdir, target, f'--to={to}', *options)
+  status, out, err = run(workdir, target, f'--to={to}')
   assert (status, err) == (0, '')
   assert '32x32 pixels, 7 classes with names' in out
   assert f'written   {target}: {to}, float32' in out
   lost = 'class names' in out.partition('note')[2]
-  assert lost == (to in ('npz', 'bigvision'))
+  assert lost == (to == 'bigvision')
   assert files_in(tmp_path) == [target.name]
 
   status, out, _ = run('--check', workdir, target)
   assert status == 0
   assert 'within the tolerance' in out and 'the same for 8 of 8' in out
-  peer = libraries[0] if libraries else 'jax'
-  assert peer in out.lower()
+  assert ('onnxruntime' if to == 'onnx' else 'jax') in out.lower()
 
 
-@pytest.mark.fast('npz', 'bigvision')
-@pytest.mark.parametrize('to', [*cli.WEIGHTS, 'stablehlo', 'orbax'])
+@pytest.mark.fast('npz', 'hf')
+@pytest.mark.parametrize('to', ['npz', 'hf', 'stablehlo'])
 def test_the_loss_is_kept_or_said_to_be_lost(run, workdir, tmp_path, to):
   """Without it, softmax would be read into the logits."""
   checkpoint = opening.open_checkpoint(str(workdir))
   sigmoid = dataclasses.replace(checkpoint, loss='sigmoid')
   orbax.write(sigmoid, str(tmp_path / 'sigmoid'), 'float32')
   _, out, _ = run(tmp_path / 'sigmoid', tmp_path / 'x', f'--to={to}')
-  assert ('loss was sigmoid' in out) == (to in ('npz', 'bigvision', 'timm'))
-  if to in ('hf', 'orbax'):
+  assert ('loss was sigmoid' in out) == (to == 'npz')
+  if to == 'hf':
     assert opening.open_checkpoint(str(tmp_path / 'x')).loss == 'sigmoid'
   elif to == 'stablehlo':
     meta = json.loads((tmp_path / 'x' / 'model.json').read_text())
@@ -183,7 +155,6 @@ def test_a_head_of_zeros_agrees_with_any_and_is_no_check(
   for name, shift in (('one', 0.0), ('other', 1.0)):
     params = jax.tree.map(lambda x, shift=shift: x + shift, checkpoint.params)
     params |= {'head': jax.tree.map(np.zeros_like, params['head'])}
-    params['head']['bias'] += np.float32(0.0) * np.arange(7, dtype=np.float32)
     zeroed = dataclasses.replace(checkpoint, params=params)
     orbax.write(zeroed, str(tmp_path / name), 'float32')
   status, _, err = run('--check', tmp_path / 'one', tmp_path / 'other')
@@ -245,7 +216,7 @@ def test_python_refuses_an_option_before_it_opens_the_checkpoint(
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_written(
-  run, workdir, representation, tmp_path
+  run, workdir, tmp_path
 ):
   there = tmp_path / 'there'
   there.write_text('mine')
@@ -256,7 +227,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     ((workdir, there, '--to=npz'), f'{there} exists already: remove it'),
     ((workdir, tmp_path / 'a/b', '--to=npz'), f'the folder {tmp_path}/a is'),
     ((tmp_path / 'nowhere', new, '--to=npz'), 'No checkpoint at'),
-    ((there, new, '--to=npz'), f'{there} is not a checkpoint. Give a workdir'),
     (
       (workdir, new, '--to=npz', '--dtype=int8'),
       '--to=npz does not support --dtype=int8',
@@ -267,11 +237,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     ((workdir, new, '--to=npz', '--image_size=33'), 'do not tile an image'),
     ((workdir, new, '--to=npz', '--head=representation'), 'no representation'),
     ((relative, new, '--to=npz'), "posemb 'relative'"),
-    ((relative, new, '--to=timm'), "posemb 'relative'"),
-    ((relative, new, '--to=hf'), "posemb 'relative'"),
-    ((representation, new, '--to=timm'), '--head=drop'),
-    ((representation, new, '--to=hf'), '--head=drop'),
-    (('--check', workdir, tmp_path / 'nowhere'), 'No checkpoint at'),
   ]:
     status, _, err = run(*args)
     assert status == 2, args
@@ -279,27 +244,6 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert message in err, err
   assert files_in(tmp_path) == before
   assert there.read_text() == 'mine'
-
-
-@pytest.mark.slow
-def test_training_starts_from_a_conversion(command, tmp_path):
-  """An .npz file made a workdir is an `init` like any other."""
-  source = workdir_of(tmp_path / 'vit')
-  npz, copy = str(tmp_path / 'vit.npz'), str(tmp_path / 'copy')
-  assert cli.main([str(source), npz, '--to=npz']) == 0
-  assert cli.main([npz, copy, '--to=orbax']) == 0
-  model = ' '.join(f'--config.model.{k}={v}' for k, v in VIT.items())
-  status, out, err = command(
-    '--config=configs/digits.py',
-    f'--workdir={tmp_path}/run',
-    f'--config.init={copy}',
-    '--config.total=2 steps',
-    '--config.optimizer.warmup=1 steps',
-    '--config.data.image_size=32',
-    *model.split(),
-  )
-  assert status == 0, err
-  assert 'final test/accuracy' in out
 
 
 def test_the_check_computes_in_float32_what_was_trained_in_less(tmp_path):

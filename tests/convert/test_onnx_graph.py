@@ -18,10 +18,6 @@ def images(*shape, name='images'):
   return Tensor(name, (BATCH, *shape), np.dtype(np.float32))
 
 
-def nodes_of(graph, y):
-  return graph.to_model({'y': y}, {}).graph.node
-
-
 def test_what_has_the_shape_already_stays():
   x = images(4, 5)
   graph = Graph([x])

@@ -79,7 +79,6 @@ OPERATIONS = {
   'of images': lambda w, x, y: dot(x, y, ((3,), (3,)), ((0, 1), (0, 1))),
   'slice': lambda w, x, y: lax.slice_in_dim(x, 1, 4, 2, axis=2),
   'first': lambda w, x, y: x[:, 0],
-  'last': lambda w, x, y: x[:, :, -1],
   'all but the first': lambda w, x, y: x[:, 1:],
   'places': lambda w, x, y: x[:, :, np.array([4, 0, 0, 2])],
   'padding': lambda w, x, y: lax.pad(
@@ -92,7 +91,6 @@ OPERATIONS = {
   'above 0': lambda w, x, y: jnp.maximum(x, 0),
   '0 before': lambda w, x, y: jnp.maximum(0, x),
   'above weights': lambda w, x, y: jnp.maximum(w['like'], x),
-  'maximum': lambda w, x, y: lax.max(x, y),
   'minimum': lambda w, x, y: lax.min(x, y),
   'largest': lambda w, x, y: x.max(2),
   'least place': lambda w, x, y: x.argmin(3).astype(np.float32),
@@ -110,7 +108,6 @@ OPERATIONS = {
   'functions': lambda w, x, y: (
     lax.exp(x) + lax.tanh(y) + lax.logistic(x) * lax.sin(x) + lax.cos(y)
   ),
-  'turned': lambda w, x, y: lax.transpose(x, (0, 3, 1, 2)),
   'turned twice': lambda w, x, y: lax.transpose(
     lax.transpose(x, (0, 3, 1, 2)) + 1, (0, 2, 1, 3)
   ),

@@ -26,21 +26,12 @@ VIT = {'patch_size': 8, 'width': 32, 'depth': 2, 'mlp_dim': 48, 'heads': 4}
 RESNET = {'name': 'resnet', 'layers': (1, 2), 'width': 32}
 SMALL = {
   'vit': VIT,
-  'representation': VIT | {'representation_size': 24},
-  'gap': VIT | {'pool': 'gap', 'posemb': 'sincos2d'},
   'map': VIT | {'pool': 'map', 'gelu': 'exact'},
-  'axial': VIT | {'pool': 'gap', 'axial': True},
   'relative': VIT | {'posemb': 'relative'},
-  'every layer': VIT | {'posemb': 'learned2d', 'posemb_at': 'every_layer'},
   'scan': VIT | {'scan': True, 'remat': 'dots_saveable'},
   'hybrid': VIT | {'patch_size': 1, 'stem_width': 32, 'stem_layers': (1, 1)},
-  'resnet': RESNET,
-  'resnet scan': RESNET | {'layers': (3, 1), 'scan': True},
   'axial resnet': RESNET | {'version': 1, 'axial': True},
 }
-
-
-SLOW = ('representation', 'gap', 'axial', 'every layer', 'resnet scan')
 
 
 def small_checkpoint(name='vit', **fields):
@@ -50,15 +41,6 @@ def small_checkpoint(name='vit', **fields):
   stacked = checkpoint.model.stack_layers(checkpoint.params)
   return dataclasses.replace(
     checkpoint, params=jax.tree.map(np.asarray, stacked)
-  )
-
-
-def unscanned(checkpoint):
-  """Returns the same model as another computation."""
-  return dataclasses.replace(
-    checkpoint,
-    model=checkpoint.model.clone(scan=False, remat='none'),
-    params=checkpoint.model.unstack_layers(checkpoint.params),
   )
 
 
@@ -75,8 +57,8 @@ def written(written_once, tmp_path):
   return checkpoint, shutil.copytree(folder, tmp_path / 'vit')
 
 
-def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
-  assert stablehlo.write(checkpoint, str(target), dtype) == []
+def check_logits(checkpoint, target):
+  assert stablehlo.write(checkpoint, str(target), 'float32') == []
   peer = stablehlo.open_peer(str(target))
   assert peer.framework == f'jax.export of JAX {jax.__version__}'
   assert peer.image_size == checkpoint.image_size
@@ -86,22 +68,13 @@ def check_logits(checkpoint, target, dtype='float32', tolerance=1e-5):
     got = peer.run(images[:batch])
     assert got.dtype == np.float32
     # The same operations, fused differently.
-    assert relative_difference(got, want[:batch]) < tolerance
+    assert relative_difference(got, want[:batch]) < 1e-5
 
 
 @pytest.mark.fast('vit', 'map', 'relative')
-@pytest.mark.parametrize(
-  'name',
-  [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else [])
-    for name in SMALL
-  ],
-)
+@pytest.mark.parametrize('name', SMALL)
 def test_small_models_of_every_kind_give_our_logits(tmp_path, name):
-  checkpoint = small_checkpoint(name)
-  check_logits(checkpoint, tmp_path / 'x')
-  if checkpoint.model.scan:
-    check_logits(unscanned(checkpoint), tmp_path / 'unscanned')
+  check_logits(small_checkpoint(name), tmp_path / 'x')
 
 
 def test_a_model_without_a_head_gives_its_representation(tmp_path):
@@ -109,21 +82,12 @@ def test_a_model_without_a_head_gives_its_representation(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('variant', ['ti16', 'r+ti16'])
-def test_published_models_give_our_logits(tmp_path, variant):
-  check_logits(random_checkpoint(variant), tmp_path / 'x')
+def test_a_published_model_gives_our_logits(tmp_path):
+  check_logits(random_checkpoint('r+ti16'), tmp_path / 'x')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('variant', ['r26+s32', 'r50x1'])
-def test_large_published_models_give_our_logits(tmp_path, variant):
-  check_logits(random_checkpoint(variant), tmp_path / 'x')
-
-
-@pytest.mark.fast('7')
-@pytest.mark.parametrize('num_classes', [0, 7])
-def test_bfloat16_is_computed_in_bfloat16(tmp_path, num_classes):
-  checkpoint = small_checkpoint(num_classes=num_classes)
+def test_bfloat16_is_computed_in_bfloat16(tmp_path):
+  checkpoint = small_checkpoint()
   half = dataclasses.replace(
     checkpoint, model=checkpoint.model.clone(dtype=jnp.bfloat16)
   )
@@ -246,9 +210,5 @@ def test_parameters_of_another_model_are_refused(written):
   with np.load(folder / 'params.npz') as stored:
     params = dict(stored)
   np.savez(folder / 'params.npz', **params | {'cls': params['cls'][..., :-1]})
-  with pytest.raises((TypeError, ValueError)):
-    stablehlo.open_peer(str(folder))
-  del params['cls']
-  np.savez(folder / 'params.npz', **params)
   with pytest.raises((TypeError, ValueError)):
     stablehlo.open_peer(str(folder))

@@ -20,15 +20,13 @@ def _pillow(data):
   return np.asarray(Image.open(io.BytesIO(data)).convert('RGB'))
 
 
-@pytest.mark.parametrize('subsampling', ['4:4:4', '4:2:2', '4:2:0'])
 @pytest.mark.parametrize(
-  'options', [{}, {'progressive': True}, {'restart_marker_rows': 2}]
+  'options',
+  [{'subsampling': '4:2:0'}, {'subsampling': '4:4:4'}, {'progressive': True}],
 )
-def test_parts_of_jpegs_are_bitwise_those_of_pillow(
-  photo, encode, subsampling, options
-):
+def test_parts_of_jpegs_are_bitwise_those_of_pillow(photo, encode, options):
   # Both are libjpeg-turbo with the same DCT. Sides are no multiples of 16.
-  data = encode(photo[:123, :217], 'JPEG', subsampling=subsampling, **options)
+  data = encode(photo[:123, :217], 'JPEG', **options)
   reference = _pillow(data)
   picture = decode.open_image(data, 'x.jpg')
   rng = np.random.default_rng(0)
@@ -42,18 +40,7 @@ def test_parts_of_jpegs_are_bitwise_those_of_pillow(
     )
 
 
-def test_only_plain_jpegs_are_decoded_in_part(photo, encode):
-  # With any other, the rows that the decoder has when it stops may be wrong.
-  for options, expected in [
-    ({}, True),
-    ({'progressive': True}, False),
-    ({'restart_marker_rows': 2}, False),
-  ]:
-    header = decode.read_header(encode(photo, 'JPEG', **options))
-    assert bool(header.height_at) is expected
-
-
-@pytest.mark.parametrize('factor', [2, 4, 8])
+@pytest.mark.parametrize('factor', [2, 8])
 def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
   data = encode(photo[:400, :640], 'JPEG')
   reference = Image.open(io.BytesIO(data))
@@ -77,7 +64,7 @@ def test_scaled_decode_is_that_of_pillow(photo, encode, factor):
   )
 
 
-@pytest.mark.parametrize('factor', [1, 2, 4, 8])
+@pytest.mark.parametrize('factor', [1, 4])
 def test_parts_are_of_the_whole_where_colours_have_half_the_rows(photo, factor):
   """As of a camera's JPEG that was turned without being decoded."""
   data = simplejpeg.encode_jpeg(
@@ -106,12 +93,12 @@ def test_the_fast_dct_is_close(photo, encode):
   assert 0 < np.abs(exact - fast).mean() < 2
 
 
-@pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize(
-  'file_format, said_by',
+  'file_format, said_by, orientation',
   [
-    *((x, 'exif') for x in ('JPEG', 'PNG', 'WEBP', 'TIFF')),
-    *((x, 'xmp') for x in ('JPEG', 'WEBP')),
+    *(('JPEG', 'exif', x) for x in range(1, 9)),
+    *((x, 'exif', 6) for x in ('PNG', 'WEBP', 'TIFF')),
+    *((x, 'xmp', 6) for x in ('JPEG', 'WEBP')),
   ],
 )
 def test_orientation(photo, encode, file_format, said_by, orientation):
@@ -178,10 +165,9 @@ def test_grey_palette_and_one_bit(photo, encode):
   assert set(np.unique(one_bit)) == {0, 255}
 
 
-@pytest.mark.parametrize('file_format', ['PNG', 'TIFF'])
-def test_16_bit_grey_is_scaled_and_not_clipped(encode, file_format):
+def test_16_bit_grey_is_scaled_and_not_clipped(encode):
   values = np.array([[0, 128, 129, 257, 30_000, 65_278, 65_535]], np.uint16)
-  decoded = decode.decode(encode(values, file_format), 'x')
+  decoded = decode.decode(encode(values), 'x')
   expected = np.round(values / 257).astype(np.uint8)
   np.testing.assert_array_equal(decoded[..., 0], expected)
 
@@ -292,13 +278,8 @@ def test_cmyk_jpeg_of_adobe_is_inverted_right(encode):
 
 def test_animations_give_their_first_frame(photo, encode):
   frames = [Image.fromarray(photo[:40, :60]), Image.new('RGB', (60, 40))]
-  for file_format in ('PNG', 'TIFF'):
-    data = encode(
-      frames[0], file_format, save_all=True, append_images=frames[1:]
-    )
-    np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
-  data = encode(frames[0], 'GIF', save_all=True, append_images=frames[1:])
-  assert decode.decode(data, 'x').mean() > 50
+  data = encode(frames[0], save_all=True, append_images=frames[1:])
+  np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
 
 
 def test_pixels_pass_through_and_are_checked():
@@ -311,20 +292,6 @@ def test_pixels_pass_through_and_are_checked():
       decode.UnreadableImage, match=r'x: pixels must be uint8'
     ):
       decode.decode(wrong, 'x')
-
-
-def test_odd_files(odd_files):
-  """Exactly the damaged ones are refused, by an error that names the file."""
-  assert len(odd_files) >= 200
-  for name, (data, readable) in odd_files.items():
-    try:
-      image = decode.decode(data, name)
-    except decode.UnreadableImage as error:
-      assert not readable, error
-      assert f'cannot read image {name}: ' in str(error)
-    else:
-      assert readable, f'{name} should be refused'
-      assert image.dtype == np.uint8 and image.shape[2] == 3
 
 
 @pytest.mark.parametrize(

@@ -39,21 +39,11 @@ def torchvision(torch):
   return pytest.importorskip('torchvision.transforms.autoaugment')
 
 
-@pytest.mark.fast(
-  'Identity-7-True',
-  'ShearX-0-True',
-  'ShearX-7-False',
-  'ShearY-0-False',
-  'ShearY-7-False',
-  'TranslateX-0-False',
-  'TranslateX-0-True',
+@pytest.mark.parametrize(
+  ('name', 'negative'),
+  [*((name, False) for name in OPERATIONS), ('ShearX', True), ('Color', True)],
 )
-@pytest.mark.parametrize('negative', [False, True])
-@pytest.mark.parametrize('magnitude', [0, 7])
-@pytest.mark.parametrize('name', OPERATIONS)
-def test_operations_equal_torchvisions(
-  torchvision, pixels, name, magnitude, negative
-):
+def test_operations_equal_torchvisions(torchvision, pixels, name, negative):
   """Pixel by pixel, at the values that its own table has of the ranges."""
   operation = OPERATIONS[name]
   image = Image.fromarray(pixels)
@@ -62,9 +52,9 @@ def test_operations_equal_torchvisions(
   value, signed = 0.0, False
   if name != 'Identity':
     values, signed = theirs[name]
-    value = round(float(values[magnitude]), 6) if values.ndim else 0.0
+    value = round(float(values[7]), 6) if values.ndim else 0.0
   if name == 'Solarize':  # which ends at 255, where white is left as it is
-    value = 256 - round(25.6 * magnitude)
+    value = 256 - round(25.6 * 7)
   assert signed == operation.signed
   want = torchvision._apply_op(
     image,
@@ -73,14 +63,16 @@ def test_operations_equal_torchvisions(
     torchvision.InterpolationMode.BILINEAR,
     [128, 128, 128],
   )
-  got = operation(image, magnitude, Direction(negative))
+  got = operation(image, 7, Direction(negative))
   apart = np.abs(np.array(got, int) - np.array(want, int))
   # It computes a shear through the angle, and pixels fall on either side of a
   # half.
   assert apart.max() <= name.startswith('Shear')
   assert np.mean(apart > 0) < 0.01
   if operation.end:
-    assert np.array_equal(np.array(got), pixels) == (magnitude == 0)
+    assert not np.array_equal(np.array(got), pixels)
+    unchanged = operation(image, 0, Direction(negative))
+    np.testing.assert_array_equal(np.array(unchanged), pixels)
 
 
 @pytest.mark.parametrize('key', [key for key in GOLDEN.files if '_' in key])
@@ -92,23 +84,6 @@ def test_operations_equal_big_visions(key):
   apart = np.abs(np.array(got, int) - GOLDEN[key].astype(int))
   # Pillow rounds greys and smoothed pixels, which TensorFlow cuts off.
   assert apart.max() <= (name in ('Color', 'Sharpness'))
-
-
-def test_all_of_big_visions_operations_are_there_and_tested():
-  tested = {key.split('_')[0] for key in GOLDEN.files} - {'image'}
-  assert BIG_VISION.keys() == tested | {'Cutout'}
-  assert len(BIG_VISION) == 16
-
-
-def test_contrast_of_big_vision_is_about_196_in_images_of_224_pixels():
-  """As "ViT Baseline Revisited" found it for these two colours."""
-  tile = np.repeat(np.uint8([[(192, 64, 64)], [(64, 192, 192)]]), 112, axis=0)
-  tile = np.repeat(tile, 224, axis=1)
-  got = np.array(BIG_VISION['Contrast'](Image.fromarray(tile), 10, None))
-  assert {tuple(map(int, got[y, 0])) for y in (0, -1)} == {
-    (188, 0, 0),
-    (0, 188, 188),
-  }
 
 
 def test_cutout_is_a_square_around_any_pixel():
@@ -254,11 +229,8 @@ def test_three_augment_is_grey_solarized_or_blurred(pixels):
   [
     ('', None),
     ('randaugment', host_augmentation.RandAugment(2, 9)),
-    ('randaugment(3, 7.5, 0.5)', host_augmentation.RandAugment(3, 7.5, 0.5)),
     ('3augment(0.2)', host_augmentation.ThreeAugment(0.2)),
     (' randaugment( 1 ,0, ) ', host_augmentation.RandAugment(1, 0)),
-    ('randaugment(1, 10, 0)', host_augmentation.RandAugment(1, 10)),
-    ('randaugment(2, 9, as=torchvision)', host_augmentation.RandAugment(2, 9)),
     (
       'randaugment(1, 10, 0.5, as = big_vision )',
       host_augmentation.RandAugment(1, 10, 0.5, 'big_vision'),
@@ -272,17 +244,14 @@ def test_texts_of_configs(text, want):
 @pytest.mark.parametrize(
   'text',
   [
-    'rand',
     'randaugment(2, 9',
     'randaugment(1, 2, 3, 4)',
     'randaugment(0)',
     'randaugment(2, 11)',
     'randaugment(2, 9, -1)',
     'randaugment(2, 9, as=timm)',
-    'randaugment(as=big_vision, 2, 9)',
     'autoaugment',
     '3augment(2)',
-    '3augment(0.3, as=big_vision)',
   ],
 )
 def test_other_texts_are_refused(text):
@@ -291,10 +260,9 @@ def test_other_texts_are_refused(text):
   assert str(e.value).startswith(f'data.augment is {text!r}: use randaugment')
 
 
-@pytest.mark.parametrize('text', ['randaugment', '3augment'])
-def test_they_follow_the_crop_and_the_generator(pixels, text):
+def test_they_follow_the_crop_and_the_generator(pixels):
   plain = transforms.TrainTransform((24, 16))
-  augmentation = host_augmentation.parse(text)
+  augmentation = host_augmentation.parse('randaugment')
   varied = dataclasses.replace(plain, augmentation=augmentation)
   record = {'image': pixels, 'name': 'x', 'label': 3}
   seen = set()

