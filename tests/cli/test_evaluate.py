@@ -14,7 +14,6 @@ from vit_jax.checkpoints import classes
 from vit_jax.convert import orbax
 from vit_jax.data import sources
 from vit_jax.evaluators import confusion
-from vit_jax.training import features
 
 evaluate = importlib.import_module('vit_jax.evaluate')
 
@@ -96,25 +95,6 @@ def test_the_command_measures_by_the_names_of_classes(
     assert int(rows[name]['images']) == want[i].sum()
     assert float(rows[name]['accuracy']) == want[i, i] / want[i].sum()
   assert (out / 'confusion.png').read_bytes().startswith(b'\x89PNG')
-
-
-def test_images_that_went_are_not_measured(tmp_path, capsys, monkeypatch):
-  save(tmp_path / 'x')
-  extract = features.Extractor.__call__
-
-  def some(self, params, source, description):
-    top_Nk = extract(self, params, source, description)
-    top_Nk[5:] = -1
-    return top_Nk
-
-  monkeypatch.setattr(features.Extractor, '__call__', some)
-  out = tmp_path / 'out'
-  out.mkdir()
-  evaluate.main([str(tmp_path / 'x'), 'digits', f'--output={out}'])
-  assert 'images     5\n' in capsys.readouterr().out
-  with (out / 'confusion.csv').open() as file:
-    rows = [[*map(int, row[1:])] for row in [*csv.reader(file)][1:]]
-  assert np.sum(rows) == 5
 
 
 def test_other_classes_are_refused(tmp_path, capsys):

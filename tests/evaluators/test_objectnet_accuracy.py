@@ -61,17 +61,6 @@ def test_figures_by_hand(source):
   }
 
 
-def test_unreadable_images_are_not_counted(source):
-  """An `Extractor` gives them rows of -1."""
-  top_Nk = TOP.copy()
-  top_Nk[[0, 4]] = -1
-  assert evaluator(source, top_Nk).run(None) == {
-    'objectnet/accuracy': 2 / 5,
-    'objectnet/top5_accuracy': 4 / 5,
-    'objectnet/examples': 5,
-  }
-
-
 def test_eight_devices_equal_a_plain_loop_over_cropped_images(source, tmp_path):
   model, params = model_of(1000)
   # The model knows few classes, some of which are right.

@@ -121,20 +121,6 @@ def test_equals_a_slow_loop(sample, labels_path):
   }
 
 
-def test_unreadable_images_are_not_scored(sample, labels_path):
-  """An `Extractor` gives them rows of -1."""
-  rows = [r for r in sample if r['real'] == r['label']][:4]
-  source = Images(*numbers_and_labels(rows))
-  top_Nk = np.array([[int(r['label'])] for r in rows])
-  top_Nk[1:3, 0] = -1, (top_Nk[2, 0] + 1) % 1000
-  evaluator = evaluator_of(source, top_Nk, labels_path)
-  assert evaluator.run(None) == {
-    'r/accuracy': 2 / 3,
-    'r/original_accuracy': 2 / 3,
-    'r/examples': 3,
-  }
-
-
 def test_by_hand():
   labels = [[3], [], [1, 2], [1, 2], [], [7]]
   accuracy, scored = real.real_accuracy(np.array([3, 3, 2, 0, 7, 8]), labels)

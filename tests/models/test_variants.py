@@ -101,7 +101,6 @@ def test_a_misspelt_variant_names_the_nearest(name, hint):
   with pytest.raises(ValueError, match=hint) as e:
     variants.fields(name)
   assert str(e.value).startswith(f'Unknown model variant {name!r}. ')
-  assert 'as in l16' in str(e.value)
 
 
 def test_there_and_back_between_architectures():

@@ -116,31 +116,19 @@ def write(found: list[dict[str, Any]], columns: Mapping[str, str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit status, see `flags.command`."""
   parser = flags.parser('models', __doc__)
-  add = parser.add_argument
-  add(
-    'models', nargs='*', help='Models to list (default: all published models).'
-  )
+  models = 'models to list (default: all published models)'
+  parser.add_argument('models', nargs='*', help=models)
   lists = parser.add_mutually_exclusive_group()
   for flag, text in (
-    ('--pretrained', 'List the published checkpoints of the models.'),
-    ('--fields', 'List the config fields of the models, or of ViT.'),
-    ('--params', 'List the parameters of the models.'),
+    ('--pretrained', 'list the published checkpoints of the models'),
+    ('--fields', 'list the config fields of the models, or of ViT'),
+    ('--params', 'list the parameters of the models'),
   ):
     lists.add_argument(flag, action='store_true', help=text)
-  add(
-    '--format', choices=('table', 'csv'), default='table', help='Output format.'
-  )
-  add(
-    '--image_size',
-    default='224',
-    help='Side of the image in pixels, or height x width (default: 224).',
-  )
-  add(
-    '--num_classes',
-    type=int,
-    default=1000,
-    help='Classes of the head; 0 for a model without a head (default: 1000).',
-  )
+  add = parser.option
+  add('--format', 'table', 'output format', choices=('table', 'csv'))
+  add('--image_size', '224', 'side in pixels, or height x width, as in 384x512')
+  add('--num_classes', 1000, 'classes of the head; 0 for none')
   return flags.command(_run, parser.parse_args(argv))
 
 

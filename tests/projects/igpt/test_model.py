@@ -184,7 +184,7 @@ def test_attention_by_parts_is_that_of_the_whole(monkeypatch):
   np.testing.assert_allclose(aux['attention'].sum(-1), 1, atol=1e-5)
   assert not np.triu(aux['attention'], 1).any()
   # The paper probes what the first norm of a layer gives.
-  normal = aux['blocks'][0] / params['h0']['ln_1']['scale']
+  normal = np.asarray(aux['blocks'][0]) / params['h0']['ln_1']['scale']
   np.testing.assert_allclose(np.mean(np.square(normal), -1), 1, rtol=1e-3)
 
 

@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 from vit_jax import config as config_lib
 from vit_jax.checkpoints import from_init, opening
 from vit_jax.checkpoints.formats import table
+from vit_jax.experiment import CheckedConfig
 from vit_jax.models import variants
 from vit_jax.sweeps import axes
 from vit_jax.tools.paper import recipe
@@ -211,5 +212,6 @@ def test_a_config_opens_no_checkpoint(load, monkeypatch):
   }
   assert sizes == {'512'}
   config = load('finetune.py', f'{path},digits,model.version=2')
-  with pytest.raises(ValueError, match="no field 'version'"):
-    from_init.resolve(config)
+  from_init.resolve(config)
+  with pytest.raises(ValueError, match='not have the field model.version'):
+    CheckedConfig(config)
