@@ -65,8 +65,8 @@ def test_every_field_can_be_given_as_text():
 
 # Table 3: variant and data, then epochs, learning rate, decay, weight decay,
 # dropout, clipping. L/16 was trained for 7 and 14 epochs on JFT-300M and L for
-# 30 and 90 on ImageNet-21k; the better one is the recipe. One model
-# stands for all models with the same row of the recipe.
+# 30 and 90 on ImageNet-21k; the better one is the recipe. One model stands for
+# all models with the same row of the recipe.
 TABLE_3 = [
   ('b16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, 0.0),
   ('l32', 'jft', 7, 6e-4, 'linear', 0.1, 0.0, 0.0),
@@ -81,6 +81,19 @@ TABLE_3 = [
   ('b16', 'imagenet21k', 90, 1e-3, 'linear', 0.03, 0.1, 0.0),
   ('b16', 'imagenet2012', 300, 3e-3, 'cosine', 0.3, 0.1, 1.0),
 ]
+
+
+# Table 1: layers, width D, MLP, heads; and Ti, S of 2012.12877, g, G of
+# 2106.04560.
+TABLE_1 = {
+  'ti16': (12, 192, 768, 3),
+  's16': (12, 384, 1536, 6),
+  'b16': (12, 768, 3072, 12),
+  'l16': (24, 1024, 4096, 16),
+  'h14': (32, 1280, 5120, 16),
+  'g14': (40, 1408, 6144, 16),
+  'G14': (48, 1664, 8192, 16),
+}
 
 
 def test_the_row_of_a_model_is_that_of_its_other_spelling():
@@ -196,6 +209,14 @@ def test_data_of_the_rows():
   assert folder.evaluators.test.split == 'test'
   # 10,000 steps may be longer than the whole run on a small folder.
   assert folder.optimizer.warmup == '10%'
+
+
+@pytest.mark.parametrize('variant', TABLE_1)
+def test_sizes_are_table_1(variant):
+  model = vit.get_config(variant).model
+  size = (model.depth, model.width, model.mlp_dim, model.heads)
+  assert size == TABLE_1[variant]
+  assert model.patch_size == int(variant.lstrip('tisblhgG'))
 
 
 def test_fine_tuning_begins_with_a_new_head_of_one_layer():

@@ -61,6 +61,26 @@ def test_classes_are_those_of_tfds(name, tmp_path):
   assert benchmarks.BENCHMARKS[name].num_classes == num_classes
 
 
+# Table 4.
+_ALL = (0.001, 0.003, 0.01, 0.03)
+_TABLE_4 = {
+  'imagenet2012': (20000, (0.003, 0.01, 0.03)),
+  'cifar10': (10000, _ALL),
+  'cifar100': (10000, _ALL),
+  'oxford_iiit_pet': (500, _ALL),
+  'oxford_flowers102': (500, _ALL),
+}
+
+
+def test_table_4():
+  assert benchmarks.IMAGENET_EXTRA_LEARNING_RATES == (0.06,)
+  for name, benchmark in benchmarks.BENCHMARKS.items():
+    assert benchmark.name == name
+    assert (benchmark.steps, benchmark.learning_rates) == _TABLE_4.get(
+      name, (2500, (0.01,))
+    )
+
+
 @pytest.mark.parametrize(
   ('name', 'flip', 'crop'),
   [
@@ -73,8 +93,6 @@ def test_classes_are_those_of_tfds(name, tmp_path):
 def test_augmentation_of_vtab_does_not_change_the_class(name, flip, crop):
   benchmark = benchmarks.BENCHMARKS[f'vtab/{name}']
   assert (benchmark.flip, benchmark.crop) == (flip, crop)
-  # Table 4.
-  assert (benchmark.steps, benchmark.learning_rates) == (2500, (0.01,))
   splits = (
     benchmark.train,
     benchmark.test,

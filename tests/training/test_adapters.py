@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from configs import digits
 from tests.checkpoints.random_weights import random_checkpoint
 from tests.conftest import PEERS
 from vit_jax.checkpoints import adapters, opening
-from vit_jax.convert import orbax
+from vit_jax.convert import convert, orbax
 from vit_jax.data import sources
 from vit_jax.models import flops
 from vit_jax.tools.plan import aot
@@ -53,6 +54,62 @@ def config_of(base, **changes):
 def experiment_of(config):
   facts = train.facts_of(config, sources.open_source('digits', 'train'))
   return train.Experiment(train.CheckedConfig(config), facts)
+
+
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+def test_forward_and_gradients_are_those_of_peft(base, tmp_path, transformers):
+  """Of a whole ViT of transformers, from the same matrices."""
+  peft = pytest.importorskip('peft', exc_type=ImportError)
+  rng = np.random.default_rng(0)
+  trained = optim.new_adapters(
+    base.model, base.params, 3, '(query|value)/kernel$', jax.random.key(0)
+  )
+  trained = jax.tree.map(
+    lambda x: jnp.asarray(rng.standard_normal(x.shape) / 4, jnp.float32),
+    trained,
+  )
+  body = adapters.body_of(base.model, base.params)
+  trained['head'] = base.params['head']
+  images_BHWC = rng.standard_normal((2, *SIZE, 3)).astype(np.float32)
+  weights_BC = rng.standard_normal((2, 5)).astype(np.float32)
+
+  def loss(trained):
+    params = adapters.merged(body, trained)
+    logits_BC, _ = base.model.apply({'params': params}, images_BHWC)
+    return jnp.sum(logits_BC * weights_BC), logits_BC
+
+  (_, got_BC), grads = jax.value_and_grad(loss, has_aux=True)(trained)
+
+  convert.convert(base, str(tmp_path / 'hf'), to='hf')
+  theirs = peft.get_peft_model(
+    transformers.ViTForImageClassification.from_pretrained(tmp_path / 'hf'),
+    peft.LoraConfig(r=3, lora_alpha=3, target_modules=['q_proj', 'v_proj']),
+  )
+  pairs = []
+  for name, module in theirs.named_modules():
+    own = {'q_proj': 'query', 'v_proj': 'value'}.get(name.rpartition('.')[2])
+    if own:
+      layer = int(re.search(r'layers?\.(\d+)\.', name)[1])
+      path = (
+        *('Transformer', f'encoderblock_{layer}'),
+        *('MultiHeadDotProductAttention_1', own, 'kernel'),
+      )
+      for ours, kind in ((adapters.A, 'lora_A'), (adapters.B, 'lora_B')):
+        weight = getattr(module, kind)['default'].weight
+        pairs.append(((*path, ours), weight))
+  assert len(pairs) == 8
+  flat, flat_grads = map(traverse_util.flatten_dict, (trained, grads))
+  with torch.no_grad():
+    for path, weight in pairs:
+      weight.copy_(torch.tensor(np.asarray(flat[path]).T))
+  pixels = torch.tensor(images_BHWC.transpose(0, 3, 1, 2))
+  want_BC = theirs(pixels).logits
+  (want_BC * torch.tensor(weights_BC)).sum().backward()
+  np.testing.assert_allclose(got_BC, want_BC.detach(), rtol=1e-4, atol=1e-5)
+  for path, weight in pairs:
+    np.testing.assert_allclose(
+      flat_grads[path], weight.grad.T, rtol=1e-3, atol=1e-4, err_msg=str(path)
+    )
 
 
 @needs_torch
