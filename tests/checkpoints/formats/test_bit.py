@@ -44,7 +44,7 @@ def test_timm_gives_our_logits(timm, torch, tmp_path):
   checkpoint = random_checkpoint('r50x1', names=False)
   path, _ = written(tmp_path, checkpoint)
   model = timm.create_model('resnetv2_50x1_bit', num_classes=7).eval()
-  images = random_images((96, 64))
+  images = random_images(SIZE)
   with torch.no_grad():
     model.load_pretrained(path)
     # In float32, timm is 2e-5 away from itself in float64, and we are 4e-6.
