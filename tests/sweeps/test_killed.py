@@ -18,11 +18,7 @@ from tests.conftest import COMPILE_QUICKLY, ROOT, XLA_FLAGS_GIVEN, run_here
 from tests.sweeps.small_sweep import table
 from tests.test_resume import WAITING_AT_THE_END, changed
 
-pytestmark = [
-  pytest.mark.slow,
-  # The way in which config_flags loads a config file.
-  pytest.mark.filterwarnings('ignore:the load_module:'),
-]
+pytestmark = pytest.mark.slow
 
 STEPS = 40
 RATES = ('0.001', '0.1')
