@@ -90,6 +90,7 @@ STATEFUL = {
   'model.dropout': 0.1,
   'loss.mixup': 0.2,
   'data.mean': (0.4, 0.5, 0.6),
+  'keep_last': 4,  # all checkpoints
 }
 
 
