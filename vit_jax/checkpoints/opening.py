@@ -98,7 +98,7 @@ class Checkpoint:
     """Returns the index of a class, given its index or `class_name`.
 
     A text such as '7' is compared with the class names first. Raises ValueError
-    if the class is unknown or ambiguous, or the model has no head.
+    if the class is unknown, the name is not unique, or the model has no head.
     """
     self.check_head()
     names, C = self.unique_names, self.model.num_classes
