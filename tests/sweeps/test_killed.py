@@ -18,7 +18,10 @@ from tests.conftest import COMPILE_QUICKLY, ROOT, XLA_FLAGS_GIVEN, run_here
 from tests.sweeps.small_sweep import table
 from tests.test_resume import WAITING_AT_THE_END, changed
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.filterwarnings('ignore:the load_module:'),
+]
 
 STEPS = 40
 RATES = ('0.001', '0.1')
