@@ -215,7 +215,11 @@ def test_logits_are_a_linear_function_of_the_patches():
 def test_the_loss_is_the_mean_over_pixels_that_count():
   objective, params = objective_of(), random_params()
   batch = objective.augment(made_batch(), jax.random.key(0))
-  loss = jax.jit(lambda b: objective.loss(params, b, None)[0])
+  both = jax.jit(lambda b: objective.loss(params, b, None))
+
+  def loss(b):
+    return both(b)[0]
+
   logits, _ = jax.jit(objective.model.apply)({'params': params}, batch['image'])
   logits = jax.image.resize(logits, (8, 32, 32, 3), 'bilinear')
   classes = np.asarray(batch['classes'])
@@ -223,6 +227,9 @@ def test_the_loss_is_the_mean_over_pixels_that_count():
   log_p = np.asarray(jax.nn.log_softmax(logits))[is_counted]
   want = -np.mean(log_p[np.arange(len(log_p)), classes[is_counted]])
   assert loss(batch) == pytest.approx(want, rel=1e-5)
+  right = np.argmax(np.asarray(logits), -1)[is_counted] == classes[is_counted]
+  accuracy = both(batch)[1]['pixel_accuracy']
+  assert 0 < accuracy == pytest.approx(np.mean(right), abs=1e-3)
   halves = [jax.tree.map(lambda x, i=i: x[i::2], batch) for i in range(2)]
   assert np.mean([loss(x) for x in halves]) == pytest.approx(want, rel=1e-5)
 
