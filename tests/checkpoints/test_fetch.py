@@ -4,6 +4,7 @@ Nothing here needs the network: buckets and the hub are folders, and a server
 of this process stands for the storage of published checkpoints.
 """
 
+import base64
 import functools
 import http.server
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 
+import google_crc32c
 import pytest
 
 import vit_jax
@@ -236,6 +238,7 @@ class Storage:
   Attributes:
     files: bytes by path.
     has_length: whether it states the length of a file.
+    flipped: whether it flips a bit of a file whose checksum it states.
     cut_bytes: after how many bytes it closes the connection, or None.
     status: of every answer, if not 200.
     asked: the number of requests.
@@ -243,7 +246,7 @@ class Storage:
 
   def __init__(self):
     self.files, self.has_length, self.cut_bytes = {}, True, None
-    self.status, self.asked = None, 0
+    self.status, self.asked, self.flipped = None, 0, False
 
   def put(self, address, data):
     self.files[address.removeprefix('gs:/')] = data
@@ -259,7 +262,11 @@ class Storage:
     request.send_response(200)
     if self.has_length:
       request.send_header('Content-Length', str(len(data)))
+    crc = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
+    request.send_header('x-goog-hash', f'crc32c={crc},md5=AAAA')
     request.end_headers()
+    if self.flipped:
+      data = bytes([data[0] ^ 1]) + data[1:]
     request.wfile.write(data[: self.cut_bytes])
 
 
@@ -322,6 +329,7 @@ def test_a_path_of_that_name_wins(storage, tmp_path, monkeypatch):
     ({'files': {}}, FileNotFoundError, f'{ADDRESS} does not exist.'),
     ({'status': 503}, ConnectionError, 'HTTP Error 503'),
     ({'cut_bytes': 100}, ConnectionError, 'it ends at 100 of 1,000 bytes'),
+    ({'flipped': True}, ConnectionError, 'its CRC32C differs'),
   ],
 )
 def test_what_is_not_the_file_is_not_kept(

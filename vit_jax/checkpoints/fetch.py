@@ -4,6 +4,7 @@ Files from buckets are in `~/.cache/vit_jax/checkpoints` (or under
 `$XDG_CACHE_HOME`), models from the hub in the cache of huggingface_hub.
 """
 
+import base64
 import contextlib
 import http
 import os
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import google_crc32c
 from etils import epath
 from tqdm import tqdm
 
@@ -94,7 +96,7 @@ def _published(source: str) -> str:
 
 
 def _from_bucket(
-  source: str, open_remote: Callable[[str], tuple[Any, int | None]]
+  source: str, open_remote: Callable[[str], tuple[Any, int | None, str]]
 ) -> str:
   """Returns the local copy of gs://BUCKET/FILE; fetches it if necessary.
 
@@ -137,15 +139,15 @@ def _address(source: str) -> str:
   return f'{_STORAGE}/{path}'
 
 
-def _open_file(source: str) -> tuple[Any, int]:
-  """Opens gs://BUCKET/FILE with the user's account; also returns the size."""
+def _open_file(source: str) -> tuple[Any, int, str]:
+  """Opens gs://BUCKET/FILE with the user's account; returns file, size, ''."""
   place = epath.Path(source)
   size_bytes = place.stat().length
-  return place.open('rb'), size_bytes
+  return place.open('rb'), size_bytes, ''
 
 
-def _open_public(source: str) -> tuple[Any, int | None]:
-  """Opens gs://BUCKET/FILE by https; also returns the size if it is stated."""
+def _open_public(source: str) -> tuple[Any, int | None, str]:
+  """Opens gs://BUCKET/FILE by https; returns file, stated size and CRC32C."""
   try:
     answer = urllib.request.urlopen(_address(source), timeout=_TIMEOUT_S)
   except urllib.error.HTTPError as e:
@@ -153,12 +155,20 @@ def _open_public(source: str) -> tuple[Any, int | None]:
     if e.code == http.HTTPStatus.NOT_FOUND:
       raise FileNotFoundError(source) from e
     raise
-  return answer, answer.length
+  hashes = str(answer.headers.get_all('x-goog-hash'))
+  stated = re.search(r'crc32c=([\w+/]+==)', hashes)
+  return answer, answer.length, stated[1] if stated else ''
 
 
 def _copy(
-  remote: Any, size_bytes: int | None, source: str, target: pathlib.Path
+  remote: Any,
+  size_bytes: int | None,
+  crc32c: str,
+  source: str,
+  target: pathlib.Path,
 ) -> None:
+  """Copies a file; raises ValueError if size or CRC32C are not as stated."""
+  found = google_crc32c.Checksum()
   with (
     remote,
     open(target, 'wb') as file,
@@ -174,9 +184,12 @@ def _copy(
   ):
     while chunk := remote.read(_CHUNK_BYTES):
       file.write(chunk)
+      found.update(chunk)
       bar.update(len(chunk))
     if size_bytes not in (None, file.tell()):
       raise ValueError(f'it ends at {file.tell():,} of {size_bytes:,} bytes')
+  if crc32c not in ('', base64.b64encode(found.digest()).decode()):
+    raise ValueError('its CRC32C differs from the one that the server states')
 
 
 def _from_hub(source: str, name: str) -> str:
