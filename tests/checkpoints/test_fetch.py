@@ -36,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Bar:
-  """What is used of a `tqdm`, with its numbers."""
+  """The part of tqdm that `fetch` uses; records its numbers."""
 
   def __init__(self, **options):
     self.options, self.done = options, 0

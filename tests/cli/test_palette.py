@@ -41,6 +41,7 @@ def test_command_writes_a_palette_and_its_error(folder, tmp_path, capsys):
   args.append('--split=train+test')
   assert palette.main(args) == 0
   shown = capsys.readouterr().out
+  assert 'pixels of 10 images' in shown  # both splits
   found = np.load(out)
   assert found.shape == (24, 3) and found.dtype == np.float32
   assert np.abs(found).max() <= 1

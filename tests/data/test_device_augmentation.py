@@ -67,10 +67,11 @@ def share_of(seed, alpha, n=6):
   return share
 
 
-def test_mixup_is_a_convex_combination_with_the_neighbour():
-  shares = [share_of(seed, 0.2) for seed in range(5)]
+@pytest.mark.parametrize('alpha', [0.2, 8.0])
+def test_mixup_is_a_convex_combination_with_the_neighbour(alpha):
+  shares = [share_of(seed, alpha) for seed in range(20)]
   assert all(0.5 <= share <= 1 for share in shares)
-  assert len(set(shares)) > 2
+  assert len(set(shares)) > 10
 
 
 @pytest.mark.parametrize('alpha', [0.2, 4.0])

@@ -57,7 +57,7 @@ def test_tpu_cores_are_those_that_jax_knows(kind):
   [
     ('v5e', (16, 16, 1), 400),
     ('v5p', (8, 8, 8), 1200),
-    # The end of an axis that is no ring has one link.
+    # Without a wrap-around link, the end of an axis has one link.
     ('v5e', (8, 16, 1), 300),
     ('v3', (1, 1, 1), 0),
   ],

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   keep = 'share of pixel rows to keep, from the top'
   add('--keep', 0.5, keep, type=flags.share)
   add('--samples', 4, 'samples per image', type=flags.positive)
-  add('--temperature', 1.0, 'of the sampling; below 1 favours likely pixels')
+  add('--temperature', 1.0, 'values below 1 favour likely pixels')
   add('--seed', 0, 'random seed')
   out = 'picture to write; replaces an existing file'
   add('--out', 'complete.png', out, metavar='FILE.png')

@@ -94,8 +94,8 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def open_peer(path: str) -> Peer:
   """Opens a directory that `write` wrote, without building the model.
 
-  Raises FileNotFoundError if a file is missing. If a file is damaged, or the
-  files do not match, raises the errors of JSON, `archive.load` or JAX.
+  If a file is missing or damaged, or the files do not match, raises the errors
+  of `read_text`, JSON, `archive.load` or JAX, or KeyError.
   """
   folder = pathlib.Path(path)
   meta = json.loads((folder / META).read_text())

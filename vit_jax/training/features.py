@@ -175,7 +175,7 @@ class Extractor:
     if count < len(source):
       raise ValueError(
         f'{len(source) - count} of {len(source)} images have become '
-        'unreadable. Run the same command again to leave them out.'
+        'unreadable since they were checked. Mend or remove them.'
       )
     return rows_NX
 

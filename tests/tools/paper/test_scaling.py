@@ -14,7 +14,6 @@ from vit_jax.tools.paper import scaling
 from vit_jax.tools.paper.scaling import Point, ScalingReport
 
 METRIC = 'fewshot/10shot_accuracy'
-LABELS = {'b16': 'ViT-B/16', 'r50x1': 'R50x1', 'r50+b16': 'R50+ViT-B/16'}
 
 
 def result(variant, value, gflops, metric=METRIC):

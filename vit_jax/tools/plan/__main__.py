@@ -38,7 +38,7 @@ flags.DEFINE_string(
 # Name, default, smallest value and help of the flags that are numbers.
 _NUMBERS: tuple[tuple[str, float, float, str], ...] = (
   ('slices', 1, 1, 'TPU slices, joined by the data-centre network.'),
-  ('slice_mtbf_h', 168.0, 0.01, 'Mean hours until a slice fails or is lost.'),
+  ('slice_mtbf_h', 168.0, 0.01, 'Mean hours between losses of one slice.'),
   ('restart_min', 10.0, 0, 'Minutes from a failure to the next step.'),
   ('save_s', 5.0, 0.01, 'Seconds that a checkpoint pauses training.'),
   ('num_classes', 0, 0, 'Classes. With --examples, the data are not opened.'),
