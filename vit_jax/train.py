@@ -75,6 +75,7 @@ def train(
   dashboards.check(config)
   workdir = os.path.expanduser(workdir)
   from_init.resolve(config)
+  workdir_lock.check(workdir)
   keep_choices = own.resolve(config, workdir)
   checked = CheckedConfig(config)
   build.check(config)

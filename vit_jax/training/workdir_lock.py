@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import pathlib
 import shlex
 import socket
 import sys
@@ -27,6 +28,22 @@ from vit_jax.training import processes
 _log = logging.getLogger(__name__)
 
 FILE = 'lock'
+
+
+def check(workdir: str) -> None:
+  """Raises ValueError if a run could not write to a workdir.
+
+  Does not create the workdir, and does not check buckets.
+  """
+  if '://' in workdir:
+    return
+  place = pathlib.Path(absolute(workdir))
+  there = next(p for p in (place, *place.parents) if os.path.lexists(p))
+  if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    raise ValueError(
+      f'--workdir={workdir}: {there} is not a writable folder. Make it '
+      'writable, or give another --workdir.'
+    )
 
 
 @contextlib.contextmanager
