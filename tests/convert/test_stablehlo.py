@@ -210,5 +210,15 @@ def test_parameters_of_another_model_are_refused(written):
   with np.load(folder / 'params.npz') as stored:
     params = dict(stored)
   np.savez(folder / 'params.npz', **params | {'cls': params['cls'][..., :-1]})
-  with pytest.raises((TypeError, ValueError)):
+  with pytest.raises(ValueError, match='the program cannot be read'):
+    stablehlo.open_peer(str(folder))
+
+
+@pytest.mark.edge
+@pytest.mark.parametrize('name', ['model.json', 'model.stablehlo'])
+def test_a_damaged_file_is_refused(written, name):
+  _, folder = written
+  path = folder / name
+  path.write_bytes(path.read_bytes()[:20])
+  with pytest.raises(ValueError, match='the program cannot be read'):
     stablehlo.open_peer(str(folder))

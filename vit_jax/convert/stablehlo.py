@@ -94,17 +94,21 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
 def open_peer(path: str) -> Peer:
   """Opens a directory that `write` wrote, without building the model.
 
-  If a file is missing or damaged, or the files do not match, raises the errors
-  of `read_text`, JSON, `archive.load` or JAX, or KeyError.
+  Raises:
+    OSError: if a file is missing or cannot be read.
+    ValueError: if a file is damaged, or the files do not match.
   """
   folder = pathlib.Path(path)
-  meta = json.loads((folder / META).read_text())
-  H, W = meta['image_size']
-  mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
   params = jax.device_put(archive.load(os.fspath(folder / PARAMS)))
-  program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
-  call = jax.jit(program.call)
-  found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+  text, data = (folder / META).read_text(), (folder / MODEL).read_bytes()
+  try:
+    meta = json.loads(text)
+    H, W = meta['image_size']
+    mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
+    call = jax.jit(jax.export.deserialize(bytearray(data)).call)
+    found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
+  except Exception as e:
+    raise archive.unreadable(path, 'the program', e) from e
   has_boxes = isinstance(found, dict)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:

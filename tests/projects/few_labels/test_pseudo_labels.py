@@ -1,6 +1,7 @@
 """The student's loss from its formula, and the labels that it learns."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -195,7 +196,7 @@ def test_labels_follow_the_images_and_not_their_name(tmp_path, monkeypatch):
 
 
 def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
-  """And one of other classes, or of another shape, is not."""
+  """And one of other classes or another shape, or a damaged one, is not."""
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:3]')
   kept = np.random.default_rng(0).random((3, 10), np.float32)
@@ -210,6 +211,9 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   with pytest.raises(
     ValueError, match=r'soft labels of shape .10,. for mine all'
   ):
+    kept_in(path, None, source, 'mine all', NAMES)
+  pathlib.Path(path).write_bytes(pathlib.Path(path).read_bytes()[:200])
+  with pytest.raises(ValueError, match='old.npz: the soft labels cannot be'):
     kept_in(path, None, source, 'mine all', NAMES)
 
 

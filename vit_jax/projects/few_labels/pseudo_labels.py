@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import classes, opening, saving
+from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import atomic_files, bad_images, device_augmentation
 from vit_jax.data.sources import Record, Source
@@ -194,10 +195,8 @@ def kept(
   teacher sees images as in evaluation, without noise; it may be None if the
   file exists. `data` is a `config.data` with the name and split of the images.
 
-  Raises ValueError if the file was made for other images, other classes,
-  another split seed or another teacher.
-
-  If the path is another file, also raises errors of `np.load`, or KeyError.
+  Raises ValueError if the file is damaged, or was made for other images, other
+  classes, another split seed or another teacher.
   """
   place = absolute(path)
   found = multihost_utils.broadcast_one_to_all(np.int32(place.exists()))
@@ -219,11 +218,15 @@ def kept(
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
-  with place.open('rb') as file, np.load(file) as archive:
-    probabilities_NC = archive['probabilities']
+  archived = place.read_bytes()
+  try:
+    stored = dict(np.load(io.BytesIO(archived)))
+    probabilities_NC = stored['probabilities']
     # Older files lack split_seed, identity and teacher.
-    held = {name: archive[name] for name in ('images', 'class_names')}
-    held |= {x: archive[x] for x in wanted if x in archive}
+    held = {name: stored[name] for name in ('images', 'class_names')}
+    held |= {x: stored[x] for x in wanted if x in stored}
+  except Exception as e:
+    raise archive.unreadable(path, 'the soft labels', e) from e
   other = [
     name
     for name, x in held.items()
