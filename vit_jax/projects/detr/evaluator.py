@@ -86,7 +86,8 @@ class CocoEvaluator(Evaluator):
     if not isinstance(source, BoxedSource):
       raise ValueError(
         f'The images of {entry.split} have no boxes. Set data.name to a folder '
-        'with COCO or VOC annotations, or to digits_canvas.'
+        'with COCO or VOC annotations, or to digits_canvas. If the folder has '
+        'masks, python -m vit_jax.data FOLDER --class=NAME writes annotations.'
       )
     # To save memory, masks are kept only if they are measured.
     objects = []
