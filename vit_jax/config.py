@@ -138,10 +138,10 @@ def base() -> ConfigDict:
         'split_seed': 0,
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
-        # data's order, which is the text order for folders. If it is empty
-        # and the names are sorted as text but not by value, training warns,
-        # and checkpoints with other class names or none are refused, except
-        # as `init` of training.
+        # data's order, which is the text order for folders. Training then warns
+        # if the names are sorted as text but not by value. In that case,
+        # checkpoints without these class names are refused, except as `init` of
+        # training.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',
@@ -244,8 +244,9 @@ def base() -> ConfigDict:
         },
         # Mean IoU and pixel accuracy, for objective.name=segmentation.
         'segmentation': {'type': 'segmentation', 'on': False, 'split': 'test'},
-        # Logs attention rollout on a split's first images, and the filters of
-        # the first convolution, to TensorBoard and wandb at every evaluation.
+        # Logs attention rollout on a split's first images, and principal
+        # components of the first convolution's filters, to TensorBoard and
+        # wandb at every evaluation.
         'pictures': {
           'type': 'pictures',
           'on': False,
@@ -420,8 +421,8 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
   `extend`, `given` needs `steps`.
 
   Raises:
-    ValueError: if `extend` is set and a changed `total` has no more steps, or
-      if changes prevent resuming. The message lists all of these changes.
+    ValueError: if `extend` is set and a changed `total` is not longer, or if
+      changes prevent resuming. The message lists these changes.
   """
   objective = OBJECTIVES.load(given['config']['objective']['name'])
   model = variants.defaults(given['config']['model']['name'])
@@ -447,7 +448,7 @@ def check_resumable(saved: dict[str, Any], given: dict[str, Any]) -> None:
     saved.get('data')
     and given.get('data')
     # A changed name, number of images or `on_bad_image` also changes the
-    # identity, and is reported below.
+    # identity. The first two are reported below; `on_bad_image` may change.
     and all(
       old.get(f'data.{key}') == new[f'data.{key}']
       for key in ('name', 'examples', 'on_bad_image')
@@ -525,7 +526,7 @@ def parse_argument(
   """Splits the argument of `--config=FILE:ARGUMENT`.
 
   Returns the positional values, with `defaults` for missing ones, and the
-  key=value pairs for `override`.
+  key=value pairs for `override`. Drops empty values: 'a,,b' equals 'a,b'.
 
   Raises:
     ValueError: if there are more positional values than defaults.

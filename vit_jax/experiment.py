@@ -71,8 +71,8 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
 class CheckedConfig:
   """A config whose ranges, mesh, batch size and objective are checked.
 
-  These checks need no data. `train` runs them before it opens the data, unless
-  the data determine fields that are None.
+  These checks need no data. `train` runs them before it opens the data. Only
+  fields left open (None) need the data first; see `own.resolve`.
   """
 
   def __init__(
@@ -398,9 +398,9 @@ class Experiment:
 
 
 def check_batch_size(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-  """Raises ValueError if the batch is not divisible.
+  """Checks that `batch_size` is a multiple of batch shards x `accum_steps`.
 
-  The number of batch shards times `accum_steps` must divide it.
+  Raises ValueError if it is not.
   """
   shards = sharding.shards(mesh)
   unit = shards * config.accum_steps

@@ -14,7 +14,10 @@ from vit_jax.visualize.rollout import rollout
 
 
 class PicturesEvaluator(Evaluator):
-  """Draws attention rollout on images, and the first convolution's filters."""
+  """Draws attention rollout on images, and the first convolution's filters.
+
+  The filters are drawn as their principal components (ViT paper, figure 7).
+  """
 
   def __post_init__(self) -> None:
     """Takes the first images of a split.

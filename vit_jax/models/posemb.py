@@ -225,8 +225,8 @@ def resize_all(
 
   Raises:
     ValueError: if a `pos_embedding` does not fit `old_grid`, or if embeddings
-      are relative in raster order and the grids differ. A raster offset then
-      spans other rows and columns.
+      are relative in raster order and the grids differ. The same raster offset
+      is then another distance in rows and columns.
   """
 
   def one(path: tuple[Any, ...], x: np.ndarray, target: Any) -> np.ndarray:

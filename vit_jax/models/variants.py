@@ -57,7 +57,7 @@ SIZES = {
   'G': Size(48, 1664, 8192, 16),
 }
 
-# Sizes of iGPT (ICML 2020). M is 4 D, as in ViT.
+# Sizes of iGPT (ICML 2020). The MLP width is 4 D, as in table 1.
 IGPT_SIZES = {
   's': Size(24, 512, 2048, 8),
   'm': Size(36, 1024, 4096, 8),
@@ -257,8 +257,8 @@ def build(
     raise ValueError(
       f'model.name is {name!r}; this architecture does not have the field '
       f'model.{strange[0]}. Remove the field. To change the model, choose a '
-      'variant: on the command line --config=FILE.py:b16, in a config file '
-      'config_lib.choose_model.'
+      'variant: on the command line --config=FILE.py:model=b16, in a config '
+      'file config_lib.choose_model.'
     )
   if dtype not in ('float32', 'bfloat16'):
     raise ValueError(f'model.dtype is {dtype!r}: use float32 or bfloat16.')

@@ -3,8 +3,8 @@
 On disks, including NFS, the kernel holds the lock and releases it when the
 process ends in any way. (An NFS server may take a minute or two to notice that
 a machine is gone.) On file systems without locks, a run only logs a warning.
-Buckets do not support locks either: there, a run only warns if the previous run
-did not end normally.
+Buckets do not support locks either. There, a run logs a warning and continues
+if the previous run did not end normally.
 """
 
 import contextlib
