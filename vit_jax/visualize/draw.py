@@ -26,7 +26,7 @@ def overlay(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
 
 
 def masked(shown_HWC: np.ndarray, map_hw: np.ndarray) -> np.ndarray:
-  """Keeps the half of the pixels where a map is highest; grays the rest."""
+  """Keeps the pixels in the highest half of a map; fills the rest with gray."""
   stays_HW = highest(enlarge(map_hw, shown_HWC.shape[:2]), _KEEP)
   return np.where(stays_HW[..., None], shown_HWC, np.uint8(_GRAY))
 

@@ -19,10 +19,11 @@ RATE = 0.5
 def section(subject: Subject, rate: float) -> Section:
   """Predictions of masked patches by a model trained with configs/masked.py.
 
-  Arrays: `images`, `hidden` (the model's input) and `predicted`, pixels (image,
-  H, W, RGB); `files`, paths; `kind` (image, h, w), 0 for visible patches, 1 for
-  masked patches, 2 for patches replaced by another patch, and 3 for visible
-  patches that are predicted too.
+  Arrays of pixels (image, H, W, RGB): `images`, `hidden` (the model's input,
+  with masked patches gray) and `predicted` (patches of kind 0 are copied from
+  `images`). `kind` (image, h, w) is 0 for visible patches, 1 for masked
+  patches, 2 for patches replaced by another patch, and 3 for visible patches
+  that are predicted too. `files` has the paths.
 
   Raises:
     ValueError: if the checkpoint does not predict masked patches.

@@ -159,7 +159,7 @@ def changed(**fields):
   'found, message',
   [
     (json.dumps(annotated())[:-20], 'is not valid JSON'),
-    ('[]', 'is incomplete: COCO needs an object with the lists'),
+    ('[]', 'is incomplete: COCO needs a JSON object with the lists'),
     (annotated(images=[]), 'at least one image'),
     (
       annotated(categories=[{'id': -1, 'name': 'x'}]),

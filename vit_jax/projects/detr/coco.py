@@ -93,9 +93,10 @@ class CocoFolder(Source):
     """Reads and checks the annotations of all splits.
 
     If `files` has only 'all', a fifth of its images becomes the split `test`.
-    `split_seed` draws the fifth and shuffles every split. A split with wrong
-    annotations is skipped with a warning if `split` does not need it; other
-    problems, and invalid XML in any split, raise ValueError.
+    `split_seed` draws the fifth and shuffles every split. A split that `split`
+    does not need is skipped with a warning if its annotations are wrong. Other
+    problems, and invalid XML in any split, raise ValueError. Annotation files
+    that cannot be read raise OSError.
     """
     needed = {'all'}
     if 'all' not in files:
@@ -189,7 +190,7 @@ def _read(
   ]
   if not all(isinstance(x, list) for x in lists) or not all(lists[:2]):
     raise ValueError(
-      f'{path} is incomplete: COCO needs an object with the lists images, '
+      f'{path} is incomplete: COCO needs a JSON object with the lists images, '
       'categories and annotations, and at least one image and one category. '
       'VOC needs at least one <object> with a <name>.'
     )

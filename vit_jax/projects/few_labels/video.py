@@ -87,7 +87,7 @@ class VideoInvariances(Exemplar):
     Adds 'clip', uint8 [S, F, K, H, W, 3], and 'video', int32, the index of the
     clip's video.
 
-    Raises ValueError if the videos cannot be opened, or a video has fewer than
+    Raises the errors of `open_videos`, and ValueError if a video has fewer than
     S F frames.
     """
     videos = open_videos(self.videos, self.data.on_bad_image)
@@ -270,6 +270,7 @@ def open_videos(path: str, on_bad_image: str) -> Videos:
 
   Raises ValueError if there are no videos or a video has no frames; or if
   frames are unreadable, and `on_bad_image` is 'error' or no frame is left.
+  Raises OSError if a folder cannot be read.
   """
   root = pathlib.Path(path).expanduser()
   if not (names := image_files.sub_folders(root)):

@@ -78,8 +78,8 @@ class DINOViT(ViT):
   batch_norm: bool = field(
     False,
     "Standardise the head's hidden layers over the views of one size, which "
-    'keeps hybrids from collapsing. The authors standardise over all views. '
-    'The loss on the test split then depends on its batches.',
+    'keeps hybrids from collapsing. The loss on the test split then depends on '
+    'its batches. The authors standardise over all views.',
   )
 
   @nn.compact

@@ -1,8 +1,9 @@
 """Decodes images and runs models in two threads, with two caches.
 
 Images and answers are cached in memory by the image's digest, and never on
-disk. Therefore, moving a slider of the page does not upload the image again. It
-does not run the model again either, unless the map is for a class.
+disk. While they are cached, moving a slider of the page does not upload the
+image again. It does not run the model again either, unless the map is for a
+class.
 """
 
 import contextlib
