@@ -261,6 +261,7 @@ def test_arguments_that_fit_nothing_are_refused(argument, message):
     ('', ['x', 'y'], {}),
     ('a,b', ['a', 'b'], {}),
     (' a , b ', ['a', 'b'], {}),
+    (',b', ['x', 'b'], {}),
     ('a,k = v=w ,', ['a', 'y'], {'k': 'v=w'}),
     ('a,train[:10%],k=', ['a', 'train[:10%]'], {'k': ''}),
     ('runs/lr=1,k.l=./a=b', ['runs/lr=1', 'y'], {'k.l': './a=b'}),

@@ -7,6 +7,7 @@ Durations are strings such as '90 epochs', '10000 steps', '1e6 examples' or '5%'
 
 import ast
 import functools
+import itertools
 import logging
 import operator
 import re
@@ -526,24 +527,27 @@ def parse_argument(
   """Splits the argument of `--config=FILE:ARGUMENT`.
 
   Returns the positional values, with `defaults` for missing ones, and the
-  key=value pairs for `override`. Drops empty values: 'a,,b' equals 'a,b'.
+  key=value pairs for `override`. An empty value is a missing one.
 
   Raises:
     ValueError: if there are more positional values than defaults.
   """
   positional, pairs = [], {}
-  for part in filter(None, split_commas(argument)):
+  for part in split_commas(argument):
     key, equals, value = part.partition('=')
     if equals and '/' not in key:  # a path may have =, as in runs/lr=0.1
       pairs[key.strip()] = value.strip()
     else:
       positional.append(part)
+  while positional and not positional[-1]:
+    positional.pop()
   if len(positional) > len(defaults):
     raise ValueError(
       f'{argument!r} has {len(positional)} values without a key; at most '
       f'{len(defaults)} are expected. Write further values as key=value.'
     )
-  return positional + defaults[len(positional) :], pairs
+  values = itertools.zip_longest(positional, defaults, fillvalue='')
+  return [value or default for value, default in values], pairs
 
 
 # Names that other projects have for a field.

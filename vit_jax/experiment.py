@@ -52,7 +52,9 @@ class TrainState:
 def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
   """Returns the facts of a config's data; `source` is the opened data."""
   names = source.class_names
-  if sources.has_two_orders(names) and not config.data.class_order:
+  has_label = isinstance(source, sources.LabelledSource)
+  two_orders = has_label and sources.has_two_orders(names)
+  if two_orders and not config.data.class_order:
     _log.warning(
       'The class names are numbers, sorted as text: %s, ..., as torchvision '
       'sorts folders. data.class_order=number sorts them by value, as timm '
@@ -64,8 +66,7 @@ def facts_of(config: ConfigDict, source: sources.Source) -> Facts:
     found_C = np.bincount(source.labels(), minlength=len(names))
     counts = tuple(found_C.tolist())
   several = source.several_labels
-  of_images = several or isinstance(source, sources.LabelledSource)
-  return Facts(names, len(source), several, counts, of_images)
+  return Facts(names, len(source), several, counts, several or has_label)
 
 
 class CheckedConfig:

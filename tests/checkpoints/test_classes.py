@@ -104,6 +104,18 @@ def test_training_says_which_order_it_took(data, caplog):
       assert names[source[i]['label']] == names[source.labels()[i]] == folder
 
 
+def test_several_labels_are_not_asked_for_an_order(tmp_path, caplog):
+  for i in range(3):
+    Image.new('RGB', (8, 8)).save(tmp_path / f'{i}.png')
+  table = tmp_path / 'all.csv'
+  table.write_text('file,labels\n0.png,1;2\n1.png,10\n2.png,2;10\n')
+  config = digits.get_config()
+  config.data.name = str(table)
+  source = sources.open_config(config.data, 'all')
+  assert facts_of(config, source).several_labels
+  assert 'class_order' not in caplog.text
+
+
 def test_an_invalid_order_is_refused(tmp_path):
   for name in ('a', '1'):
     (tmp_path / name).mkdir()
