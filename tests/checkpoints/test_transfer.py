@@ -258,8 +258,8 @@ def test_transfer_refuses_relative_positions_of_another_grid():
     (
       VIT | {'pool': 'gap'},
       VIT | {'pool': 'map', 'width': 24},
-      'has width 8; config.model.width is 24, and pool gap; config.model.pool '
-      'is map.',
+      'has width 8; config.model.width is 24. It has pool gap; '
+      'config.model.pool is map.',
     ),
   ],
   ids=['architecture', 'fields'],

@@ -263,6 +263,6 @@ def test_not_a_classification_dataset(tmp_path, encode, monkeypatch):
   monkeypatch.setitem(_FEATURES, 'label', tfds.features.Scalar(np.int64))
   data_dir = _prepare(tmp_path, encode)
   with pytest.raises(
-    ValueError, match='pets does not have one image and one cl'
+    ValueError, match='pets does not pair one image with one class'
   ):
     _open('pets', 'train', data_dir)

@@ -92,7 +92,7 @@ def _check_same_body(
       )
     raise ValueError(
       f'{checkpoint.path} has a different body than config.model. It has '
-      f'{", and ".join(wrong)}. {way_out}'
+      f'{". It has ".join(wrong)}. {way_out}'
     )
 
 

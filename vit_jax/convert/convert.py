@@ -104,8 +104,8 @@ def convert(
     learned = transfer.with_learned_positions(checkpoint)
     if learned is not checkpoint:
       _log.info(
-        'rewritten the position embeddings as learned 1-D embeddings with the '
-        'same values; further training would change them'
+        'Position embeddings are written as learned 1-D embeddings with the '
+        'same values. Further training would change them.'
       )
     written = learned.weights()
   lost: list[str] = module.write(written, target, dtype, **given)

@@ -10,9 +10,9 @@ folder. The images must have at most one class each. Train on it with
 Without --shards, the command writes COCO annotations to train DETR. The folder
 must have images/ and masks/. The mask of images/a.jpg is masks/a.png or
 masks/a_mask.png. A mask pixel is the number of its object, 0 for background, or
-255 for a border. 255 is an object if a mask has 254, or if the masks have only
-0 and 255. The result is instances.json in the folder. Train on it with
-`--config=configs/detr.py:r50,./pennfudan`.
+255 for a border. 255 is an object if a mask has the object 254, or if the masks
+have only 0 and 255. The result is instances.json in the folder. Train on it
+with `--config=configs/detr.py:r50,./pennfudan`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from vit_jax.projects.detr import mask_files
 
 def main(argv: Sequence[str] | None = None) -> int:
   parser = flags.parser('data', __doc__)
-  folder = 'has images/ and masks/; with --shards, a dataset'
+  folder = 'folder with images/ and masks/; with --shards, a dataset name'
   parser.add_argument('folder', help=folder)
   add = parser.option
   add('--class', 'object', 'class of all objects', dest='class_name')

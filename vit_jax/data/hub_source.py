@@ -48,7 +48,7 @@ class HubSource(Source):
     self._image, self._label = _columns(name, first.features, datasets)
     whole = datasets.concatenate_datasets(list(tables.values()))
     whole = whole.select_columns([self._image, self._label])
-    # Without `names`, the values of the column are class names or numbers.
+    # A column without the type ClassLabel holds class names or numbers.
     names = getattr(first.features[self._label], 'names', None) or given_names
     labels_N, self.class_names = shards.numbered(whole[self._label][:], names)
     sizes = {split_name: len(table) for split_name, table in tables.items()}
@@ -56,10 +56,10 @@ class HubSource(Source):
     self._labels_N = labels_N[self._rows]
     if lacking := np.sum(self._labels_N < 0):
       raise ValueError(
-        f'{lacking:,} images of {name} {split} have no class, or a class that '
-        f'is not among the {len(self.class_names)}. Use a split whose classes '
-        'are published. If there is a file classes.txt, it must have a line '
-        'for each class, from class 0.'
+        f'{lacking:,} images of {name} {split} have no class or an unknown '
+        f'class; each needs one of the {len(self.class_names)} classes. Use a '
+        'split whose classes are published. If there is a file classes.txt, it '
+        'must have a line for each class, from class 0.'
       )
     self._title = f'{name}/{split}'
     # `first._fingerprint` is the library's hash of the loaded data.

@@ -76,7 +76,7 @@ class TfdsSource(Source):
     self._fingerprint = (
       f'tfds {os.fspath(builder.data_dir)} {builder.info.dataset_size} {split}'
     )
-    # The other fields, such as masks, are not parsed.
+    # Only these fields are parsed, and not, for example, masks.
     # `tfds.decode.PartialDecoding` does the same but needs TensorFlow.
     self._label_fields, self._fields = (
       tfds.features.FeaturesDict({x: features[x] for x in names if x})
@@ -211,8 +211,9 @@ def _keys(name: str, info: tfds.core.DatasetInfo) -> tuple[str, str]:
     isinstance(features.get(k), t) for k, t in zip(keys, kinds, strict=True)
   ):
     raise ValueError(
-      f'dataset {name} does not have one image and one class per record; its '
-      f'features are {", ".join(sorted(features))}. To detect objects, give a '
-      'folder with COCO or Pascal VOC annotations.'
+      f'dataset {name} does not pair one image with one class '
+      '(supervised_keys of TFDS); its features are '
+      f'{", ".join(sorted(features))}. To detect objects, give a folder with '
+      'COCO or Pascal VOC annotations.'
     )
   return keys[0], keys[1]
