@@ -87,10 +87,10 @@ def nearest_size(config: ConfigDict, pixels: int) -> int:
   """Returns the nearest image side that the patches tile.
 
   For example, returns 378 for 384 pixels and patches of 14. If two sides are
-  equally near, returns the smaller. Returns `pixels` if the model is not
-  resolved yet, or if no side within 64 pixels fits.
+  equally near, returns the smaller. Returns `pixels` if it is below 1, if the
+  model is not resolved yet, or if no side within 64 pixels fits.
   """
-  if config.model.name == NAME:
+  if config.model.name == NAME or pixels < 1:
     return pixels
 
   def fits(side: int) -> bool:

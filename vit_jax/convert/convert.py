@@ -79,8 +79,8 @@ def convert(
       f'--to={to} does not support --dtype={dtype}. Use '
       f'{" or ".join(module.DTYPES)}.'
     )
-  options = {'rollout': rollout, 'opset': opset}
-  given = {name: value for name, value in options.items() if value}
+  options = {'rollout': rollout or None, 'opset': opset}
+  given = {name: x for name, x in options.items() if x is not None}
   if given and to != 'onnx':
     raise ValueError(f'--{min(given)} needs --to=onnx.')
   atomic_files.refuse_existing(target)
