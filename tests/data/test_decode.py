@@ -227,6 +227,9 @@ def test_the_text_of_a_png_is_no_reason_to_refuse(photo, encode):
   np.testing.assert_array_equal(decode.decode(data, 'x'), photo[:40, :60])
   with pytest.raises(decode.UnreadableImage):
     decode.decode(data[:-3000], 'x')
+  damaged = data.replace(b'zTXtComment', b'zTXtcomment')
+  with pytest.raises(decode.UnreadableImage, match='checksum in b.zTXt'):
+    decode.decode(damaged, 'x')
 
 
 def test_grey_of_more_bits_is_refused(encode):

@@ -357,7 +357,13 @@ def pillow_formats() -> tuple[str, ...]:
 def _pillow_open(data: bytes, formats: Sequence[str]) -> Image.Image:
   """Opens a file in one of the formats, or in any if the list is empty."""
   known = [x for x in pillow_formats() if not formats or x in formats]
-  return Image.open(io.BytesIO(data), formats=known)
+  try:
+    return Image.open(io.BytesIO(data), formats=known)
+  except Image.UnidentifiedImageError:
+    # Pillow hides the fault of a damaged PNG, unless its reader is called.
+    if 'PNG' in known and data.startswith(b'\x89PNG'):
+      return PngImagePlugin.PngImageFile(io.BytesIO(data))
+    raise
 
 
 def _decode_with_pillow(
