@@ -289,6 +289,15 @@ def test_files_that_do_not_say_enough_are_refused(folder, changes, message):
     opening.open_checkpoint(f'{folder}/model.safetensors')
 
 
+def test_the_configuration_that_an_error_shows_opens_the_file(folder):
+  with pytest.raises(ValueError, match='such as {') as error:
+    opening.open_checkpoint(f'{folder}/model.safetensors')
+  shown = str(error.value).partition('such as ')[2].removesuffix('.')
+  folder.put_config(json.loads(shown.replace('HEADS', str(TINY['heads']))))
+  model = opening.open_checkpoint(str(folder)).model
+  assert (model.width, model.heads) == (TINY['width'], TINY['heads'])
+
+
 def test_a_perception_encoder_without_its_configuration_is_refused(tmp_path):
   """Its arrays do not show its rotary embeddings."""
   folder = Folder(tmp_path / 'x', **TINY | {'pool': 'map'})

@@ -181,7 +181,8 @@ def _vit_fields(
       raise ValueError(
         f'{lookup.path} does not store the number of heads, and its width '
         f'{width} is not the width of a known model. Give a directory with a '
-        'config.json.'
+        'config.json such as {"architecture": "vit_base_patch16_224", '
+        f'"model_args": {{"embed_dim": {width}, "num_heads": HEADS}}}}.'
       )
   if not config:
     config.warnings.append(
