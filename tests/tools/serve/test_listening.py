@@ -2,13 +2,15 @@
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 
-from tests.tools.serve.test_server import checkpoint_of
+from tests.tools.serve.test_server import checkpoint_of, running
 from vit_jax.tools.serve import board
 from vit_jax.tools.serve import flags as serve_flags
 
@@ -100,3 +102,21 @@ def test_the_system_gets_back_what_threads_free():
   )
   assert done.stdout.startswith('1\n')
   assert done.stdout.count('<heap nr=') == 2
+
+
+@pytest.mark.edge
+@pytest.mark.skipif(
+  not hasattr(socket, 'TCP_USER_TIMEOUT'), reason='needs Linux'
+)
+def test_the_kernel_drops_a_response_that_is_not_read(tmp_path):
+  folder = tmp_path / 'board'
+  board.write(checkpoint_of(depth=1), str(folder), 'float32')
+  more = 'protection.BODY_SECONDS = 1'
+  with running(folder, more=more) as (port, _), socket.socket() as client:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    client.connect(('127.0.0.1', port))
+    client.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n')
+    time.sleep(4)
+    with pytest.raises(ConnectionResetError):
+      while client.recv(1 << 16):
+        pass

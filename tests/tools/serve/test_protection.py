@@ -1,5 +1,8 @@
 """What stands between the server and strangers, one request at a time."""
 
+import asyncio
+from unittest import mock
+
 import pytest
 
 protection = pytest.importorskip(
@@ -7,6 +10,9 @@ protection = pytest.importorskip(
 )
 from starlette.exceptions import HTTPException  # noqa: E402
 from starlette.requests import Request  # noqa: E402
+from uvicorn.server import ServerState  # noqa: E402
+
+from vit_jax.tools.serve import listening  # noqa: E402
 
 
 def request_of(method='GET', **headers):
@@ -82,3 +88,36 @@ def test_a_token_is_asked_for_where_there_is_one():
       protection.check_token(request_of(authorization=wrong), 'a')
     assert refused.value.status_code == 401
     assert refused.value.headers == {'WWW-Authenticate': 'Bearer'}
+
+
+@pytest.mark.parametrize('has_begun', [True, False])
+def test_only_requests_without_a_response_have_no_deadline(has_begun):
+  """A client that does not read its response must not keep a connection."""
+
+  async def app(scope, receive, send):
+    if has_begun:
+      await send({'type': 'http.response.start', 'status': 200})
+      await send({'type': 'http.response.body', 'more_body': True})
+    assert not (await receive())['more_body']
+    if not has_begun:
+      await send({'type': 'http.response.start', 'status': 200})
+    await send({'type': 'http.response.body'})
+
+  async def run():
+    config = listening.config_of(app)
+    config.load()
+    protocol = protection.ImpatientProtocol(config, ServerState(), {})
+    transport = mock.Mock()
+    transport.get_extra_info.return_value = None
+    protocol.connection_made(transport)
+    protocol.data_received(
+      b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n'
+    )
+    await asyncio.sleep(0)
+    protocol.data_received(b'x')
+    assert bool(protocol._deadline) == has_begun
+    await asyncio.gather(*protocol.tasks)
+    assert protocol._deadline
+    protocol.connection_lost(None)
+
+  asyncio.run(run())

@@ -43,6 +43,12 @@ def serve(
   app = PageServer(engine, args.token or '', hosts).app()
   family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
   listener = socket.create_server((args.host, args.port), family=family)
+  if hasattr(socket, 'TCP_USER_TIMEOUT'):
+    # The kernel keeps an unread response after the connection is closed.
+    milliseconds = int(1000 * protection.BODY_SECONDS)
+    listener.setsockopt(
+      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
+    )
   port = listener.getsockname()[1]
   host = f'[{args.host}]' if ':' in args.host else args.host
   print(f'serving   {", ".join(models)} at http://{host}:{port}', flush=True)

@@ -145,7 +145,9 @@ class ImpatientProtocol(H11Protocol):
     was_head = self.cycle is None
     super().data_received(data)
     if self.cycle and not self.cycle.more_body:
-      self._stop()
+      # A response that began before the body ended may wait for the client.
+      if not self.cycle.response_started:
+        self._stop()
     elif self.cycle and was_head:
       # The application answers a late body with an error 5 s before this limit.
       self._wait(BODY_SECONDS + 5)
