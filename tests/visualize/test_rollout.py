@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
@@ -93,6 +94,16 @@ def test_a_class_weighs_attention_by_its_gradients(fusion, discard):
       [np.asarray(g[i]) for _, g in found],
     )
     np.testing.assert_allclose(got[i], want, rtol=1e-4)
+
+
+def test_another_discard_needs_no_compilation(caplog):
+  weights = np.full((1, 2, 5, 5), 0.2, np.float32)
+  rollout.fuse(weights, discard=0.3)
+  with jax.log_compiles():
+    rollout.fuse(weights, discard=0.6)
+    assert not caplog.messages
+    rollout.fuse(weights[:, :, :3], discard=0.6)
+  assert caplog.messages
 
 
 def test_where_nothing_speaks_for_a_class_its_map_is_0():

@@ -66,9 +66,9 @@ def fuse(
   B = fused_BQL.shape[0]  # symbolic in an exported program
   flat = fused_BQL.reshape(B, -1)
   if count := int(discard * flat.shape[1]):
-    lowest = jnp.argsort(flat, axis=1)[:, :count]
-    flat = flat.at[jnp.arange(B)[:, None], lowest].set(0)
-    fused_BQL = flat.reshape(fused_BQL.shape)
+    # Shapes must not depend on `count`: JAX would compile for each `discard`.
+    ranks = jnp.argsort(jnp.argsort(flat, axis=1), axis=1)
+    fused_BQL = jnp.where(ranks < count, 0, flat).reshape(fused_BQL.shape)
   if gradients_BNQL is not None:
     sums_BQ = jnp.sum(fused_BQL, axis=-1)
     most_B11 = jnp.max(sums_BQ, axis=1)[:, None, None]
