@@ -333,6 +333,8 @@ def naming_errors(name: str):
   except Exception as error:
     if isinstance(error, Image.UnidentifiedImageError):
       reason = 'not an image of a known format'
+    elif isinstance(error, Image.DecompressionBombError):
+      reason = 'too many pixels (a decompression bomb?)'  # Pillow's limit
     else:
       reason = str(error) or type(error).__name__
     raise UnreadableImage(name, reason) from error
