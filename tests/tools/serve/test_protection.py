@@ -83,6 +83,7 @@ def test_a_token_is_asked_for_where_there_is_one():
   protection.check_token(request_of(), '')
   protection.check_token(request_of(authorization='Bearer a'), '')
   protection.check_token(request_of(authorization='Bearer a'), 'a')
+  protection.check_token(request_of(authorization='bearer a'), 'a')
   for wrong in ('', 'a', 'Bearer ', 'Bearer b', 'Basic a', 'Bearer aa'):
     with pytest.raises(HTTPException, match='Bearer TOKEN') as refused:
       protection.check_token(request_of(authorization=wrong), 'a')

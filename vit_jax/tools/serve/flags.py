@@ -41,8 +41,8 @@ def _token(text: str) -> str:
   # HTTP strips spaces around headers, and clients encode non-ASCII differently.
   if not re.fullmatch('[!-~]+', text):
     raise argparse.ArgumentTypeError(
-      f'the token {text!r} is empty, or has a character that HTTP headers may '
-      'change. Use ASCII letters, digits and punctuation.'
+      'the token is empty, or has a character that HTTP headers may change. '
+      'Use ASCII letters, digits and punctuation.'
     )
   return text
 

@@ -78,9 +78,10 @@ def check_origin(request: Request, hosts: tuple[str, ...] | None) -> None:
 
 def check_token(request: Request, token: str) -> None:
   """Raises HTTPException if a token is set and a request does not have it."""
-  # Starlette decodes headers as Latin-1.
-  given = request.headers.get('authorization', '').encode('latin-1')
-  if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
+  scheme, _, text = request.headers.get('authorization', '').partition(' ')
+  given = text.encode('latin-1')  # as Starlette decodes headers
+  same = hmac.compare_digest(given, token.encode())
+  if token and not (same and scheme.lower() == 'bearer'):
     raise HTTPException(
       401,
       'A token is needed. Send the header Authorization: Bearer TOKEN.',
