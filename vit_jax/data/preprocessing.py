@@ -114,9 +114,9 @@ class Preprocessing:
     if not self.resize_small:
       return Plan(box, size, (0, 0))
     if not self.squash:
-      # Other libraries round the sides of the whole image. To get their sides,
-      # only extreme shapes are cut.
-      box = _central(*shape, longest=2 if is_ours else 8)
+      # Other libraries resize the whole image and round its sides. A cut would
+      # change the scale a little, so images of up to 32:1 stay whole.
+      box = _central(*shape, longest=2 if is_ours else 32)
     sides = size if self.squash else box[2:]
     height, width = (
       (round if is_ours else int)(side * self.resize_small / min(sides))

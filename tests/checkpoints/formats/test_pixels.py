@@ -57,12 +57,12 @@ def photographs(count=2, sides=(150, 1200)):
     yield np.ascontiguousarray(tile[top : top + height, left : left + width])
 
 
-def compare(theirs, preprocessing, count=2, **limits):
+def compare(theirs, preprocessing, images=(), **limits):
   """Checks arrays and files; prints the mean and the largest difference."""
   transform = EvalTransform(SIZE, preprocessing)
   for kind in ('array', 'file'):
     differences = []
-    for given in photographs(count):
+    for given in images or photographs():
       pixels = given
       if kind == 'file':
         file = io.BytesIO()
@@ -104,8 +104,8 @@ def test_pixels_of_transformers(tmp_path, transformers, name):
   compare(theirs, preprocessing, **limits)
 
 
-@pytest.mark.parametrize(('mode', 'share', 'interpolation'), TIMM)
-def test_pixels_of_timm(timm, mode, share, interpolation):
+def pixels_of_timm(timm, mode, share, interpolation):
+  """Returns our preprocessing and timm's pixels as a function of pixels."""
   values = {'crop_mode': mode, 'crop_pct': share, 'mean': [0.0] * 3}
   values |= {'std': [1.0] * 3, 'interpolation': interpolation}
   preprocessing = image_configs.of_timm(JsonConfig(values, 'x'), SIZE)
@@ -114,8 +114,22 @@ def test_pixels_of_timm(timm, mode, share, interpolation):
   def theirs(pixels):
     return 255 * transform(Image.fromarray(pixels)).permute(1, 2, 0).numpy()
 
+  return preprocessing, theirs
+
+
+@pytest.mark.parametrize(('mode', 'share', 'interpolation'), TIMM)
+def test_pixels_of_timm(timm, mode, share, interpolation):
+  preprocessing, theirs = pixels_of_timm(timm, mode, share, interpolation)
   # Of the same Pillow: not one pixel differs.
   compare(theirs, preprocessing, most=0)
+
+
+def test_panoramas_are_resized_whole(timm):
+  """A part of a panorama would be resized to sides of another scale."""
+  preprocessing, theirs = pixels_of_timm(timm, 'center', 0.875, 'bicubic')
+  panorama = load_sample_image('china.jpg')[200:242]  # 15 times as wide as high
+  upright = np.ascontiguousarray(panorama.transpose(1, 0, 2))
+  compare(theirs, preprocessing, [panorama, upright], most=0)
 
 
 def test_pixels_of_torchvision(torch):
@@ -133,6 +147,6 @@ def test_a_strip_takes_the_memory_of_its_middle():
   strip = np.zeros((2, 30_000, 3), np.uint8)
   strip[:, 15_000:] = 255
   preprocessing = dataclasses.replace(torchvision.IMAGES, resize_small=224)
-  assert preprocessing.plan(strip.shape[:2], SIZE).part == (224, 8 * 224)
+  assert preprocessing.plan(strip.shape[:2], SIZE).part == (224, 32 * 224)
   image = EvalTransform(SIZE, preprocessing).image(strip, 'x')
   assert image[:, 0].max() == 0 and image[:, -1].min() == 255
