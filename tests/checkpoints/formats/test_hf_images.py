@@ -91,6 +91,11 @@ PROCESSORS = {
     Preprocessing(mean=(0.0,) * 3, std=(1.0,) * 3),
     '',
   ),
+  'padded': (
+    SQUASH | {'do_pad': True, 'pad_size': {'height': 40, 'width': 40}},
+    Preprocessing(),
+    'do_pad is True; vit_jax does not pad',
+  ),
   'nearest': (SQUASH | {'resample': 0}, Preprocessing(), 'resample is 0'),
   'squashed and cropped': (
     {'image_processor_type': 'DeiTImageProcessor', 'size': 40, 'crop_size': 32},

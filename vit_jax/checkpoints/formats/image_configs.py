@@ -166,6 +166,8 @@ def of_hf(
       'resizes the whole image to the model size.'
     )
     size, resizing = model_size, {}
+  if file.get('do_pad') and file.get('pad_size'):
+    file.warn('do_pad is True; vit_jax does not pad images.')
   if not file['do_normalize']:
     file.update(image_mean=0, image_std=1)
   preprocessing = file.preprocessing(
