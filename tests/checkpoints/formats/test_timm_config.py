@@ -65,6 +65,7 @@ def test_contradicting_configurations_are_refused(folder, kind):
     ('vit_of_tomorrow', 'which timm .* does not know'),
     ('naflexvit_base_patch16_gap', 'and vit_jax does not .* of a NaFlexVit'),
     ('test_vit3', 'and vit_jax does not .* pooled registers'),
+    ('vitamin_base_224', 'and vit_jax does not .* a GeGluMlp with GELU'),
   ],
 )
 def test_other_architectures_are_refused(folder, name, message):

@@ -312,7 +312,10 @@ def _activation(mlp: Any) -> str | None:
   """Returns our field `gelu` ('exact' for SwiGLU), or None if unsupported."""
   is_gated = hasattr(mlp, 'gate_last') or hasattr(mlp, 'fc1_g')
   names = {'SiLU()': 'exact'} if is_gated else _ACTIVATIONS
-  return None if getattr(mlp, 'gate_last', False) else names.get(repr(mlp.act))
+  # ViTamin's GeGluMlp has no `fc2`, and multiplies two projections.
+  if getattr(mlp, 'gate_last', False) or not hasattr(mlp, 'fc2'):
+    return None
+  return names.get(repr(mlp.act))
 
 
 def _epsilons(model: Any) -> set[float]:
