@@ -438,7 +438,7 @@ def test_fsdp_shards_the_state_and_frozen_parts_have_none():
     for path, x in jax.tree_util.tree_leaves_with_path(state)
   }
   kernel = 'encoderblock_0/MlpBlock_3/Dense_0/kernel'
-  # Of the parameters, the momentum and the average.
+  # One share each of the parameters, the momentum and the average.
   found = [share for name, share in shards.items() if name.endswith(kernel)]
   assert found == [1 / 8] * 3
   frozen = {name.split('/')[0] for name in shards if 'encoderblock_1/' in name}

@@ -53,7 +53,7 @@ class Bar:
 
 @pytest.fixture
 def bars(monkeypatch):
-  """A list that every bar shown comes to."""
+  """A list of all progress bars that were shown."""
   shown = []
   monkeypatch.setattr(
     fetch, 'tqdm', lambda **options: shown.append(Bar(**options)) or shown[-1]
@@ -485,7 +485,7 @@ def test_a_model_of_timm_needs_its_tag(hub):
 
 
 def hub_error(name):
-  """Returns an error of the hub's library with an answer of its server."""
+  """Returns an error of huggingface_hub that holds a response."""
   httpx = pytest.importorskip('httpx2')
   from huggingface_hub import errors
 

@@ -303,8 +303,8 @@ def test_classes_come_as_often_as_is_asked_for():
     times_N += times
     largest.add(frozenset(epoch[labels_N[epoch] == 4]))
     assert (np.diff(labels_N[epoch]) < 0).any()  # shuffled
-  # Which ones of a class are left out changes, and any may be together: of 20
-  # among 30 there are 30 million choices.
+  # Each epoch leaves out other images of a class: there are 30 million ways to
+  # choose 20 of 30.
   assert times_N.min() > 0
   assert len(largest) == 20
 

@@ -190,8 +190,8 @@ def test_its_softmax_works_in_float32_in_any_case():
   assert 'bf16[2,3,4,64] = ' in text
 
 
-def test_offsets_begin_as_short_as_their_width_says():
-  """Their products with queries then begin alike for any length."""
+def test_initial_offsets_depend_on_the_width_alone():
+  """Their products with queries are then equally large for any length."""
   module = axial.PositionSensitiveAttention(512)
   init = jax.jit(module.init)
   params = init(jax.random.key(0), normal(1, 1, 100, 4))['params']

@@ -68,7 +68,7 @@ def test_an_axis_of_the_command_replaces_that_of_the_config():
 
 
 def test_posemb_is_table_8_and_one_row():
-  """Only learned embeddings are added in every layer, too."""
+  """The additional row adds learned embeddings in every layer."""
   cells = axes.cells(ablation.get_config('posemb'), 'w')
   places = [
     (c.config.model.posemb, c.config.model.posemb_at)
@@ -88,7 +88,7 @@ def test_head_is_figure_9():
     (c.config.model.pool, c.config.model.representation_size) for c in cells
   }
   assert heads == {('cls', 0), ('cls', 256), ('gap', 0), ('map', 0)}
-  # Each at three rates, with one seed where digits have three.
+  # Three learning rates for each head; one seed, where digits have three.
   assert len(cells) == 4 * 3
   assert config.data.name == './cifar10'
 

@@ -115,7 +115,7 @@ def test_forward_and_gradients_are_those_of_peft(base, tmp_path, transformers):
 @needs_torch
 @pytest.mark.parametrize('scan', [False, True])
 def test_forward_and_gradients_are_those_of_pytorch(base, scan):
-  """Of x W + (x A) B, as peft computes it, for the queries of one layer."""
+  """The queries of one layer are x W + (x A) B, as in peft."""
   model = base.model.clone(scan=scan)
   params = model.stack_layers(base.params) if scan else base.params
   trained = optim.new_adapters(

@@ -235,7 +235,7 @@ def test_processes_that_share_rows_read_the_same_images(monkeypatch):
 
 
 def test_images_that_went_are_refused():
-  """Those in their places would be measured twice."""
+  """Other images in their places would be measured twice."""
 
   class Gone(Seven):
     def __init__(self):

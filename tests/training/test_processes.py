@@ -278,9 +278,10 @@ Run.add_metrics = slow_take
 
 @pytest.mark.slow
 def test_more_and_then_fewer_go_on(training, alone, tmp_path):
-  """Two, one of which is killed; four, one told to end; one.
+  """A run continues with another number of processes after each stop.
 
-  The four have images in common, and evaluate in step 25.
+  Of two processes, one is killed; of the next four, one gets SIGTERM; one
+  process ends the run. The four share images and evaluate at step 25.
   """
   slowly = {0: SLOW_STEPS.format(first=20)}
   with started(training, tmp_path, 2, *SGD, *FSDP, instead=slowly) as both:

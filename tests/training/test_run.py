@@ -66,7 +66,7 @@ def test_a_finished_run_waits_for_all_and_says_what_it_made(
 ):
   ended, calls = ending
   assert ended.finish() == {'train/loss': 0.5, 'test/accuracy': 0.25}
-  # Nothing is to be watched while dashboards are waited for.
+  # The watchdog ends before the run waits for dashboards.
   log = ('log', dashboards.CLOSE_S)
   assert calls == [('wait',), ('watch',), log]
   out = capsys.readouterr().out

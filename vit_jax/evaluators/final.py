@@ -71,9 +71,9 @@ def baselines(
   classifier: ridge regression on 16x16 pixels and colour histograms, with the
   penalty of few-shot evaluation (`shots.fit`).
 
-  Returns accuracies by name of the baseline; {} if the data lack labels, have
-  more than 100,000 training images, or are trained on with wrong labels, which
-  a baseline would not see.
+  Returns accuracies by name of the baseline; {} if the data lack labels or have
+  more than 100,000 training images. Also returns {} with `data.wrong_labels`,
+  because the baselines would see the right labels.
   """
   if data.wrong_labels:
     return {}

@@ -92,7 +92,7 @@ def real_accuracy(
 def check_imagenet(name: str, class_names: Sequence[str]) -> None:
   """Raises ValueError if the names cannot be ImageNet's in its order.
 
-  Of words, only their number and order are checked.
+  If the names are words, only their number and order are checked.
   """
   if len(class_names) != _NUM_CLASSES:
     raise ValueError(

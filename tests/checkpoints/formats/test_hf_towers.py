@@ -1,6 +1,6 @@
-"""DINOv2, DINOv3, CLIP and SigLIP of transformers give their numbers here.
+"""DINOv2, DINOv3, CLIP and SigLIP give the outputs of transformers.
 
-At the size that they are saved for, and at another size that is not square.
+The sizes are the saved one and another one that is not square.
 """
 
 import json
@@ -50,7 +50,7 @@ KINDS = {
   'gated': (
     'Dinov2Model',
     'Dinov2Config',
-    # It has its own activation, whatever the config states.
+    # SwiGLU ignores `hidden_act`.
     DINOV2 | {'use_swiglu_ffn': True, 'hidden_act': 'relu'},
   ),
   'DINOv3': (
@@ -180,7 +180,7 @@ def flexible(torch, pixels_BCHW, patch):
 def with_positions(torch, model, ours):
   """Makes their model add our position embeddings instead of its own.
 
-  It would resize its own differently: bicubically, or with smoothing.
+  transformers resizes positions in another way: bicubic, or with smoothing.
   """
   table = ours.params['Transformer'].get('posembed_input')
   if table is None:

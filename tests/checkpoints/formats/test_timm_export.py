@@ -111,7 +111,7 @@ def test_the_ends_of_a_model_are_named_as_timm_does(timm, fields):
 
 @pytest.mark.parametrize('width', [384, 48])
 def test_a_distilled_model_has_the_name_of_its_width(timm, torch, width):
-  """Without a name for the width, it is the name of the base model."""
+  """If no name has the width, the file names the base model."""
   fields = TINY | {'name': 'deit', 'width': width}
   name = timm_config.config(weights_of(**fields), {})['architecture']
   assert re.fullmatch(r'deit_\w+_distilled_patch16_224', name)

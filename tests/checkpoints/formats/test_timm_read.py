@@ -324,8 +324,8 @@ def test_resnet_files_without_a_configuration_are_read(tmp_path, caplog):
   assert 'vit_jax assumes 224x224 pixels, bilinear' in warning
 
 
-def test_an_architecture_may_have_its_tag(folder, monkeypatch):
-  """timm is not asked about a known architecture."""
+def test_an_architecture_may_have_a_tag(folder, monkeypatch):
+  """A known architecture opens without timm."""
   monkeypatch.setitem(sys.modules, 'timm', None)
   before = opening.open_checkpoint(str(folder))
   name = folder.config()['architecture']

@@ -76,7 +76,7 @@ def structure(model):
 def outcome(timm, torch, name, model, folder, any_folder):
   """Returns the relative difference of logits, or None where refused.
 
-  Returns infinity if `model` is None and other arrays pass for the model.
+  Returns infinity if `model` is None and vit_jax opens the arrays anyway.
   """
   if model:
     timm.models.save_for_hf(model, folder, safe_serialization=True)

@@ -196,7 +196,7 @@ def test_labels_follow_the_images_and_not_their_name(tmp_path, monkeypatch):
 
 
 def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
-  """And one of other classes or another shape, or a damaged one, is not."""
+  """A file of other classes or another shape, or a damaged one, is refused."""
   teacher = opening.open_checkpoint(test_every.teacher())
   source = sources.open_source('digits', 'train[:3]')
   kept = np.random.default_rng(0).random((3, 10), np.float32)

@@ -57,9 +57,9 @@ def pixels(model, params, colours_BL, **kwargs):
 
 
 def test_transformers_computes_the_same_of_bert(tmp_path, transformers, torch):
-  """With a causal model's file, whose masks are opened there.
+  """transformers has only causal models, so the test opens their masks.
 
-  Causal models are compared in test_hf_format.py.
+  test_hf_format.py compares causal models.
   """
   model = build(bias=True)
   params = random_params(model)
@@ -169,8 +169,8 @@ def test_keys_and_values_are_kept_in_the_dtype_of_the_computation(monkeypatch):
   assert keys.dtype == values.dtype == jnp.bfloat16
 
 
-def test_attention_by_parts_is_that_of_the_whole(monkeypatch):
-  """With parts of 5 queries, of which the last has 4."""
+def test_attention_by_parts_equals_attention_at_once(monkeypatch):
+  """Parts have 5 queries, and the last part has 4."""
   model = build()
   params = random_params(model)
   want = pixels(model, params, colours())

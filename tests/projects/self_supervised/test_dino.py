@@ -294,7 +294,7 @@ def test_the_published_recipe_is_built():
   assert objective.images_seen == pytest.approx(4.1, abs=0.1)
 
 
-def test_a_representation_layer_does_not_come_along():
+def test_a_representation_layer_is_dropped():
   """It belongs to the task, like the projection."""
   fields = dict(patch_size=4, width=16, depth=1, mlp_dim=16, heads=2)
   own = {'name': 'dino_vit', 'prototypes': 24, 'hidden': 8, 'bottleneck': 8}

@@ -69,7 +69,7 @@ def test_large_data(argument, few, total, test, bias):
   for cell_config in cells.values():
     assert cell_config.model.head_bias == bias
     assert cell_config.model.dtype == 'bfloat16'
-  # Of table 3, and as wide as the model.
+  # The rate is from table 3; the representation is as wide as the model.
   assert cells['ViT-L/16'].optimizer.lr == 4e-4
   assert cells['ViT-L/16'].model.representation_size == 1024
   assert cells['R50x1'].model.name == 'resnet'

@@ -218,7 +218,7 @@ OFFLOADED = """
 
 
 def test_what_sparse_cores_send_is_sent_from_its_update_on():
-  """Cycles of theirs are no time of the core that multiplies."""
+  """The cycles of sparse cores do not count as time of the main core."""
   updates = (
     ', calls=%offloaded\n'
     '  %before = f32[8,128] add(%p, %p), "estimated_cycles":"2"\n'

@@ -224,7 +224,7 @@ SMALL = ('--config=configs/vit.py:ti16', '--config.model.scan=True')
 
 @with_compiler
 def test_the_command():
-  """For TPU7x, whose sparse cores send what others send themselves."""
+  """On TPU7x, sparse cores send what other TPUs' main cores send."""
   done = run(
     *SMALL,
     '--topology=tpu7x:2x2x1',

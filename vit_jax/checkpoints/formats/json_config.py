@@ -208,7 +208,7 @@ def only(values: Mapping[str, Any]) -> dict[str, Key]:
 def to_config(
   keys: Mapping[str, Key], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the value of each key: the first in `only`, or its field's."""
+  """Returns each key's first value in `only`, or else its field's value."""
   return {
     key: row.only[0] if row.only else row.kind.write(fields[row.field])
     for key, row in keys.items()

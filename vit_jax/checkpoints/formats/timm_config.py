@@ -455,9 +455,9 @@ def _bit_config(fields: dict[str, Any]) -> dict[str, Any]:
 def _vit_architecture(fields: dict[str, Any]) -> str:
   """Returns the name of timm's architecture for config.json.
 
-  The stem chooses a hybrid, the width DeiT, width and patch size a ViT; without
-  a match it is B/16. config.json overrides all arguments of the architecture
-  except the stem. Raises ValueError if timm lacks the stem.
+  A hybrid is found by its stem, a DeiT by its width, and a ViT by its width and
+  patch size. Without a match the name is that of B/16: config.json overrides
+  all arguments except the stem. Raises ValueError if timm lacks the stem.
   """
   if fields['stem_width']:
     stages = tuple(fields['stem_layers'])
