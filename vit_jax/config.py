@@ -140,9 +140,9 @@ def base() -> ConfigDict:
         # Order of classes whose names are numbers: 'text' (1, 10, 2, as in
         # torchvision) or 'number' (1, 2, 10, as in timm). Empty keeps the
         # data's order, which is the text order for folders. Training then warns
-        # if the names are sorted as text but not by value. In that case,
-        # checkpoints without these class names are refused, except as `init` of
-        # training.
+        # if each image has one class and the names are sorted as text but not
+        # by value. In that case, checkpoints without these class names are
+        # refused, except as `init` of training.
         'class_order': '',
         # Side in pixels, or height x width such as '384x512'.
         'image_size': '224',

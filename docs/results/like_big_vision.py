@@ -4,10 +4,10 @@
   python docs/results/like_big_vision.py ./cifar10 --seed=0
 
 `big_vision` is a clone of google-research/big_vision. Its code computes the
-preprocessing, the model, mixup, the loss, the gradients' clipping, the
-optimizer and the schedule. It also needs tensorflow and ml_collections. The
-weight average is vit_jax's formula, because big_vision has none. There is no
-RandAugment: big_vision's moves images by up to 30 of their 32 pixels.
+preprocessing, the model, mixup, the loss, gradient clipping, the optimizer and
+the schedule. It also needs tensorflow and ml_collections. The weight average is
+vit_jax's formula, because big_vision has none. There is no RandAugment:
+big_vision's moves images by up to 30 of their 32 pixels.
 docs/results/training.md has the command for vit_jax, and the accuracies.
 """
 
@@ -34,7 +34,7 @@ TRAIN = (
 TEST = 'decode(precise=True)|value_range(-1, 1)|onehot(10)'
 
 
-def batches(folder, steps, seed=None):
+def batches(folder, preprocessing, seed=None):
   """Yields images and labels of a split; a seed shuffles and repeats them."""
   files, labels = [], []
   for label, name in enumerate(sorted(folder.iterdir())):
@@ -45,7 +45,7 @@ def batches(folder, steps, seed=None):
   if seed is not None:
     tf.random.set_seed(seed)
     data = data.shuffle(len(files), seed=seed).repeat()
-  prepare = builder.get_preprocess_fn(steps, log_data=False)
+  prepare = builder.get_preprocess_fn(preprocessing, log_data=False)
   data = data.map(prepare, num_parallel_calls=2)
   data = data.batch(BATCH, drop_remainder=seed is not None).prefetch(2)
   for batch in data.as_numpy_iterator():
@@ -57,6 +57,9 @@ def main():
   parser.add_argument('folder', help='has sub-folders train and test')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--epochs', type=int, default=3)
+  parser.add_argument(
+    '--posemb_std', type=float, default=128**-0.5, help='at the start'
+  )
   flags = parser.parse_args()
   folder = pathlib.Path(flags.folder)
   examples = sum(1 for _ in folder.glob('train/*/*'))
@@ -67,7 +70,7 @@ def main():
   config = ml_collections.ConfigDict(
     {
       'lr': 2e-3,
-      # It is multiplied by the schedule alone: 0.05 x the learning rate.
+      # big_vision multiplies wd by the schedule, not by lr.
       'wd': 0.05 * 2e-3,
       'grad_clip_norm': 1.0,
       'optax_name': 'scale_by_adam',
@@ -76,6 +79,7 @@ def main():
   )
   key = jax.random.key(flags.seed)
   params = model.init(key, jnp.zeros((1, 32, 32, 3)))['params']
+  params['pos_embedding'] *= flags.posemb_std * 128**0.5
   optimizer, _ = bv_optax.make(
     config, params, sched_kw={'total_steps': steps, 'batch_size': BATCH}
   )

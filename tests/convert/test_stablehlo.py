@@ -210,15 +210,18 @@ def test_parameters_of_another_model_are_refused(written):
   with np.load(folder / 'params.npz') as stored:
     params = dict(stored)
   np.savez(folder / 'params.npz', **params | {'cls': params['cls'][..., :-1]})
-  with pytest.raises(ValueError, match='the program cannot be read'):
+  with pytest.raises(ValueError, match='the arrays of params.npz cannot be'):
     stablehlo.open_peer(str(folder))
 
 
 @pytest.mark.edge
 @pytest.mark.parametrize('name', ['model.json', 'model.stablehlo'])
-def test_a_damaged_file_is_refused(written, name):
+def test_a_damaged_or_missing_file_is_refused(written, name):
   _, folder = written
   path = folder / name
   path.write_bytes(path.read_bytes()[:20])
-  with pytest.raises(ValueError, match='the program cannot be read'):
+  with pytest.raises(ValueError, match=f'vit: {name} cannot be read'):
+    stablehlo.open_peer(str(folder))
+  path.unlink()
+  with pytest.raises(ValueError, match=f'{name} cannot .* FileNotFoundError'):
     stablehlo.open_peer(str(folder))

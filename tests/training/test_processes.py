@@ -280,8 +280,9 @@ Run.add_metrics = slow_take
 def test_more_and_then_fewer_go_on(training, alone, tmp_path):
   """A run continues with another number of processes after each stop.
 
-  Of two processes, one is killed; of the next four, one gets SIGTERM; one
-  process ends the run. The four share images and evaluate at step 25.
+  The first run has two processes, one of which is killed. Of the next four, one
+  gets SIGTERM; the four share images and evaluate at step 25. One process ends
+  the run.
   """
   slowly = {0: SLOW_STEPS.format(first=20)}
   with started(training, tmp_path, 2, *SGD, *FSDP, instead=slowly) as both:

@@ -48,8 +48,8 @@ def resolve(config: ConfigDict) -> None:
   """Fills in the fields that `choose` left open.
 
   Rounds `data.image_size` by `nearest_size` if it is one number, such as '384'
-  but not '384x384'. Does the same for sizes in `config.sweep`; `--sweep` is
-  added later. Raises the errors of `open_checkpoint`.
+  but not '384x384'. Does the same for sizes in `config.sweep`, but not in
+  `--sweep`. Raises the errors of `open_checkpoint`.
   """
   if config.model.name != NAME:
     return

@@ -79,6 +79,7 @@ def convert(
       f'--to={to} does not support --dtype={dtype}. Use '
       f'{" or ".join(module.DTYPES)}.'
     )
+  # The writer refuses an opset of 0.
   options = {'rollout': rollout or None, 'opset': opset}
   given = {name: x for name, x in options.items() if x is not None}
   if given and to != 'onnx':

@@ -95,20 +95,22 @@ def open_peer(path: str) -> Peer:
   """Opens a directory that `write` wrote, without building the model.
 
   Raises:
-    OSError: if a file is missing or cannot be read.
-    ValueError: if a file is damaged, or the files do not match.
+    ValueError: if a file is missing or damaged, or the files do not match.
   """
   folder = pathlib.Path(path)
   params = jax.device_put(archive.load(os.fspath(folder / PARAMS)))
-  text, data = (folder / META).read_text(), (folder / MODEL).read_bytes()
+  part = META
   try:
-    meta = json.loads(text)
+    meta = json.loads((folder / META).read_bytes())
     H, W = meta['image_size']
     mean_C, std_C = np.float32(meta['mean']), np.float32(meta['std'])
-    call = jax.jit(jax.export.deserialize(bytearray(data)).call)
+    part = MODEL
+    program = jax.export.deserialize(bytearray((folder / MODEL).read_bytes()))
+    part = f'{MODEL} with the arrays of {PARAMS}'
+    call = jax.jit(program.call)
     found = jax.eval_shape(call, params, jnp.zeros((1, H, W, 3)))
   except Exception as e:
-    raise archive.unreadable(path, 'the program', e) from e
+    raise archive.unreadable(path, part, e) from e
   has_boxes = isinstance(found, dict)
 
   def run(images_BHWC: np.ndarray) -> np.ndarray:

@@ -334,7 +334,9 @@ def naming_errors(name: str):
     if isinstance(error, Image.UnidentifiedImageError):
       reason = 'not an image of a known format'
     elif isinstance(error, Image.DecompressionBombError):
-      reason = 'too many pixels (a decompression bomb?)'  # Pillow's limit
+      # The limit in Pillow's message is twice MAX_PIXELS.
+      size, _, _ = str(error).partition(' exceeds')
+      reason = f'{size} is too large; scale the file down'
     else:
       reason = str(error) or type(error).__name__
     raise UnreadableImage(name, reason) from error

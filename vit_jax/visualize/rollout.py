@@ -67,8 +67,11 @@ def fuse(
   flat = fused_BQL.reshape(B, -1)
   if count := int(discard * flat.shape[1]):
     # Shapes must not depend on `count`: JAX would compile for each `discard`.
-    ranks = jnp.argsort(jnp.argsort(flat, axis=1), axis=1)
-    fused_BQL = jnp.where(ranks < count, 0, flat).reshape(fused_BQL.shape)
+    largest_B1 = jnp.sort(flat, axis=1)[:, jnp.array([count - 1])]
+    low, same = flat < largest_B1, flat == largest_B1
+    room_B1 = count - jnp.sum(low, axis=1, keepdims=True)
+    low |= same & (jnp.cumsum(same, axis=1) <= room_B1)
+    fused_BQL = jnp.where(low, 0, flat).reshape(fused_BQL.shape)
   if gradients_BNQL is not None:
     sums_BQ = jnp.sum(fused_BQL, axis=-1)
     most_B11 = jnp.max(sums_BQ, axis=1)[:, None, None]

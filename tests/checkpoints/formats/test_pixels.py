@@ -45,11 +45,11 @@ TIMM = [
 ]
 
 
-def photographs(count=2, sides=(150, 1200)):
+def photographs():
   """Yields pixels of random shapes: a photograph, continued by its mirror."""
   rng = np.random.default_rng(0)
-  for _ in range(count):
-    height, width = rng.integers(*sides, 2)
+  for _ in range(2):
+    height, width = rng.integers(150, 1200, 2)
     tile = load_sample_image('china.jpg')
     tile = np.concatenate([tile, tile[:, ::-1]], 1)
     tile = np.concatenate([tile, tile[::-1], tile])

@@ -213,7 +213,7 @@ def test_a_file_of_before_the_teachers_sums_is_read(tmp_path):
   ):
     kept_in(path, None, source, 'mine all', NAMES)
   pathlib.Path(path).write_bytes(pathlib.Path(path).read_bytes()[:200])
-  with pytest.raises(ValueError, match='old.npz: the soft labels cannot be'):
+  with pytest.raises(ValueError, match='old.npz is not a file of .* Remove it'):
     kept_in(path, None, source, 'mine all', NAMES)
 
 

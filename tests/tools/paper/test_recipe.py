@@ -35,7 +35,7 @@ def fine_tuning(model, **fields):
     ('h14', 384, 378),  # 27 patches are nearer than 28
     ('h14', 512, 518),  # as in table 2
     ('l16', 376, 368),  # and not 384, which is as near
-    ('l16', 0, 0),  # no side: the model says so
+    ('l16', 0, 0),  # invalid: building the model raises the error
   ],
 )
 def test_sizes_are_tiled_by_patches(model, pixels, side):

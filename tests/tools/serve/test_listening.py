@@ -113,6 +113,7 @@ def test_the_kernel_drops_a_response_that_is_not_read(tmp_path):
   board.write(checkpoint_of(depth=1), str(folder), 'float32')
   more = 'protection.BODY_SECONDS = 1'
   with running(folder, more=more) as (port, _), socket.socket() as client:
+    client.settimeout(30)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     client.connect(('127.0.0.1', port))
     client.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n\r\n')

@@ -117,6 +117,9 @@ def test_only_requests_without_a_response_have_no_deadline(has_begun):
     await asyncio.sleep(0)
     protocol.data_received(b'x')
     assert bool(protocol._deadline) == has_begun
+    protocol.pause_writing()
+    assert protocol._deadline
+    protocol.resume_writing()
     await asyncio.gather(*protocol.tasks)
     assert protocol._deadline
     protocol.connection_lost(None)

@@ -27,7 +27,6 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import classes, opening, saving
-from vit_jax.checkpoints.formats import archive
 from vit_jax.checkpoints.saving import absolute
 from vit_jax.data import atomic_files, bad_images, device_augmentation
 from vit_jax.data.sources import Record, Source
@@ -218,15 +217,19 @@ def kept(
       place.parent.mkdir(parents=True, exist_ok=True)
       atomic_files.replace(place, file.getvalue())
     multihost_utils.sync_global_devices('soft labels are kept')
-  archived = place.read_bytes()
   try:
-    stored = dict(np.load(io.BytesIO(archived)))
-    probabilities_NC = stored['probabilities']
-    # Older files lack split_seed, identity and teacher.
-    held = {name: stored[name] for name in ('images', 'class_names')}
-    held |= {x: stored[x] for x in wanted if x in stored}
+    with place.open('rb') as file, np.load(file) as stored:
+      probabilities_NC = stored['probabilities']
+      # Older files lack split_seed, identity and teacher.
+      held = {name: stored[name] for name in ('images', 'class_names')}
+      held |= {x: stored[x] for x in wanted if x in stored}
+  except (OSError, MemoryError):
+    raise
   except Exception as e:
-    raise archive.unreadable(path, 'the soft labels', e) from e
+    raise ValueError(
+      f'{path} is not a file of soft labels, or damaged: {e!r}. Remove it, or '
+      'name another file: --config.objective.labels=PATH.'
+    ) from e
   other = [
     name
     for name, x in held.items()

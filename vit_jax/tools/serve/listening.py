@@ -1,6 +1,7 @@
 """Starts the server, on a workstation or a board."""
 
 import argparse
+import contextlib
 import ctypes
 import pathlib
 import socket
@@ -43,7 +44,7 @@ def serve(
   app = PageServer(engine, args.token or '', hosts).app()
   family = socket.AF_INET6 if ':' in args.host else socket.AF_INET
   listener = socket.create_server((args.host, args.port), family=family)
-  if hasattr(socket, 'TCP_USER_TIMEOUT'):
+  with contextlib.suppress(AttributeError, OSError):  # only Linux has it
     # The kernel keeps an unread response after the connection is closed.
     milliseconds = int(1000 * protection.BODY_SECONDS)
     listener.setsockopt(

@@ -162,6 +162,10 @@ class ImpatientProtocol(H11Protocol):
     else:
       self.transport.abort()
 
+  def pause_writing(self) -> None:
+    super().pause_writing()
+    self._wait(BODY_SECONDS)
+
   def on_response_complete(self) -> None:
     super().on_response_complete()
     self._wait(BODY_SECONDS)
