@@ -81,6 +81,15 @@ def test_groups_of_devices_as_axes_of_a_mesh(groups, devices):
   assert program.collectives[0].devices == devices
 
 
+def test_an_operation_without_an_estimate_is_counted_but_takes_no_time():
+  text = BETWEEN.replace('SLICES', '1:2').replace(
+    '"estimated_cycles":"5"', f'"estimated_cycles":"{2**63 - 1}"'
+  )
+  program = hlo.read(text)
+  assert program.total_cycles == 7
+  assert len(program.unknown) == 1
+
+
 @pytest.mark.edge
 def test_text_without_a_program_for_tpu_is_refused():
   with pytest.raises(ValueError, match='lacks estimated_cycles'):

@@ -292,6 +292,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     f'a core, MFU {cost.mfu(s)}'
     for s, does in zip(bounds, ('overlaps', 'does not overlap'), strict=True)
   ]
+  unknown = step.program.unknown
   rest_bytes = step.peak_bytes - step.params_bytes - step.optimizer_bytes
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
@@ -305,6 +306,10 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
       f'{a_core:,.1f} images/s a core, '
       f'{a_core * cost.cores / cost.devices:,.1f} a device, '
       f'{a_core * cost.cores / cost.chips:,.1f} a chip'
+    ),
+    'unknown': (
+      f'{len(unknown)} operations without an estimate count as 0, such as '
+      f'{min(unknown, default="")}'
     ),
     'step': '\n          '.join(step_texts),
     'sent': '\n          '.join(
@@ -323,6 +328,8 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
   }
   if not cost.network_bytes:
     del rows['network']
+  if not unknown:
+    del rows['unknown']
   return '\n'.join(f'{name:<9} {text}' for name, text in rows.items())
 
 

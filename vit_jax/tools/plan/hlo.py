@@ -17,6 +17,7 @@ from typing import NamedTuple
 _NAME = r'%?([\w.\-]+)'
 _COMPUTATION = re.compile(rf'(ENTRY )?{_NAME} \(.*\{{\s*$')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_UNKNOWN = 2**63 - 1  # stands for an operation without an estimate
 _LOOP = re.compile(rf' while\(.*condition={_NAME}, body={_NAME}')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLED = re.compile(
@@ -74,8 +75,9 @@ class Collective(NamedTuple):
 class Compute(NamedTuple):
   """Computation of a core."""
 
-  cycles: int  # estimated
+  cycles: int  # estimated; 0 if there is no estimate
   source: str  # the operation of the model that it belongs to
+  is_known: bool = True  # whether there is an estimate
 
 
 class Start(NamedTuple):
@@ -117,6 +119,12 @@ class CompiledProgram:
   @property
   def total_cycles(self) -> int:
     return sum(self.cycles.values())
+
+  @property
+  def unknown(self) -> tuple[str, ...]:
+    """The sources of the computations without an estimate."""
+    computations = (x for x in self.events if isinstance(x, Compute))
+    return tuple(x.source for x in computations if not x.is_known)
 
   def seconds(
     self, clock_hz: float, sent_s: Callable[[Collective], float]
@@ -180,7 +188,9 @@ def _events(
   started: dict[str, str] = {}  # maps an update or recv to its start
   for line in computations[computation]:
     if match := _CYCLES.search(line):
-      yield Compute(int(match[1]), _source(line))
+      cycles = int(match[1])
+      is_known = cycles != _UNKNOWN
+      yield Compute(cycles * is_known, _source(line), is_known)
     called = _CALLED.search(line)
     inner = called[1] if called else ''
     if match := _LOOP.search(line):
