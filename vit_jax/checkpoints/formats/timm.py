@@ -182,8 +182,8 @@ def _vit_fields(
         f'{lookup.path} does not store the number of heads, and its width '
         f'{width} is not the width of a known model. Give a directory with a '
         'config.json such as {"architecture": "vit_base_patch16_224", '
-        f'"model_args": {{"embed_dim": {width}, "num_heads": HEADS}}}}, with '
-        'the number of heads.'
+        f'"model_args": {{"embed_dim": {width}, "num_heads": HEADS}}}}. '
+        'HEADS is the number of heads.'
       )
   if not config:
     config.warnings.append(
