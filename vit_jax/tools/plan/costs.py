@@ -292,7 +292,7 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
     f'a core, MFU {cost.mfu(s)}'
     for s, does in zip(bounds, ('overlaps', 'does not overlap'), strict=True)
   ]
-  unknown = step.program.unknown
+  unknown = collections.Counter(step.program.unknown)
   rest_bytes = step.peak_bytes - step.params_bytes - step.optimizer_bytes
   rows = {
     'compiled': f'in {step.compile_s:.0f} s',
@@ -307,10 +307,8 @@ def report(experiment: Experiment, step: Step, cost: Cost) -> str:
       f'{a_core * cost.cores / cost.devices:,.1f} a device, '
       f'{a_core * cost.cores / cost.chips:,.1f} a chip'
     ),
-    'unknown': (
-      f'{len(unknown)} operations without an estimate count as 0, such as '
-      f'{min(unknown, default="")}'
-    ),
+    'unknown': 'operations without an estimate count as 0: '
+    + ', '.join(f'{n} x {name}' for name, n in unknown.most_common(3)),
     'step': '\n          '.join(step_texts),
     'sent': '\n          '.join(
       [_gib(cost.sent_bytes), *_collectives(step.program)]
