@@ -1,6 +1,5 @@
 """What a config will take on a TPU, by its real compiler where there is one."""
 
-import dataclasses
 import importlib.util
 import os
 import re
@@ -347,7 +346,7 @@ def test_operations_without_an_estimate_are_named():
   chip = hardware.TPU_CHIPS['v5p']
   experiment = experiment_of(vit.get_config('ti16,batch_size=64'))
   events = (*SHORT.events, *2 * [hlo.Compute(0, 'embedding', is_known=False)])
-  step = dataclasses.replace(SHORT_STEP, program=hlo.CompiledProgram(events))
+  step = SHORT_STEP._replace(program=hlo.CompiledProgram(events))
   cost = costs.Cost(experiment, step.program, devices(8, 'TPU v5p', 1), chip)
   found = lines(costs.report(experiment, step, cost))
   assert found['unknown'].endswith('count as 0: 2 x embedding')
