@@ -114,6 +114,11 @@ def test_several_labels_are_not_asked_for_an_order(tmp_path, caplog):
   source = sources.open_config(config.data, 'all')
   assert facts_of(config, source).several_labels
   assert 'class_order' not in caplog.text
+  config.data.class_order = 'text'  # which they have
+  assert sources.open_config(config.data, 'all').class_names == ('1', '10', '2')
+  config.data.class_order = 'number'
+  with pytest.raises(ValueError, match='one class per image'):
+    sources.open_config(config.data, 'all')
 
 
 def test_an_invalid_order_is_refused(tmp_path):

@@ -93,7 +93,8 @@ def open_config(data: ConfigDict, split: str) -> Source:
 
   A source without classes ignores `data.class_order`. Raises the errors of
   `open_source`. Raises ValueError if `data.class_order` is unknown, or if it is
-  set and class names are not numbers or images do not have one class each.
+  set and class names are not numbers, or would need to be sorted although
+  images do not have one class each.
   """
   source = open_source(
     data.name, split, data_dir=data.dir or None, split_seed=data.split_seed
@@ -103,16 +104,19 @@ def open_config(data: ConfigDict, split: str) -> Source:
     return source
   if order not in ('text', 'number'):
     raise ValueError(f'data.class_order is {order!r}: use text or number.')
-  if not all(map(_is_number, names)) or not isinstance(source, LabelledSource):
+  are_numbers = all(map(_is_number, names))
+  key = int if order == 'number' else str
+  ordered = tuple(sorted(names, key=key)) if are_numbers else ()
+  if ordered == names:
+    return source
+  if not are_numbers or not isinstance(source, LabelledSource):
     raise ValueError(
       f'data.class_order is {order!r}, which needs one class per image and '
       f'numbers as class names; {data.name} has the class '
       f'{next((x for x in names if not _is_number(x)), names[0])!r}. Leave '
       'data.class_order empty.'
     )
-  key = int if order == 'number' else str
-  ordered = tuple(sorted(names, key=key))
-  return source if ordered == names else Renumbered(source, ordered)
+  return Renumbered(source, ordered)
 
 
 def has_two_orders(names: Sequence[str]) -> bool:
