@@ -116,6 +116,8 @@ def test_there_and_back_between_architectures():
   [
     ({'name': 'resnt'}, r"model.name is 'resnt'. Did you mean resnet\?"),
     ({'dtype': 'float16'}, "model.dtype is 'float16': use float32 or bfloat16"),
+    ({'patch_size': 0}, 'model.patch_size is 0; it must be at least 1'),
+    ({'gelu': 'x'}, "model.gelu is 'x'; it must be one of tanh"),
     ({'heads': 5}, 'width 192 is not a multiple of model.heads 5'),
     ({'rope': 10.0, 'heads': 32}, 'a head has width 6, but rotary embeddings'),
     (
