@@ -301,6 +301,21 @@ def test_an_objective_is_overridden_with_its_fields():
     config_lib.override(config, {'objective': 'rotations'})
 
 
+def test_an_objective_keeps_the_fields_that_were_set_before():
+  config = config_lib.base()
+  pairs = {'objective': 'exemplar', 'objective.weight': '2'}
+  config_lib.override(config, pairs | {'objective.copies': '4'})
+  before = config.objective.to_dict()
+  config_lib.choose_objective(config, 'exemplar')
+  assert config.objective.to_dict() == before
+  config_lib.choose_objective(config, 'rotation')
+  assert config.objective.weight == 2 and 'copies' not in config.objective
+  # A default is not kept: mae hides 75 % of the patches, masked hides 50 %.
+  config_lib.choose_objective(config, 'mae')
+  config_lib.choose_objective(config, 'masked')
+  assert config.objective.rate == 0.5
+
+
 def test_a_model_and_an_objective_come_before_their_fields():
   config = config_lib.base()
   pairs = {'objective.weight': '2', 'model.width': '24'}

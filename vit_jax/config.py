@@ -363,9 +363,20 @@ def choose_model(config: ConfigDict, variant: str) -> None:
 
 
 def choose_objective(config: ConfigDict, name: str) -> None:
-  """Sets an objective and its defaults; raises ValueError if it is unknown."""
-  defaults = OBJECTIVES.load(name).defaults
-  config.objective = ConfigDict({'name': name, **defaults}).lock()
+  """Sets an objective and its fields.
+
+  Keeps the previous fields that the new objective also has, if they differ from
+  the previous objective's defaults. Raises ValueError if `name` is unknown.
+  """
+  new, old = (
+    OBJECTIVES.load(x).defaults for x in (name, config.objective.name)
+  )
+  kept = {
+    key: value
+    for key, value in config.objective.items()
+    if key in new and value != old.get(key)
+  }
+  config.objective = ConfigDict({'name': name, **new, **kept}).lock()
 
 
 def check_fields(config: ConfigDict) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from configs import ablation
 from tests.sweeps.small_sweep import small
+from vit_jax import config as config_lib
 from vit_jax.models import variants
 from vit_jax.sweeps import axes, choosing
 
@@ -188,8 +189,11 @@ def test_an_empty_value_is_a_value():
   assert len(axes.cells(small('seed=0,1,'), 'w')) == 2
 
 
-def test_fields_of_an_objective_are_lost_where_an_axis_chooses_it():
+def test_an_axis_of_objectives_keeps_fields_that_are_set_for_all():
   config = small('objective=rotation,exemplar')
-  for field in ('objective.weight', 'objective.temperature'):
-    with pytest.raises(ValueError, match=f'{field} is set by the axis'):
-      axes.refuse_swept(config, [field])
+  config_lib.override(config, {'objective': 'video', 'objective.weight': '2'})
+  axes.refuse_swept(config, ['objective.weight'])
+  cells = axes.cells(config, 'w')
+  assert [c.config.objective.weight for c in cells] == [2, 2]
+  with pytest.raises(ValueError, match='objective.name is set by the axis'):
+    axes.refuse_swept(config, ['objective.name'])

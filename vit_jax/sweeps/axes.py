@@ -105,8 +105,6 @@ def refuse_swept(config: ConfigDict, fields: Iterable[str]) -> None:
   ]
   for flag, found in ((flag, found) for flag, grid in grids for found in grid):
     own = _fields(found)
-    if 'objective' in own:  # its other fields get their defaults
-      own |= {x for x in fields if x.startswith('objective.')}
     for field in sorted(own & set(fields)):
       hint = 'Leave it out: every run has its own value.'
       if sets_only(found, field):
@@ -197,10 +195,12 @@ def naming(what: object) -> Iterator[None]:
 
 
 def _fields(found: Axis) -> set[str]:
-  """Returns the fields that an axis sets, directly or by a model variant."""
+  """Returns the fields that an axis sets, directly or by a name."""
   fields = set()
   for _, entry in found[1]:
     fields |= set(entry)
     if 'model' in entry:
       fields |= {f'model.{key}' for key in variants.fields(entry['model'])}
+    if 'objective' in entry:
+      fields.add('objective.name')
   return fields
