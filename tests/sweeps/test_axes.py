@@ -52,6 +52,13 @@ def test_skipped_combinations_have_no_run():
   config.sweep_skip = ({'model.pool': 'cls'},)
   with pytest.raises(ValueError, match='sweep_skip matches every run'):
     axes.cells(config, 'w')
+  config.sweep_skip = ({'optimizer.lr': 0.1, 'optimizer.sede': 1},)
+  with pytest.raises(ValueError, match="'optimizer.sede'. Did you mean optim"):
+    axes.cells(config, 'w')
+  # A field of some runs, and the name of a model.
+  config = small('objective=rotation,exemplar', 'model=ti16,s16')
+  config.sweep_skip = ({'objective.copies': 8}, {'model': 's16'})
+  assert names(config) == ['objective=rotation_model=ti16']
 
 
 def test_an_axis_of_the_command_replaces_that_of_the_config():

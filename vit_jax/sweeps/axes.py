@@ -123,19 +123,26 @@ def combinations(axes: Sequence[Axis]) -> Iterator[Combination]:
 def cells(config: ConfigDict, workdir: str) -> list[Cell]:
   """Returns the runs of a sweep in order, without tuned fields.
 
-  Raises ValueError if a field is unknown or set by two axes, if a value has the
-  wrong type, or if there are no runs.
+  Raises ValueError if a field of an axis or of `sweep_skip` is unknown, if two
+  axes set a field, if a value has the wrong type, or if there are no runs.
   """
   check_axes(config.sweep)
-  found = []
+  planned = []
   for labels, fields in combinations(config.sweep):
     cell_config = config.copy_and_resolve_references()
     cell_config.sweep = cell_config.sweep_skip = ()
     set_fields(cell_config, fields)
-    flat = config_lib.flatten(cell_config)
-    if not any(skip.items() <= flat.items() for skip in config.sweep_skip):
-      place = folder(workdir, RUNS, labels)
-      found.append(Cell(labels, cell_config, place, {}))
+    cell = Cell(labels, cell_config, folder(workdir, RUNS, labels), {})
+    planned.append((cell, fields | config_lib.flatten(cell_config)))
+  known = set(config_lib.flatten(config)).union(*(x for _, x in planned))
+  for field in (field for skip in config.sweep_skip for field in skip):
+    if field not in known:
+      raise ValueError(f'sweep_skip: {config_lib.unknown_field(field, known)}')
+  found = [
+    cell
+    for cell, values in planned
+    if not any(skip.items() <= values.items() for skip in config.sweep_skip)
+  ]
   if not found:
     raise ValueError(
       'The sweep has no runs: an axis has no values, or sweep_skip matches '
