@@ -86,6 +86,9 @@ def test_a_bad_name_ends_in_one_message(capsys):
   [
     (['b16', '--num_classes=-1'], 'num_classes is -1'),
     (['b16', '--image_size=-16'], "image_size is '-16'"),
+    (['--fields', '--num_classes=0'], '--fields takes no --num_classes'),
+    (['--pretrained', '--image_size=1'], '--pretrained takes no --image_size'),
+    (['ti16', '--params', '--format=csv'], '--params takes no --format'),
   ],
 )
 def test_flags_that_mean_nothing_are_refused(capsys, args, name):

@@ -6,10 +6,10 @@
   python -m vit_jax.models --fields
   python -m vit_jax.models --pretrained
 
-`--params` prints a table (never CSV) of the given models' parameters, with
-shapes, dtypes and totals. `--fields` lists the config fields of ViT, or of the
-given models, except name and dtype, with their default, valid values and
-meaning. `--pretrained` lists the published checkpoints: the name to pass as a
+`--params` prints a table of the given models' parameters, with shapes, dtypes
+and totals. `--fields` lists the config fields of ViT, or of the given models,
+except name and dtype, with their default, valid values and meaning.
+`--pretrained` lists the published checkpoints: the name to pass as a
 checkpoint, the model, the image size, the training data, the top-1 accuracy and
 its source, and the size and address of the file.
 
@@ -129,7 +129,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   add('--format', 'table', 'output format', choices=('table', 'csv'))
   add('--image_size', '224', 'side in pixels, or height x width, as in 384x512')
   add('--num_classes', 1000, 'classes of the head; 0 for none')
-  return flags.command(_run, parser.parse_args(argv))
+  args = parser.parse_args(argv)
+  for given, unused in (
+    ('pretrained', ('image_size', 'num_classes')),
+    ('fields', ('image_size', 'num_classes')),
+    ('params', ('format',)),
+  ):
+    for name in unused if getattr(args, given) else ():
+      if getattr(args, name) != parser.get_default(name):
+        parser.error(f'--{given} takes no --{name}. Leave one of them out.')
+  return flags.command(_run, args)
 
 
 def _run(args: argparse.Namespace) -> None:
