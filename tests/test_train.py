@@ -569,6 +569,13 @@ def test_evaluating_alone_gives_the_accuracy_of_training(reference):
   assert got['test/examples'] == 360
 
 
+def test_evaluating_alone_needs_an_evaluator(tmp_path):
+  pictures = {'evaluators.test.on': False, 'evaluators.pictures.on': True}
+  config = small_config(eval_only=True, **pictures)
+  with pytest.raises(ValueError, match='eval_only needs .*test.on=True'):
+    train.evaluate_only(config, str(tmp_path))
+
+
 def test_evaluating_alone_scales_images_as_the_checkpoint_says(tmp_path):
   """Against its own logits of the images, scaled by hand."""
   mean, std = (0.2, 0.5, 0.7), (0.3, 0.1, 0.4)

@@ -300,6 +300,11 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   from_init.resolve(config)
   own.resolve(config, workdir, measure=False)
   build.check(config)
+  if not build.metrics(config):
+    raise ValueError(
+      'eval_only needs an evaluator with metrics, and none is on. Turn one on, '
+      'as in --config.evaluators.test.on=True.'
+    )
   checkpoint = opening.open_checkpoint(config.init or workdir)
   source = bad_images.open_checked(config.data, config.data.split)
   with config.unlocked():
