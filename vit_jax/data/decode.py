@@ -46,7 +46,8 @@ _WHITE_OF_12_BITS = 16
 
 HEIC_NEEDS = "HEIC images need pillow-heif: pip install -e '.[heif]'"
 
-_warn_once = functools.cache(logging.getLogger(__name__).warning)
+# Logs a warning, but each text only once.
+warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 # The entry that `warnings.filterwarnings` adds for Pillow's warnings.
 _PILLOW_FILTER = ('ignore', None, Warning, re.compile(r'PIL\.'), 0)
@@ -384,7 +385,7 @@ def _decode_with_pillow(
     _refuse_bomb(image.width, image.height, name, max_pixels)
     pixels = from_pillow(image)
   if image.mode.startswith('I') and 0 < pixels.max() <= _WHITE_OF_12_BITS:
-    _warn_once(
+    warn_once(
       f'A 16-bit image in {os.path.dirname(name)} is nearly black. If its '
       'values have 12 bits, write such images with 8 bits, or as TIFF with '
       'BitsPerSample=12 or MaxSampleValue=4095.'

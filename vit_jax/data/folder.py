@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import csv
-import functools
 import hashlib
 import io
 import logging
@@ -29,7 +28,6 @@ from vit_jax.data.image_files import (
 from vit_jax.data.source import Source
 
 _log = logging.getLogger(__name__)
-_warn_once = functools.cache(_log.warning)
 
 # Maps column names to the cells of a row; a missing cell is None.
 Row = dict[str, Any]
@@ -85,7 +83,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
       'sub-folders are classes'
     )
   if (beside := sorted(inside.keys() - found.keys())) and has_train:
-    _warn_once(
+    decode.warn_once(
       f'{root} has the splits {", ".join(found)}; its other folders are left '
       f'out, such as {", ".join(inside[x] for x in beside[:5])}'
     )
@@ -98,7 +96,7 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   left_out: Counter = collections.Counter()
   for name, folder in folders.items():
     if class_names and not sub_folders(folder):
-      _warn_once(f'{folder} is left out: it has no class folders')
+      decode.warn_once(f'{folder} is left out: it has no class folders')
       continue
     own, others = list_files(folder, class_names)
     left_out += others
@@ -137,7 +135,7 @@ def list_files(
       )
     return [(path, 0) for path in paths], others
   if loose := sum(map(len, by_stem(folder).values())):
-    _warn_once(
+    decode.warn_once(
       f'{loose} images beside the class folders of {folder} are left out, '
       'because their class is unknown'
     )

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import logging
 import os
 import pathlib
 import re
@@ -13,8 +12,6 @@ from PIL import Image
 from vit_jax.data import decode
 
 Counter = collections.Counter[str]
-
-_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 # The first bytes of JPEG, PNG, GIF, WebP and AVIF. TIFF is missing, because raw
 # files of cameras begin with the same bytes.
@@ -117,7 +114,7 @@ def _begins_as_image(path: str) -> bool:
 def warn_left_out(root: str | pathlib.Path, others: Counter) -> None:
   """Warns of files that are not images, as counted by `list_images`."""
   if others:
-    _warn_once(
+    decode.warn_once(
       f'{root}: files that are not images are left out{counted(others)}'
     )
 
