@@ -62,7 +62,7 @@ def test_pictures_and_arrays(opened, file, tmp_path, capsys, sheets):
   args = ['masked', 'mean_colour', str(file), f'--out={out}', '--rate=0.7']
   assert command.main(args) == 0
   said = capsys.readouterr().out
-  assert '70% of the patches are corrupted' in said
+  assert 'In each image, 4 of 6 patches are corrupted' in said
   assert 'MaskedViT' in said
   assert {p.name for p in out.iterdir()} == {*('masked.png', 'masked.npz')}
   with np.load(out / 'masked.npz') as found:
@@ -123,6 +123,17 @@ def test_a_checkpoint_of_another_task_is_refused(
   )
   assert err.count('\n') == 1
   assert not (tmp_path / 'out').exists()
+
+
+def test_a_rate_that_corrupts_nothing_is_refused(
+  opened, file, tmp_path, capsys
+):
+  args = ['masked', 'pixels', str(file), f'--out={tmp_path / "out"}']
+  assert command.main([*args, '--rate=0']) == 2
+  err = capsys.readouterr().err
+  assert '--rate is 0.0; it must be above 0 and at most 1' in err
+  assert command.main([*args, '--rate=0.01']) == 0
+  assert 'In each image, 1 of 6 patches' in capsys.readouterr().out
 
 
 def test_each_image_has_patches_of_its_own_hidden(

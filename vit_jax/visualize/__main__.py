@@ -133,7 +133,7 @@ def _parser() -> flags.Parser:
       )
     if what == 'masked':
       rate = 'share of the patches that are corrupted'
-      add('--rate', predictions.RATE, rate, type=flags.share)
+      add('--rate', predictions.RATE, rate)
   return parser
 
 

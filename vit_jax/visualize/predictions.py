@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.data.images import Images
+from vit_jax.models.fields import check_value
 from vit_jax.models.masked_vit import KEPT, MASKED, OTHER, SMALL, MaskedViT
 from vit_jax.objectives import masked as objective
 from vit_jax.visualize.photos import SMALLEST, Subject
@@ -26,8 +27,10 @@ def section(subject: Subject, rate: float) -> Section:
   that are predicted too. `files` has the paths.
 
   Raises:
-    ValueError: if the checkpoint does not predict masked patches.
+    ValueError: if the checkpoint does not predict masked patches, or the rate
+      is invalid.
   """
+  check_value('--rate', rate, objective.MaskedPatches.valid['rate'])
   checkpoint = subject.checkpoint
   model: Any = checkpoint.model
   if not isinstance(model, MaskedViT):
@@ -86,9 +89,10 @@ def section(subject: Subject, rate: float) -> Section:
   columns = (np.stack(x) for x in zip(*(r.values() for r in rows), strict=True))
   return Section(
     'Masked patches',
-    f'{rate:.0%} of the patches are corrupted: most are replaced by the '
-    'mask (gray), a few by another patch, and a few stay visible. For each '
-    f'corrupted patch the model predicts {_WHAT[model.target]}.',
+    f'In each image, {np.sum(kinds[0] != KEPT)} of {h * w} patches are '
+    'corrupted: most are replaced by the mask (gray), a few by another patch, '
+    'and a few stay visible. For each corrupted patch the model predicts '
+    f'{_WHAT[model.target]}.',
     dict(zip(('images', 'hidden', 'predicted'), columns, strict=False))
     | {'kind': np.stack(kinds), 'files': subject.files},
     sheets('masked', 'masked patches', subject.photographs, line),
