@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from tests.checkpoints.random_weights import (
 )
 from vit_jax.checkpoints.formats.table import Preprocessing
 from vit_jax.convert import onnx as onnx_format
+from vit_jax.tools.serve import board
 from vit_jax.visualize import rollout
 from vit_jax.visualize.attention_maps import Layers
 from vit_jax.visualize.rollout import FUSIONS, fuse
@@ -478,6 +480,18 @@ def test_what_cannot_be_is_refused(
   path = str(tmp_path / 'model.onnx')
   with pytest.raises(ValueError, match=message):
     onnx_format.write(checkpoint, path, dtype, rollout)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('module', [onnx_format, board])
+def test_int8_needs_onnxruntime_before_the_export(
+  tmp_path, monkeypatch, module
+):
+  checkpoint = random_checkpoint(None, SMALL, **VIT)
+  monkeypatch.setitem(sys.modules, 'onnxruntime', None)
+  monkeypatch.delattr(onnx_trace, 'trace')
+  with pytest.raises(ImportError, match='onnxruntime'):
+    module.write(checkpoint, str(tmp_path / 'x'), 'int8')
   assert list(tmp_path.iterdir()) == []
 
 

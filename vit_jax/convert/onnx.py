@@ -25,6 +25,7 @@ padding. Without `served`, images have no padding, and `model.masks` adds
 
 import dataclasses
 import functools
+import importlib
 import json
 import pathlib
 from typing import Any
@@ -75,6 +76,8 @@ def write(
       f'A {type(checkpoint.model).__name__} consists of convolutions, which '
       'are slow and inaccurate in int8. Use --dtype=float32.'
     )
+  if dtype == 'int8':
+    importlib.import_module('onnxruntime')  # may be missing; exports take long
   with atomic_files.new_file(target) as path:
     computes = 'float32' if dtype == 'int8' else dtype
     model = _to_model(checkpoint, rollout, served, computes, opset)

@@ -64,9 +64,10 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     (folder / 'serve.py').write_text(_START)
     (folder / 'models').mkdir()
     name = name_of(checkpoint.path)
-    lost = []
-    for each in dict.fromkeys(('float32', dtype)):
-      lost = write_model(checkpoint, folder / 'models', name, each)
+    lost, *_ = [
+      write_model(checkpoint, folder / 'models', name, each)
+      for each in dict.fromkeys((dtype, 'float32'))
+    ]
   return lost
 
 
