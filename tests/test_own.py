@@ -1,7 +1,9 @@
 """Own photos: configs/own.py, `finetune`, and what a run ends with."""
 
+import dataclasses
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -238,6 +240,23 @@ def test_from_photos_to_a_model(photos, tmp_path, monkeypatch):
   rows = (tmp_path / 'tuned' / 'metrics.csv').read_text().splitlines()
   assert len(rows) == 1 + 2
   assert 'val/loss' not in rows[0]
+
+
+def test_the_report_names_the_split_that_was_used(photos, tmp_path):
+  """`val`, if `test` has no labels."""
+  for split in ('train', 'val'):
+    shutil.copytree(photos, tmp_path / 'data' / split)
+  (tmp_path / 'data' / 'test').mkdir()
+  shutil.copy(photos / 'dark' / '0.png', tmp_path / 'data' / 'test')
+  checkpoint = random_checkpoint(
+    None, (8, 8), 2, patch_size=4, width=8, depth=1, mlp_dim=8, heads=2
+  )
+  names = ('bright', 'dark')
+  named = dataclasses.replace(checkpoint, class_names=names)
+  orbax.write(named, str(tmp_path / 'run'), 'float32')
+  made = config_lib.base()
+  made.data.name = str(tmp_path / 'data')
+  assert ' of 50 val images ' in final.report(made, str(tmp_path / 'run'))
 
 
 def test_intervals_are_wilsons():

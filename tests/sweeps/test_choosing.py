@@ -6,6 +6,7 @@ import pytest
 
 from tests.sweeps.small_sweep import fake_training, small, with_grids
 from vit_jax.checkpoints import saving
+from vit_jax.data import splits
 from vit_jax.sweeps import axes, choosing, running
 
 # The way in which config_flags loads a config file.
@@ -157,6 +158,22 @@ def test_other_images_of_the_same_sets_are_no_overlap():
   choosing.check_held_out(parts('b+a[:5]', 'a[5:]+c'), count)
   with pytest.raises(ValueError, match='share 6 images'):
     choosing.check_held_out(parts('c[:5]+a[:7]', 'a[1:]'), count)
+
+
+def test_a_missing_test_split_is_not_tuned_on():
+  """`test` then stands for `val`."""
+  config = small()
+  config.tune.update(train='train', val='val[:4]')
+
+  def check(members):
+    choosing.check_held_out(
+      config, lambda split: len(splits.select(split, members, 'x'))
+    )
+
+  members = {'train': range(10), 'val': range(10, 16)}
+  with pytest.raises(ValueError, match=r"'val\[:4\]' and 'test' share 4 im"):
+    check(members)
+  check(members | {'test': range(16, 20)})
 
 
 def test_nothing_is_chosen_before_all_was_tried():

@@ -5,8 +5,9 @@ unit `shard`: https://www.tensorflow.org/datasets/splits. TFDS itself parses the
 splits of its own datasets.
 """
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,21 @@ def select(
       )
     )
   return np.array(chosen, np.int64)
+
+
+def resolved(split: str, opens: Callable[[str], object]) -> str:
+  """Returns `split`, or the split that `select` selects if it is missing.
+
+  `opens` opens a split string, and raises ValueError if a split is missing.
+  """
+  name, bracket, part = split.partition('[')
+  _, val, test = SAME
+  other = val[0] if name in test else test[0] if name in val else name
+  for candidate in (split, f'{other}{bracket}{part}'):
+    with contextlib.suppress(ValueError):
+      opens(f'{candidate}+{candidate}')  # in sums, no other split is selected
+      return candidate
+  return split
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:

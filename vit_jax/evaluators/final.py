@@ -1,5 +1,6 @@
 """The report at the end of a run: accuracy beside simple baselines."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -8,6 +9,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import opening, saving
 from vit_jax.data import atomic_files, bad_images, cores, sources
+from vit_jax.data import splits as splits_lib
 from vit_jax.data.images import Images
 from vit_jax.evaluators import build, confusion, ridge, shots
 from vit_jax.evaluators.confusion import Measures, SeveralMeasures
@@ -56,7 +58,10 @@ def report(config: ConfigDict, workdir: str) -> str:
     lines = several_lines(found)
   else:
     accuracies = baselines(config.data, config.data.split, split)
-    lines = _lines(found, accuracies)
+    used = splits_lib.resolved(
+      split, functools.partial(sources.open_config, config.data)
+    )
+    lines = _lines(found, accuracies, used)
   text = '\n'.join(['', *lines]).encode(errors='backslashreplace')
   atomic_files.replace(saving.absolute(workdir) / FILE, text)
   return text.decode()
@@ -158,14 +163,16 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
   return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _lines(found: Measures, simple: Mapping[str, float]) -> list[str]:
+def _lines(
+  found: Measures, simple: Mapping[str, float], split: str
+) -> list[str]:
   """Returns the lines of the report; `simple` has the baselines' accuracies."""
   confusion_CC, names = found.confusion_CC, found.class_names
   images_C, right_C = confusion_CC.sum(axis=1), np.diag(confusion_CC)
   count = int(images_C.sum())
   low, high = wilson(int(right_C.sum()), count)
   lines = [
-    f'accuracy   {found.accuracy:.1%} of {count:,} test images '
+    f'accuracy   {found.accuracy:.1%} of {count:,} {split} images '
     f'(95 % interval {low:.1%} to {high:.1%}), '
     f'{found.balanced:.1%} as the mean over classes',
   ]

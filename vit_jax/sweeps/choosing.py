@@ -142,8 +142,13 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
       )
   name = config.best_metric.split('/')[0]
   reported = config.evaluators.get(name, {}).get('split', '')
+  held_out = splits.SAME[1] + splits.SAME[2]
   for other in (config.tune.train, reported):
-    if n := other and _shared(other, val, count):
+    pair = [other, val]
+    if all(split.partition('[')[0] in held_out for split in pair):
+      # If one of them is missing, both may select the same images.
+      pair = [splits.resolved(split, count) for split in pair]
+    if n := other and _shared(*pair, count):
       raise ValueError(
         f'tune.val {val!r} and {other!r} share {n:,} images. Set tune.val to a '
         f'part of {whole!r} that overlaps neither tune.train nor the split of '
