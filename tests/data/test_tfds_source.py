@@ -216,7 +216,10 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
   )
 
 
-@pytest.mark.parametrize('split', ['val', 'train[3:3]', 'all[:50%]'])
+@pytest.mark.parametrize(
+  'split',
+  ['val', 'train[3:3]', 'train[3:2]', 'train[3:2]+test', 'all[:50%]'],
+)
 def test_wrong_splits(data_dir, split):
   with pytest.raises(
     ValueError,

@@ -83,11 +83,18 @@ class TfdsSource(Source):
       for names in (label.fields, (image, *label.fields, self._file_name))
     )
     try:
+      infos = builder.info.splits
+      parts = tfds.core.splits.AbstractSplit.from_spec(split).to_absolute(infos)
+      rows = [
+        range(infos[part.splitname].num_examples)[part.from_ : part.to]
+        for part in parts
+      ]
+      # TFDS would read wrong examples for a slice such as [3:2].
+      if not any(rows) or any(r.start > r.stop for r in rows):
+        raise ValueError('a slice selects no example')
       self._records = builder.as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
       )
-      if not len(self._records):
-        raise ValueError('the split selects no example')
     except (ValueError, NotImplementedError) as error:
       sizes = ', '.join(
         f'{key}: {info.num_examples}'
