@@ -5,12 +5,17 @@ import importlib
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 from configs import digits
-from tests.evaluators.small import mesh_of
+from tests.evaluators.small import SIZE, mesh_of, model_of
+from vit_jax.data.images import Images
 from vit_jax.evaluators import fewshot, knn
 from vit_jax.evaluators import fewshot_report as report
+from vit_jax.evaluators.evaluator import Parts
+from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.objective import Facts
 
 train = importlib.import_module('vit_jax.train')
 
@@ -77,6 +82,30 @@ def test_training_and_the_command_measure_the_same(tmp_path):
   assert report.read_csv(str(file), '').knn == curve.knn
   assert '(20 nearest neighbours)' in report.table(curve)
   assert report.plot([curve])
+
+
+def test_images_that_became_unreadable_are_refused(tmp_path, monkeypatch):
+  """As by other evaluators of features, also among the training images."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  rng = np.random.default_rng(0)
+  for i in range(24):
+    folder = tmp_path / 'data' / ('train', 'test')[i % 2] / 'ab'[i // 12]
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (*SIZE, 3), np.uint8)
+    Image.fromarray(pixels).save(folder / f'{i}.png')
+  first, second = (tmp_path / 'data/train/a' / f'{i}.png' for i in (0, 2))
+  first.write_bytes(b'')
+  config = digits.get_config()
+  config.data.on_bad_image = 'skip'
+  config.evaluators.knn.update(on=True, data=str(tmp_path / 'data'))
+  model, params = model_of()
+  objective = Classification(model, Images(SIZE))
+  parts = Parts(config, objective, mesh_of(1), Facts((), 9))
+  found = fewshot.KNNEvaluator(parts, 'knn', config.evaluators.knn)
+  assert 0 <= found.run(params)['knn/accuracy'] <= 1
+  second.write_bytes(b'')
+  with pytest.raises(ValueError, match='1 of 11 images have become unreadable'):
+    found.run(params)
 
 
 def test_features_that_are_not_finite_are_refused():

@@ -160,10 +160,9 @@ class Extractor:
     """Returns the rows of all images in the source's order, in every process.
 
     If `description` is not empty, a progress bar is shown. Raises the errors of
-    `global_batches`, and ValueError if images have become unreadable since the
-    source was checked.
+    `batches`.
     """
-    rows_NX, count = np.empty(0), 0
+    rows_NX = np.empty(0)
     for values_BX, index_B in self.batches(params, source, description):
       if not rows_NX.size:
         # Concatenating batches would need memory for all rows twice.
@@ -171,12 +170,6 @@ class Extractor:
         rows_NX = np.empty(shape, values_BX.dtype)
       is_image_B = index_B >= 0
       rows_NX[index_B[is_image_B]] = values_BX[is_image_B]
-      count += int(is_image_B.sum())
-    if count < len(source):
-      raise ValueError(
-        f'{len(source) - count} of {len(source)} images have become '
-        'unreadable since they were checked. Mend or remove them.'
-      )
     return rows_NX
 
   def batches(
@@ -184,8 +177,10 @@ class Extractor:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields rows BX and image indices B; the index is negative for padding.
 
-    A skipped image counts as padding.
+    Raises the errors of `global_batches`, and at the end ValueError if images
+    have become unreadable since the source was checked.
     """
+    count = 0
     shown = cores.progress(
       description,
       len(source),
@@ -197,4 +192,10 @@ class Extractor:
     with shown:
       for values_BX, index_B in fetched(outputs, ahead=2):
         yield values_BX, index_B
-        shown.update(int(np.sum(index_B >= 0)))
+        count += (images := int(np.sum(index_B >= 0)))
+        shown.update(images)
+    if count < len(source):
+      raise ValueError(
+        f'{len(source) - count} of {len(source)} images have become '
+        'unreadable since they were checked. Mend or remove them.'
+      )
