@@ -1,6 +1,7 @@
 """Numbered classes, and a checkpoint without class names."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -49,6 +50,14 @@ def nameless(tmp_path_factory):
   return path
 
 
+def accuracy_of(path, numbers, order):
+  """Of a checkpoint on digits, by their place among the names in an order."""
+  images, labels = (x[numbers] for x in map(np.array, images_of('test', 200)))
+  likeliest = opening.open_checkpoint(path).logits(images).argmax(-1)
+  right = [order.index(str(label + 1)) for label in labels]
+  return np.mean(np.equal(likeliest, right))
+
+
 @pytest.fixture(scope='module')
 def data(tmp_path_factory):
   """A folder of digits whose classes are 1 to 10."""
@@ -65,11 +74,10 @@ def test_the_order_is_chosen_or_the_comparison_refused(nameless, data, caplog):
   caplog.set_level('INFO')
   with pytest.raises(ValueError, match='1, 10, 2, 3, .*1, 2, 3, 4.*class_orde'):
     evaluate(nameless, data, 'train+test')
-  accuracy = {}
-  for order in ('number', 'text'):
+  for order, names in (('number', BY_VALUE), ('text', BY_TEXT)):
     given = {'name': data, 'class_order': order}
-    accuracy[order] = evaluate(nameless, given, 'train+test').accuracy
-  assert accuracy['number'] > 0.8 and accuracy['text'] < 0.3
+    found = evaluate(nameless, given, 'train+test').accuracy
+    assert found == accuracy_of(nameless, range(200), names)
   assert "9 is '10'" in caplog.text and "1 is '10'" in caplog.text
 
 
@@ -80,7 +88,10 @@ def test_eval_only_and_teachers_ask_too(nameless, data):
   with pytest.raises(ValueError, match='data.class_order'):
     evaluate_only(config, '')
   config.data.class_order = 'number'
-  assert evaluate_only(config, '')['test/accuracy'] > 0.8
+  tested = sources.open_source(data, 'test').paths
+  numbers = [int(pathlib.Path(path).stem) for path in tested]
+  found = evaluate_only(config, '')['test/accuracy']
+  assert found == pytest.approx(accuracy_of(nameless, numbers, BY_VALUE))
   teacher = opening.open_checkpoint(nameless)
   classes.check_same(teacher, BY_VALUE, '')
   classes.check_same(teacher, BY_TEXT, 'text')
