@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import own
-from vit_jax.checkpoints import classes, from_init, opening, saving
+from vit_jax.checkpoints import classes, fetch, from_init, opening, saving
 from vit_jax.data import atomic_files, bad_images, loader, sources
 from vit_jax.evaluators import build, first_head
 from vit_jax.evaluators.evaluator import Evaluator, Parts
@@ -255,6 +255,7 @@ def _new_meta(
 ) -> dict[str, Any]:
   """Returns the metadata that is saved with every checkpoint of a run."""
   config, objective = experiment.config, experiment.objective
+  init = config.init
   is_first = jax.process_index() == 0  # only it computes the data's identity
   return {
     'config': json.loads(config.to_json()),
@@ -264,6 +265,8 @@ def _new_meta(
     'data': bad_images.gather([source.identity()] if is_first else [])[0],
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
+    # The start of adapters; `config.init` may be relative to this folder.
+    'init': init if fetch.is_name(init) else os.path.abspath(init),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': best,
     'result': objective.result,

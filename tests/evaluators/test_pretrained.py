@@ -139,6 +139,10 @@ def test_a_bad_image_may_be_skipped(vit, images, tmp_path):
   assert best[0] == vit.predict(images[0], topk=1)[0][0][0] and nothing == []
   with pytest.raises(ValueError, match="on_bad_image is 'drop'"):
     vit.predict(images[0], on_bad_image='drop')
+  # Something that is not an image at all is never skipped.
+  for other in (iter([path]), np.array([str(path)]), path.read_bytes()):
+    with pytest.raises(TypeError, match='Give a path, a Pillow image or an ar'):
+      vit.predict(other, on_bad_image='skip')
   assert 'tiny_s7.npz' in repr(vit) and 'parameters' in repr(vit)
 
 

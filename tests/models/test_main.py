@@ -73,6 +73,15 @@ def test_head_and_image_size_count(capsys):
   assert small['tokens'] == '7'
 
 
+def test_models_that_do_not_fit_the_image_size_are_named(capsys):
+  assert table.main(['--image_size=384', '--format=csv']) == 0
+  out, err = capsys.readouterr()
+  lines = err.splitlines()
+  assert len(lines) == 3 and 'h14 is left out: Patches of 14x14' in err
+  names = {row['model'] for row in csv.DictReader(io.StringIO(out))}
+  assert names == set(variants.PUBLISHED) - {x.split()[0] for x in lines}
+
+
 def test_a_bad_name_ends_in_one_message(capsys):
   assert table.main(['l16', 'r50y1']) == 2
   out, err = capsys.readouterr()

@@ -140,6 +140,7 @@ def test_the_mask_is_learned():
   ('fields', 'message'),
   [
     ({'pool': 'map'}, "model.pool is 'map'.* Use 'cls' or 'gap'"),
+    ({'norm_pooled': True}, 'model.norm_pooled is True.* Use False'),
     ({'target': 'downsized', 'patch_size': 2}, '2 pixels cannot be downsized'),
   ],
 )

@@ -174,7 +174,7 @@ def test_adapters_change_nothing_at_first(base):
 
 @pytest.mark.slow
 def test_a_run_trains_and_saves_adapters_and_head_alone(
-  base, tmp_path, preempt_at
+  base, tmp_path, preempt_at, monkeypatch
 ):
   config, whole, parts = config_of(base), tmp_path / 'whole', tmp_path / 'parts'
   train.train(config, str(whole))
@@ -207,6 +207,14 @@ def test_a_run_trains_and_saves_adapters_and_head_alone(
   jax.tree.map(
     np.testing.assert_array_equal, adapters.merged(body, saved), one.params
   )
+
+  # The path of the start is relative to the folder of the training.
+  monkeypatch.chdir(tmp_path)
+  config.init = 'base'
+  train.train(config, 'near')
+  monkeypatch.chdir('/')
+  near = opening.open_checkpoint(str(tmp_path / 'near'))
+  jax.tree.map(np.testing.assert_array_equal, near.params, one.params)
 
   # Another start would be another model.
   more = jax.tree.map(lambda x: x + np.float32(1), base.params)

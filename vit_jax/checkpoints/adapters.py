@@ -5,7 +5,6 @@ A kernel W with D inputs and E outputs becomes W + A B, with A [D, r] and B
 saved. The checkpoint `config.init` has the other parameters.
 """
 
-import os
 from typing import Any
 
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -50,7 +49,8 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   item = 'average' if config['optimizer']['polyak'] else 'params'
   trained = saving.read_arrays(step_dir / item)
   saving.check_sums(trained, saving.read_checksums(step_dir, item), item)
-  start = opening.open_checkpoint(os.fspath(config['init']))
+  # Older runs have only the path as it was given.
+  start = opening.open_checkpoint(meta.get('init', config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}
   fresh = flops.param_shapes(model, size) | task
   body = body_of(model, transfer.to_new_task(start, model, size, fresh))

@@ -118,13 +118,18 @@ def at_size(
   return found
 
 
-def resized(checkpoint: Checkpoint, image_size: tuple[int, int]) -> Checkpoint:
-  """Converts a checkpoint to another image size (H, W), as `at_size` does.
+def resized(
+  checkpoint: Checkpoint, image_size: int | tuple[int, int]
+) -> Checkpoint:
+  """Converts a checkpoint to another image size, as `at_size` does.
 
-  Also scales `preprocessing.resize_small`, the shorter side before the crop.
-  Raises ValueError if the model does not support this image size.
+  `image_size` is (H, W) in pixels, or one number for both. Also scales
+  `preprocessing.resize_small`, the shorter side before the crop. Raises
+  ValueError if the model does not support this image size.
   """
   model, old = checkpoint.model, checkpoint.image_size
+  if isinstance(image_size, int):
+    image_size = image_size, image_size
   model.check(image_size)
   return dataclasses.replace(
     checkpoint,

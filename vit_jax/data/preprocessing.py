@@ -94,10 +94,9 @@ class Preprocessing:
 
   def scaled(self, old: _Size, new: _Size) -> Self:
     """Returns a copy with `resize_small` scaled from image size old to new."""
-    scale = max(n / o for n, o in zip(new, old, strict=True))
-    return dataclasses.replace(
-      self, resize_small=round(self.resize_small * scale)
-    )
+    side = min if self.squash else max  # as in `check`
+    scaled = round(self.resize_small * side(new) / side(old))
+    return dataclasses.replace(self, resize_small=scaled)
 
   def check(self, size: _Size) -> None:
     """Raises ValueError if a crop of `size` may not fit a resized image."""

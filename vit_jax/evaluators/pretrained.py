@@ -221,4 +221,10 @@ def _read(image: Any, name: str) -> bytes | np.ndarray:
   if hasattr(image, 'convert'):  # a Pillow image
     with decode.naming_errors(name):
       image = decode.from_pillow(image)
-  return np.asarray(image)
+  pixels = np.asarray(image)
+  if pixels.dtype.kind in 'OSU':
+    raise TypeError(
+      f'Image {name} is a {type(image).__name__}. Give a path, a Pillow image '
+      'or an array, or a list of them.'
+    )
+  return pixels

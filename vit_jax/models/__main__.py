@@ -148,12 +148,16 @@ def _run(args: argparse.Namespace) -> None:
     found, shape = fields(args.models), _FIELDS
   else:
     size = images.size_of(args.image_size, '--image_size')
-    models = {
-      name: variants.build_model(
-        name, num_classes=args.num_classes, image_size=size
-      )
-      for name in args.models or variants.PUBLISHED
-    }
+    models = {}
+    for name in args.models or variants.PUBLISHED:
+      try:
+        models[name] = variants.build_model(
+          name, num_classes=args.num_classes, image_size=size
+        )
+      except ValueError as e:
+        if args.models:
+          raise
+        print(f'{name} is left out: {e}', file=sys.stderr)
     if args.params:
       for model in models.values():
         shapes = flops.param_shapes(model, size)

@@ -42,6 +42,7 @@ class PatchViT(ViT):
       self,
       'the prediction of patches',
       pool=('cls', 'gap'),
+      norm_pooled=(False,),
       representation_size=(0,),
       num_classes=(0,),
     )

@@ -39,16 +39,17 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers):
 
 
 @pytest.mark.parametrize(
-  ('resize_small', 'interpolation'), [(0, 'bilinear'), (40, 'bicubic')]
+  ('resize_small', 'interpolation', 'squash'),
+  [(0, 'bilinear', False), (40, 'bicubic', False), (40, 'bicubic', True)],
 )
 def test_their_processor_resizes_as_ours(
-  tmp_path, transformers, resize_small, interpolation
+  tmp_path, transformers, resize_small, interpolation, squash
 ):
   """Within two levels: Pillow, torchvision and OpenCV round differently."""
   checkpoint = dataclasses.replace(
     random_checkpoint(None, SIZE, **TINY),
     preprocessing=Preprocessing(
-      resize_small=resize_small, interpolation=interpolation
+      resize_small=resize_small, interpolation=interpolation, squash=squash
     ),
   )
   hf.write(checkpoint.weights(), str(tmp_path / 'x'), 'float32')

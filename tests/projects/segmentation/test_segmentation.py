@@ -465,6 +465,7 @@ def test_splits_may_have_folders(root):
 def test_what_cannot_work_is_refused():
   for changes, problem in (
     ({'model.representation_size': 8}, 'representation_size is 8'),
+    ({'model.norm_pooled': True}, 'norm_pooled is True'),
     ({'data.augment': '3augment(0.3)'}, 'ignores data.augment'),
   ):
     with pytest.raises(ValueError, match=problem):

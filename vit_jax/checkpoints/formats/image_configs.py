@@ -98,7 +98,9 @@ def to_hf(p: Preprocessing, size: tuple[int, int]) -> dict[str, Any]:
     # processors of BiT and DeiT always do, and they work with any model.
     kind, edge = 'Bit', {'shortest_edge': p.resize_small}
     if p.squash:
-      kind, edge = 'DeiT', dict.fromkeys(height_width, p.resize_small)
+      scale = p.resize_small / min(size)
+      kind = 'DeiT'
+      edge = {key: int(side * scale) for key, side in height_width.items()}
     found |= {
       'crop_size': height_width,
       'do_center_crop': True,

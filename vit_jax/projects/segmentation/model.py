@@ -25,7 +25,9 @@ class SegmentationViT(ViT):
 
   def check(self, image_size: tuple[int, int]) -> None:
     super().check(image_size)
-    fields.check_only(self, 'segmentation', representation_size=(0,))
+    fields.check_only(
+      self, 'segmentation', representation_size=(0,), norm_pooled=(False,)
+    )
 
   def classify(self, aux: dict[str, Any]) -> tuple[Array, dict[str, Any]]:
     """Returns logits BhwC in float32, and the same dict as `ViT`."""
