@@ -101,6 +101,18 @@ def test_eval_only_and_teachers_ask_too(nameless, data):
     classes.check_same(teacher, BY_TEXT, '')
 
 
+def test_folders_of_imagenet_have_the_classes_that_words_name():
+  words = ('tench, Tinca tinca', 'goldfish', 'great white shark')
+  checkpoint = dataclasses.replace(
+    random_checkpoint(None, (8, 8), 3, **WIDE), class_names=words
+  )
+  ids = ('n01440764', 'n01443537', 'n01484850')
+  assert classes.same_classes(checkpoint, ids).tolist() == [0, 1, 2]
+  for other in (ids[:2], ('a', 'b', 'c')):
+    with pytest.raises(ValueError, match='lacks'):
+      classes.same_classes(checkpoint, other)
+
+
 def test_training_says_which_order_it_took(data, caplog):
   config = digits.get_config()
   config.data.name = data

@@ -46,6 +46,15 @@ def test_runs_are_listed_from_the_best(tmp_path, capsys):
   assert (tmp_path / 'runs.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_runs_of_older_versions_are_listed(tmp_path):
+  """They lack the number of steps."""
+  save(tmp_path / 'a', {1: 3.0, 2: 2.0})
+  found = runs.find(str(tmp_path))
+  del found[0].meta['steps']
+  _, row = runs.table(found).splitlines()
+  assert row.split() == 'a 2.0000 2 2.0000 1.5'.split()
+
+
 def test_each_metric_is_sorted_in_its_own_direction(tmp_path, capsys):
   for name, value in (('b', 0.8), ('a', 0.9), ('c', 0.7)):
     save(tmp_path / name, {1: value}, 'test/accuracy', 'highest')

@@ -303,6 +303,20 @@ def test_writing_is_all_or_nothing(tmp_path, photos, capsys):
   assert 'exists already' in capsys.readouterr().err
 
 
+def test_all_splits_are_written(tmp_path, photos):
+  (photos / 'val').mkdir()
+  (photos / 'train/cat').rename(photos / 'val/cat')
+  shutil.copytree(photos / 'test/cat', photos / 'train/cat')
+  target = tmp_path / 'made'
+  assert data_command.main([str(photos), f'--shards={target}']) == 0
+  for split in ('train', 'val', 'test'):
+    sizes = {
+      len(sources.open_source(name, split))
+      for name in (str(photos), f'arrayrecord:{target}')
+    }
+    assert len(sizes) == 1
+
+
 def test_objects_are_not_written(tmp_path, capsys):
   target = tmp_path / 'made'
   assert data_command.main(['digits_canvas', f'--shards={target}']) == 2

@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import pickle
+import unicodedata
 
 import numpy as np
 import pytest
@@ -35,6 +36,19 @@ def flat(tmp_path, png):
   for name, count in {'dog': 10, 'cat': 20, 'emu': 5}.items():
     _write(tmp_path / 'flat' / name, count, png)
   return tmp_path / 'flat'
+
+
+def test_the_unicode_form_of_names_does_not_change_the_order(tmp_path, png):
+  """Archives of a Mac decompose accents: é sorts as e and an accent."""
+  for form in ('NFC', 'NFD'):
+    for name in ('éclair', 'figue', 'zèbre'):
+      _write(tmp_path / form / unicodedata.normalize(form, name), 5, png)
+  one, other = (_open(tmp_path / form) for form in ('NFC', 'NFD'))
+  assert one.class_names == other.class_names == ('figue', 'zèbre', 'éclair')
+  for record in other:
+    name = pathlib.Path(record['name']).parent.name
+    name = unicodedata.normalize('NFC', name)
+    assert one.class_names[record['label']] == name
 
 
 def test_digits():

@@ -1,6 +1,7 @@
 """Matches the classes of a checkpoint with the classes of the data."""
 
 import logging
+import re
 
 import numpy as np
 
@@ -15,9 +16,9 @@ def same_classes(
 ) -> np.ndarray:
   """Returns the checkpoint's class index for each class of the data, int [N].
 
-  Matches classes by position if the checkpoint has no names, or the same names
-  in the same order; otherwise by name. `class_order` is the field of
-  `config.data`.
+  Matches classes by position if the checkpoint has no names or the same names
+  in the same order, or if the data's names are WordNet ids and the checkpoint's
+  are not; otherwise by name. `class_order` is the field of `config.data`.
 
   Raises:
     ValueError: if the checkpoint has no head; if the checkpoint lacks a name to
@@ -42,6 +43,11 @@ def same_classes(
       f'{checkpoint.path} has several classes named {twice[0]!r}. Give data '
       'with all classes of the checkpoint, in the same order.'
     )
+  if len(names) == C and all(re.fullmatch(r'n\d{8}', name) for name in names):
+    # ImageNet's folders have WordNet ids in the order of the classes.
+    if not {*names} & {*checkpoint.class_names}:
+      _match_by_position(checkpoint, names, class_order)
+      return np.arange(C)
   known = {name: i for i, name in enumerate(checkpoint.class_names)}
   if missing := [name for name in names if name not in known]:
     raise ValueError(

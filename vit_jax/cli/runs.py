@@ -124,7 +124,9 @@ def table(found: Sequence[FoundRun]) -> str:
     at = run.steps[run.values.index(run.best)]
     minutes = run.meta['elapsed_s'] / 60
     row = [flags.printable(run.name), f'{run.best:.4f}', f'{at:,}']
-    row += [f'{run.values[-1]:.4f}', f'{run.meta["steps"]:,}', f'{minutes:.1f}']
+    steps = run.meta.get('steps')  # missing in runs of older versions
+    row += [f'{run.values[-1]:.4f}', f'{steps:,}' if steps else '']
+    row.append(f'{minutes:.1f}')
     rows.append(row)
   for field, values in differing(found).items():
     for row, text in zip(rows, (field, *values), strict=True):

@@ -33,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   add = parser.option
   add('--class', 'object', 'class of all objects', dest='class_name')
   add('--shards', None, 'the new folder of ArrayRecord files')
-  add('--splits', 'train,test', 'splits that --shards writes')
+  add('--splits', None, 'splits that --shards writes (default: all)')
   args = parser.parse_args(argv)
   return flags.command(_write_shards if args.shards else _annotate, args)
 
 
 def _write_shards(args: argparse.Namespace) -> None:
   target = args.shards.rstrip('/')
-  sizes = write_shards.write(args.folder, target, args.splits.split(','))
+  names = args.splits.split(',') if args.splits else ()
+  sizes = write_shards.write(args.folder, target, names)
   files = sorted(pathlib.Path(target).glob('*.array_record'))
   counts = ', '.join(f'{count:,} in {key}' for key, count in sizes.items())
   size_mb = sum(path.stat().st_size for path in files) / 1e6

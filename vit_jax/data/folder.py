@@ -54,14 +54,16 @@ def is_folder_name(name: str) -> bool:
   return os.path.isdir(name) or not tfds_source.is_known(name)
 
 
-def open_folder(name: str, split: str, split_seed: int) -> Files:
+def open_folder(
+  name: str, split: str, split_seed: int, has_classes: bool = True
+) -> Files:
   """Opens a folder; see `sources.open_source`.
 
   The folder has `train/`, and optionally `val/` and `test/`. If it has several
   splits, synonyms in `splits.SAME` and names in upper case work too. Without
   `train/`, the folder itself holds the images, and a fifth of each class
   becomes `test`. Images have labels if the training folder has a sub-folder for
-  each class.
+  each class. Without `has_classes`, sub-folders are not classes.
   """
   root = pathlib.Path(os.path.expanduser(name))
   if not root.is_dir():
@@ -90,7 +92,9 @@ def open_folder(name: str, split: str, split_seed: int) -> Files:
   folders = found if has_train else {'train': root}
   train = next(iter(folders.values()))
   # Names that differ only in the Unicode form of accents mean the same class.
-  class_names = tuple({nfc(name): name for name in sub_folders(train)}.values())
+  class_names: tuple[str, ...] = ()
+  if has_classes:
+    class_names = tuple(sorted({*map(nfc, sub_folders(train))}))
   files: list[tuple[str, int]] = []
   members: dict[str, list[int]] = {}
   left_out: Counter = collections.Counter()

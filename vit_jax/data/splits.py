@@ -64,11 +64,16 @@ def resolved(split: str, opens: Callable[[str], object]) -> str:
   name, bracket, part = split.partition('[')
   _, val, test = SAME
   other = val[0] if name in test else test[0] if name in val else name
-  for candidate in (split, f'{other}{bracket}{part}'):
-    with contextlib.suppress(ValueError):
-      opens(f'{candidate}+{candidate}')  # in sums, no other split is selected
-      return candidate
-  return split
+  pair = split, f'{other}{bracket}{part}'
+  return next((x for x in pair if exists(x, opens)), split)
+
+
+def exists(split: str, opens: Callable[[str], object]) -> bool:
+  """Whether a split exists, so that `select` selects no other split for it."""
+  with contextlib.suppress(ValueError):
+    opens(f'{split}+{split}')  # in sums, no other split is selected
+    return True
+  return False
 
 
 def needed(split: str, names: Iterable[str], owner: str) -> set[str]:

@@ -1,5 +1,6 @@
 """Writes images and their classes as ArrayRecord files."""
 
+import functools
 import io
 import os
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from vit_jax.data.source import LabelledSource, Source
 _SHARD_BYTES = 256 << 20
 
 
-def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
-  """Writes splits of a dataset to a new folder.
+def write(
+  name: str, target: str, split_names: Sequence[str] = ()
+) -> dict[str, int]:
+  """Writes splits of a dataset to a new folder, by default all splits.
 
   `arrayrecord:TARGET` reads the same images and classes as `name`. The order is
   also the same if `split_seed` is 0. If `train` is the only split in the
@@ -28,6 +31,12 @@ def write(name: str, target: str, split_names: Sequence[str]) -> dict[str, int]:
   read, two splits begin with the same image, or images have objects, masks or
   several classes.
   """
+  if not split_names:
+    opens = functools.partial(sources.open_source, name)
+    existing = ([x for x in y if splits.exists(x, opens)] for y in splits.SAME)
+    split_names = [synonyms[0] for synonyms in existing if synonyms]
+  # Without a split, the error of `train` says what is wrong.
+  split_names = split_names or ('train',)
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():
     if key not in splits.NAMES:

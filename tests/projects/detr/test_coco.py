@@ -557,12 +557,15 @@ def test_folders_of_labelimg(tmp_path, monkeypatch):
   assert bad_images.checked(source, 'error') is source
 
 
-def test_files_of_pascal_voc_may_leave_out_their_image(tmp_path):
-  """Which then has their name. Blanks around a text are of no matter."""
+def test_files_of_pascal_voc_may_leave_out_image_and_size(tmp_path):
+  """The image then has their name. Blanks around a text are of no matter."""
   root = write_voc(tmp_path)
   path = root / 'Annotations/c.xml'
   text = path.read_text().replace('<filename>c.jpg</filename>', '')
-  path.write_text(text.replace('<difficult>1<', '<difficult> 1 <'))
+  text = text.replace('<difficult>1<', '<difficult> 1 <')
+  text = text.replace('<width>40', '<width>0')
+  path.write_text(text.replace('<height>30</height>', ''))
   source = sources.open_source(str(root), 'all')
   (record,) = [r for r in source if r['name'].endswith('/JPEGImages/c.jpg')]
   assert record['crowd'].tolist() == [True, False]
+  assert record['size'] == (30, 40)

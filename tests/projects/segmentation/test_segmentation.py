@@ -462,6 +462,17 @@ def test_splits_may_have_folders(root):
   assert data.classes_of(source[0]).shape == (30, 40)
 
 
+def test_folders_of_images_are_not_classes(root):
+  """As in Cityscapes, where each split has a folder for each city."""
+  for kind, end in (('images', 'jpg'), ('masks', 'png')):
+    for i in range(10):
+      place = 'val/frankfurt' if i < 3 else f'train/{("aachen", "bonn")[i % 2]}'
+      (root / kind / place).mkdir(parents=True, exist_ok=True)
+      (root / kind / f'{i}.{end}').rename(root / kind / place / f'{i}.{end}')
+  sizes = {x: len(sources.open_source(f'{root}/', x)) for x in ('train', 'val')}
+  assert sizes == {'train': 7, 'val': 3}
+
+
 def test_what_cannot_work_is_refused():
   for changes, problem in (
     ({'model.representation_size': 8}, 'representation_size is 8'),

@@ -100,8 +100,12 @@ def read(root: pathlib.Path, path: pathlib.Path) -> dict[str, Any]:
       {
         'id': stem,
         'file_name': str(image_folder(root).absolute() / images[stem]),
-        'width': _text(files[stem], 'size/width'),
-        'height': _text(files[stem], 'size/height'),
+        **{
+          side: text
+          for side in ('width', 'height')
+          # Some tools leave the size out or write 0.
+          if (text := _text(files[stem], f'size/{side}')) not in ('', '0')
+        },
       }
       for stem in stems
     ],

@@ -95,7 +95,8 @@ def open_masks(name: str, split: str, split_seed: int) -> MaskFiles | None:
   if not listed.is_file() or not (root / 'masks').is_dir():
     return None
   text = text_files.decoded(listed.read_bytes(), listed)
-  files = folder.open_folder(str(root / 'images'), split, split_seed)
+  images = str(root / 'images')
+  files = folder.open_folder(images, split, split_seed, has_classes=False)
   class_names = tuple(x.strip() for x in text.rstrip().splitlines())
   if '' in class_names or len({BACKGROUND, *class_names}) <= len(class_names):
     raise ValueError(
