@@ -1,7 +1,9 @@
 """A task that the package does not know takes one class and a registration."""
 
+import contextlib
 import dataclasses
 import importlib
+import io
 
 import jax
 import jax.numpy as jnp
@@ -114,13 +116,15 @@ def trained(registered, tmp_path_factory):
   )
   config.early_stopping = True
   workdir = tmp_path_factory.mktemp('trained')
-  train.train(config, str(workdir))
-  return config, workdir
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    train.train(config, str(workdir))
+  return config, workdir, printed.getvalue()
 
 
 @pytest.mark.slow
 def test_it_trains_and_keeps_the_lowest(trained):
-  _, workdir = trained
+  _, workdir, printed = trained
   checkpoint = opening.open_checkpoint(str(workdir))
   assert checkpoint.class_names == ()
   assert checkpoint.model.num_classes == 1
@@ -134,11 +138,12 @@ def test_it_trains_and_keeps_the_lowest(trained):
   assert kept == {4, best}
   # What a run that stops early opens at.
   assert checkpoint.path == str(workdir / 'checkpoints' / str(best))
+  assert f' {checkpoint.path}\n' in printed
 
 
 @pytest.mark.slow
 def test_it_is_measured(trained):
-  config, workdir = trained
+  config, workdir, _ = trained
   checkpoint = opening.open_checkpoint(str(workdir))
   config = config.copy_and_resolve_references()
   config.eval_only = True

@@ -309,6 +309,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       'as in --config.evaluators.test.on=True.'
     )
   checkpoint = opening.open_checkpoint(config.init or workdir)
+  _log.info('Evaluating %s.', checkpoint.path)
   source = bad_images.open_checked(config.data, config.data.split)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))

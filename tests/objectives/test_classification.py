@@ -270,6 +270,9 @@ def test_balanced_weights_are_scikit_learns():
     'balanced', classes=np.arange(3), y=labels
   )
   np.testing.assert_allclose(made.class_weights, want)
+  config.data.balance = 1.0  # draws each class equally often
+  drawn = classified(config, facts).class_weights
+  np.testing.assert_allclose(drawn, np.ones(3))
   batch = raw_batch(12)
   weights = np.linspace(0.5, 2, CLASSES)
   weighted = dataclasses.replace(make(), class_weights=tuple(weights))

@@ -114,8 +114,11 @@ class Checkpoints:
 
     Orbax's own `BestN` reads metrics that orbax saves without a checksum.
     """
-    best = best_step(self._metrics, *self._best)
-    return [x.step == best for x in checkpoints]
+    return [x.step == self.best_step() for x in checkpoints]
+
+  def best_step(self) -> int | None:
+    """Returns the step with the best metric, or None without a metric."""
+    return best_step(self._metrics, *self._best)
 
   def path(self, step: int) -> str:
     """Returns the folder of the checkpoint of a step."""

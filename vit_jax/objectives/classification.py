@@ -123,9 +123,10 @@ class Classification(Objective):
         )
     weights: tuple[float, ...] = ()
     if config.loss.class_weights:
+      # A class of n examples is drawn in proportion to n^(1 - balance).
+      drawn = [n and n ** (1 - config.data.balance) for n in facts.class_counts]
       weights = tuple(
-        facts.examples / (len(names) * n) if n else 0.0
-        for n in facts.class_counts
+        sum(drawn) / (len(names) * x) if x else 0.0 for x in drawn
       )
     return dataclasses.replace(
       self,

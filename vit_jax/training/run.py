@@ -273,8 +273,10 @@ class Run:
     files = [os.fspath(self._log.path)]
     if progress.plot_curves(self._log, png_path, self.shown):
       files.append(png_path)
-    last_step = self.checkpoints.latest_step() or self.durations.total
-    checkpoint = self.checkpoints.path(last_step)
+    step = self.checkpoints.latest_step() or self.durations.total
+    if self.meta['config']['early_stopping']:
+      step = self.checkpoints.best_step() or step
+    checkpoint = self.checkpoints.path(step)
     print(self._progress.summary(self._log, self.shown, checkpoint, files))
     return self._log.last()
 
