@@ -309,7 +309,6 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
       'as in --config.evaluators.test.on=True.'
     )
   checkpoint = opening.open_checkpoint(config.init or workdir)
-  _log.info('Evaluating %s.', checkpoint.path)
   source = bad_images.open_checked(config.data, config.data.split)
   with config.unlocked():
     config.model = ConfigDict(variants.config_of(checkpoint.model))
@@ -340,6 +339,7 @@ def evaluate_only(config: ConfigDict, workdir: str) -> dict[str, float]:
   rules = objective.model.partitions
   shardings = sharding.tree_shardings(checkpoint.params, mesh, rules)
   params = sharding.place(checkpoint.params, shardings)
+  _log.info('Evaluating %s.', checkpoint.path)
   results: dict[str, Any] = {}
   parts = Parts(config, objective, mesh, facts)
   for evaluator in build.make_evaluators(parts):

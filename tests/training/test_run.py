@@ -32,6 +32,7 @@ def ending(tmp_path):
   ended = object.__new__(run.Run)
   ended.workdir, ended.shown = str(tmp_path), {'test/accuracy': 'highest'}
   ended.durations = types.SimpleNamespace(total=3)
+  ended.meta = {'config': {'early_stopping': False}}
   ended._trace = contextlib.ExitStack()
   ended._watch = types.SimpleNamespace(stop=noting('watch'))
   ended._log = log
