@@ -144,11 +144,11 @@ def check_held_out(config: ConfigDict, count: Callable[[str], int]) -> None:
   reported = config.evaluators.get(name, {}).get('split', '')
   held_out = splits.SAME[1] + splits.SAME[2]
   for other in (config.tune.train, reported):
-    pair = [other, val]
-    if all(split.partition('[')[0] in held_out for split in pair):
+    one, two = other, val
+    if all(split.partition('[')[0] in held_out for split in (one, two)):
       # If one of them is missing, both may select the same images.
-      pair = [splits.resolved(split, count) for split in pair]
-    if n := other and _shared(*pair, count):
+      one, two = (splits.resolved(split, count) for split in (one, two))
+    if n := other and _shared(one, two, count):
       raise ValueError(
         f'tune.val {val!r} and {other!r} share {n:,} images. Set tune.val to a '
         f'part of {whole!r} that overlaps neither tune.train nor the split of '
