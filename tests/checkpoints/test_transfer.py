@@ -382,10 +382,10 @@ def test_resized_scales_the_resize_before_the_crop():
   # A squashed crop keeps its share of each side.
   squashed = Preprocessing(resize_small=36, squash=True)
   checkpoint = dataclasses.replace(checkpoint, preprocessing=squashed)
-  for size, side in (((32, 64), 36), ((64, 48), 54), (48, 54)):
+  for size, side in (((32, 64), 36), ((64, 48), 54)):
     longer = transfer.resized(checkpoint, size)
     assert longer.preprocessing.resize_small == side
-  assert longer.image_size == (48, 48)
+  assert transfer.resized(checkpoint, 48).image_size == (48, 48)
 
 
 def test_less_of_the_head_gives_the_intermediates_of_the_original():

@@ -39,15 +39,19 @@ def test_their_processor_gives_our_pixels(tmp_path, transformers):
 
 
 @pytest.mark.parametrize(
-  ('resize_small', 'interpolation', 'squash'),
-  [(0, 'bilinear', False), (40, 'bicubic', False), (40, 'bicubic', True)],
+  ('resize_small', 'interpolation', 'squash', 'size'),
+  [
+    (0, 'bilinear', False, SIZE),
+    (40, 'bicubic', False, SIZE),
+    (40, 'bicubic', True, (32, 64)),
+  ],
 )
 def test_their_processor_resizes_as_ours(
-  tmp_path, transformers, resize_small, interpolation, squash
+  tmp_path, transformers, resize_small, interpolation, squash, size
 ):
   """Within two levels: Pillow, torchvision and OpenCV round differently."""
   checkpoint = dataclasses.replace(
-    random_checkpoint(None, SIZE, **TINY),
+    random_checkpoint(None, size, **TINY),
     preprocessing=Preprocessing(
       resize_small=resize_small, interpolation=interpolation, squash=squash
     ),
@@ -58,7 +62,7 @@ def test_their_processor_resizes_as_ours(
   waves = np.stack([np.sin(y / 15), np.cos(x / 15), np.sin((x - y) / 20)], -1)
   image = np.uint8(127.5 + 127.5 * waves)
   got = processor(image, return_tensors='pt').pixel_values
-  want = EvalTransform(SIZE, checkpoint.preprocessing).image(image, 'x')
+  want = EvalTransform(size, checkpoint.preprocessing).image(image, 'x')
   levels = got[0].permute(1, 2, 0).numpy() * 127.5 + 127.5
   assert np.abs(levels - want).max() < 2.5
 
