@@ -303,6 +303,12 @@ def test_writing_is_all_or_nothing(tmp_path, photos, capsys):
   assert 'exists already' in capsys.readouterr().err
 
 
+def test_images_without_a_training_split_are_refused(tmp_path, photos, capsys):
+  shutil.rmtree(photos / 'train')
+  assert data_command.main([str(photos), f'--shards={tmp_path}/made']) == 2
+  assert 'has test but no train' in capsys.readouterr().err
+
+
 def test_all_splits_are_written(tmp_path, photos):
   (photos / 'val').mkdir()
   (photos / 'train/cat').rename(photos / 'val/cat')

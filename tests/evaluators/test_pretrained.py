@@ -139,6 +139,11 @@ def test_a_bad_image_may_be_skipped(vit, images, tmp_path):
   assert best[0] == vit.predict(images[0], topk=1)[0][0][0] and nothing == []
   with pytest.raises(ValueError, match="on_bad_image is 'drop'"):
     vit.predict(images[0], on_bad_image='drop')
+  Image.fromarray(images[0]).save(tmp_path / 'cut.jpg')
+  whole = (tmp_path / 'cut.jpg').read_bytes()
+  (tmp_path / 'cut.jpg').write_bytes(whole[: len(whole) - 40])
+  with Image.open(tmp_path / 'cut.jpg') as cut:  # reads the header only
+    assert vit.predict([images[0], cut], 1, on_bad_image='skip')[1] == []
   # Something that is not an image at all is never skipped.
   for other in (iter([path]), np.array([str(path)]), path.read_bytes()):
     with pytest.raises(TypeError, match='Give a path, a Pillow image or an ar'):

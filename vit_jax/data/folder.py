@@ -125,9 +125,10 @@ def list_files(
 ) -> tuple[list[tuple[str, int]], Counter]:
   """Lists the images of a folder with their labels, and counts other files.
 
-  A label is the position of the sub-folder's name in `class_names`. Without
-  `class_names` all labels are 0. Raises ValueError if a sub-folder, or a folder
-  without classes, has no images, or if a sub-folder is not a known class.
+  A label is the position of the sub-folder's name in `class_names`, which are
+  in the Unicode form NFC. Without `class_names` all labels are 0. Raises
+  ValueError if a sub-folder, or a folder without classes, has no images, or if
+  a sub-folder is not a known class.
   """
   if not class_names:
     paths, others = list_images(folder)
@@ -143,7 +144,7 @@ def list_files(
       f'{loose} images beside the class folders of {folder} are left out, '
       'because their class is unknown'
     )
-  label_of = {nfc(name): i for i, name in enumerate(class_names)}
+  label_of = {name: i for i, name in enumerate(class_names)}
   files: list[tuple[str, int]] = []
   left_out: Counter = collections.Counter()
   for name in sub_folders(folder):

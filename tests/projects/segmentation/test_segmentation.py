@@ -471,12 +471,21 @@ def test_folders_of_images_are_not_classes(root):
       (root / kind / f'{i}.{end}').rename(root / kind / place / f'{i}.{end}')
   sizes = {x: len(sources.open_source(f'{root}/', x)) for x in ('train', 'val')}
   assert sizes == {'train': 7, 'val': 3}
+  one, other = (
+    [
+      x['name']
+      for x in sources.open_source(f'{root}/', 'train', split_seed=seed)
+    ]
+    for seed in (0, 1)
+  )
+  assert one != other and sorted(one) == sorted(other)
 
 
 def test_what_cannot_work_is_refused():
   for changes, problem in (
     ({'model.representation_size': 8}, 'representation_size is 8'),
     ({'model.norm_pooled': True}, 'norm_pooled is True'),
+    ({'model.heads': 3}, 'not a multiple of model.heads 3'),
     ({'data.augment': '3augment(0.3)'}, 'ignores data.augment'),
   ):
     with pytest.raises(ValueError, match=problem):
