@@ -265,8 +265,8 @@ def base() -> ConfigDict:
       # For classification: softmax or sigmoid cross-entropy, label smoothing,
       # and the alphas of mixup and CutMix (with both, each batch uses one).
       # class_weights is '' or 'balanced'. 'balanced' weights each example by
-      # N / (C n), for N examples, C classes and n examples of its class, as
-      # `data.balance` draws them.
+      # N / (C n), for N examples, C classes and n examples of its class.
+      # `data.balance` changes N and n to the numbers that are drawn.
       'loss': {
         'name': 'softmax',
         'class_weights': '',

@@ -265,8 +265,8 @@ def _new_meta(
     'data': bad_images.gather([source.identity()] if is_first else [])[0],
     'steps': experiment.durations.total,
     'image_size': list(experiment.image_size),
-    # The start of adapters; `config.init` may be relative to this folder.
-    'init': init if fetch.is_name(init) else os.path.abspath(init),
+    # Adapters load this checkpoint, from any working directory.
+    'init': init if fetch.is_name(init) else init and os.path.abspath(init),
     'fixed': saving.checksums(fixed).tolist() if fixed else [],
     'best': best,
     'result': objective.result,

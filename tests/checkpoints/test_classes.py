@@ -102,15 +102,21 @@ def test_eval_only_and_teachers_ask_too(nameless, data):
 
 
 def test_folders_of_imagenet_have_the_classes_that_words_name():
-  words = ('tench, Tinca tinca', 'goldfish', 'great white shark')
-  checkpoint = dataclasses.replace(
-    random_checkpoint(None, (8, 8), 3, **WIDE), class_names=words
-  )
-  ids = ('n01440764', 'n01443537', 'n01484850')
-  assert classes.same_classes(checkpoint, ids).tolist() == [0, 1, 2]
-  for other in (ids[:2], ('a', 'b', 'c')):
+  def named(names):
+    checkpoint = random_checkpoint(None, (8, 8), len(names), **WIDE)
+    return dataclasses.replace(checkpoint, class_names=tuple(names))
+
+  words = [f'word {i}' for i in range(1000)]
+  ids = tuple(f'n{i:08}' for i in range(1000))
+  assert classes.same_classes(named(words), ids).tolist() == [*range(1000)]
+  others = [f'n1{i:07}' for i in range(1000)]
+  for checkpoint, data in (
+    (named(words[:10]), ids[:10]),  # another task with ten classes
+    (named(others), ids),
+    (named(words), tuple(others[:999])),
+  ):
     with pytest.raises(ValueError, match='lacks'):
-      classes.same_classes(checkpoint, other)
+      classes.same_classes(checkpoint, data)
 
 
 def test_training_says_which_order_it_took(data, caplog):

@@ -49,7 +49,7 @@ def read(step_dir: Any, meta: dict[str, Any], model: Model) -> Params:
   item = 'average' if config['optimizer']['polyak'] else 'params'
   trained = saving.read_arrays(step_dir / item)
   saving.check_sums(trained, saving.read_checksums(step_dir, item), item)
-  # Older runs have only the path as it was given.
+  # Runs of older versions have only the path in their config.
   start = opening.open_checkpoint(meta.get('init', config['init']))
   task = {name: trained[name] for name in model.task_params if name in trained}
   fresh = flops.param_shapes(model, size) | task

@@ -17,8 +17,9 @@ def same_classes(
   """Returns the checkpoint's class index for each class of the data, int [N].
 
   Matches classes by position if the checkpoint has no names or the same names
-  in the same order, or if the data's names are WordNet ids and the checkpoint's
-  are not; otherwise by name. `class_order` is the field of `config.data`.
+  in the same order, or if the data have the 1,000 WordNet ids of ImageNet and
+  the checkpoint 1,000 other names; otherwise by name. `class_order` is the
+  field of `config.data`.
 
   Raises:
     ValueError: if the checkpoint has no head; if the checkpoint lacks a name to
@@ -43,9 +44,10 @@ def same_classes(
       f'{checkpoint.path} has several classes named {twice[0]!r}. Give data '
       'with all classes of the checkpoint, in the same order.'
     )
-  if len(names) == C and all(re.fullmatch(r'n\d{8}', name) for name in names):
-    # ImageNet's folders have WordNet ids in the order of the classes.
-    if not {*names} & {*checkpoint.class_names}:
+  is_id = re.compile(r'n\d{8}').fullmatch
+  if len(names) == C == 1000 and all(map(is_id, names)):
+    # Sorted WordNet ids are in the order of ImageNet's classes.
+    if not any(map(is_id, checkpoint.class_names)):
       _match_by_position(checkpoint, names, class_order)
       return np.arange(C)
   known = {name: i for i, name in enumerate(checkpoint.class_names)}

@@ -33,7 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   add = parser.option
   add('--class', 'object', 'class of all objects', dest='class_name')
   add('--shards', None, 'the new folder of ArrayRecord files')
-  add('--splits', None, 'splits that --shards writes (default: all)')
+  add(
+    '--splits',
+    None,
+    'splits that --shards writes (default: train, val and test, if they exist)',
+  )
   args = parser.parse_args(argv)
   return flags.command(_write_shards if args.shards else _annotate, args)
 

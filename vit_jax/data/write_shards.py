@@ -18,7 +18,9 @@ _SHARD_BYTES = 256 << 20
 def write(
   name: str, target: str, split_names: Sequence[str] = ()
 ) -> dict[str, int]:
-  """Writes splits of a dataset to a new folder, by default all splits.
+  """Writes splits of a dataset to a new folder.
+
+  The default is train, val and test, as far as they exist.
 
   `arrayrecord:TARGET` reads the same images and classes as `name`. The order is
   also the same if `split_seed` is 0. If `train` is the only split in the
@@ -35,7 +37,7 @@ def write(
     opens = functools.partial(sources.open_source, name)
     existing = ([x for x in y if splits.exists(x, opens)] for y in splits.SAME)
     split_names = [synonyms[0] for synonyms in existing if synonyms]
-  # Without a split, the error of `train` says what is wrong.
+  # If no split exists, opening `train` raises its error.
   split_names = split_names or ('train',)
   found = {key: sources.open_source(name, key) for key in split_names}
   for key, source in found.items():

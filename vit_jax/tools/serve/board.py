@@ -64,10 +64,9 @@ def write(checkpoint: Checkpoint, target: str, dtype: str) -> list[str]:
     (folder / 'serve.py').write_text(_START)
     (folder / 'models').mkdir()
     name = name_of(checkpoint.path)
-    lost, *_ = [
-      write_model(checkpoint, folder / 'models', name, each)
-      for each in dict.fromkeys((dtype, 'float32'))
-    ]
+    lost = write_model(checkpoint, folder / 'models', name, dtype)
+    if dtype != 'float32':
+      write_model(checkpoint, folder / 'models', name, 'float32')
   return lost
 
 
